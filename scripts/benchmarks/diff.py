@@ -1,0 +1,81 @@
+"""Reading by diff what is in memory."""
+
+from __future__ import annotations
+
+import re
+
+from benchmarks.bench import Bench, Control, CountAppended, append_request, plain_record
+from benchmarks.client import Answer, Connection, Load, WrongAnswer, request_bytes, run_load
+from benchmarks.figures import Figure, figure
+from benchmarks.references import echo_reference
+
+TOPIC = "bench"
+BATCH = 1000
+_NEXT = re.compile(rb'"next_from_seq": ?([0-9]+)')
+
+
+def fill(port: int, batches: list[bytes]) -> None:
+    """Append batches of 1000 to topics that exist, one after the other, each checked."""
+    connection = Connection(port)
+    check = CountAppended(BATCH)
+    for request in batches:
+        check(0, connection.call(request))
+    connection.close()
+
+
+class Walk:
+    """Every connection reads the topic from its beginning to its end, again and again."""
+
+    def __init__(self, connections: int, method: str, limit: int, records: int) -> None:
+        self._at = [0] * connections
+        self._post = method == "POST"
+        self._limit = limit
+        self._records = records
+
+    def request(self, connection: int) -> bytes:
+        at = self._at[connection]
+        if self._post:
+            return request_bytes("POST", f"/v0/topics/{TOPIC}/diff", b'{"from_seq":%d,"limit":%d}' % (at, self._limit))
+        return request_bytes("GET", f"/v0/topics/{TOPIC}/diff?from_seq={at}&limit={self._limit}")
+
+    def check(self, connection: int, answer: Answer) -> int:
+        answer.expect(200)
+        at = self._at[connection]
+        expected = min(self._limit, self._records - at)
+        found = answer.body.count(b'"$seq"')
+        following = _NEXT.findall(answer.body)
+        if found != expected or not following or int(following[-1]) != at + expected:
+            raise WrongAnswer(f"from {at}: {found} records, expected {expected}; next {following}")
+        self._at[connection] = (at + expected) % self._records
+        return found
+
+
+def run(bench: Bench) -> list[Figure]:
+    """Figures for limits of 1000 and 256, over POST and GET."""
+    records = 50_000 if bench.quick else 300_000
+    figures = echo_reference(bench)
+    with bench.daemon() as daemon:
+        control = Control(daemon.port)
+        control.create(TOPIC)
+        request = append_request(TOPIC, [plain_record(0)] * BATCH)
+        fill(daemon.port, [request] * (records // BATCH))
+        control.expect_count(TOPIC, records)
+        control.close()
+        for method, connections, limit, target in (
+            ("POST", 4, 1000, 800_000.0),
+            ("POST", 4, 256, 300_000.0),
+            ("GET", 4, 1000, None),
+            ("POST", 1, 1000, None),
+        ):
+            name = f"diff, {method}, limit {limit}, {connections} connections, from memory"
+            bench.say(name)
+            loads = [_read(bench, daemon.port, method, connections, limit, records) for _ in range(bench.repetitions)]
+            rates = [load.records_per_s for load in loads]
+            figures.append(figure(name, "records/s", rates, at_least=target))
+            figures.append(figure("... p50 of an answer", "ms", [load.percentile_ms(0.5) for load in loads]))
+    return figures
+
+
+def _read(bench: Bench, port: int, method: str, connections: int, limit: int, records: int) -> Load:
+    walk = Walk(connections, method, limit, records)
+    return run_load(port, connections, bench.warm_up_s, bench.measured_s, walk.request, walk.check)

@@ -1,0 +1,47 @@
+"""Where something was measured."""
+
+from __future__ import annotations
+
+import datetime
+import os
+import platform
+from pathlib import Path
+
+
+def machine_facts(directory: Path) -> dict[str, str | int]:
+    """CPU, memory, kernel, Python and the file system of `directory`; nothing that identifies the machine."""
+    return {
+        "date": datetime.datetime.now(datetime.UTC).date().isoformat(),
+        "cpu": _cpu_model(),
+        "cores": len(os.sched_getaffinity(0)),
+        "memory_mib": os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") >> 20,
+        "kernel": platform.release(),
+        "python": platform.python_version(),
+        "filesystem": file_system(directory),
+    }
+
+
+def _cpu_model() -> str:
+    for line in Path("/proc/cpuinfo").read_text().splitlines():
+        if line.startswith("model name"):
+            return line.partition(":")[2].strip()
+    return platform.machine()
+
+
+def file_system(directory: Path) -> str:
+    """The type of the file system that holds `directory`: that of the longest mount point above it."""
+    directory = directory.resolve()
+    best, kind = "", "unknown"
+    for line in Path("/proc/self/mounts").read_text().splitlines():
+        _, mount, type_, *_ = line.split()
+        if directory.is_relative_to(mount) and len(mount) >= len(best):
+            best, kind = mount, type_
+    return kind
+
+
+def resident_mib(pid: int) -> float:
+    """Resident memory of a process."""
+    for line in Path(f"/proc/{pid}/status").read_text().splitlines():
+        if line.startswith("VmRSS:"):
+            return int(line.split()[1]) / 1024
+    raise RuntimeError(f"no VmRSS for process {pid}")

@@ -1,0 +1,129 @@
+"""Resident memory: of many records with many tags, and of many topics that nobody uses."""
+
+from __future__ import annotations
+
+from benchmarks.bench import Bench, Control, append_request, full_record, plain_record
+from benchmarks.client import Answer, request_bytes, run_load
+from benchmarks.diff import BATCH, fill
+from benchmarks.figures import Figure, figure
+from benchmarks.machine import resident_mib
+from benchmarks.references import echo_reference
+from daemon_process import DaemonProcess
+
+TOPIC = "bench"
+CACHE = "64MiB"
+FEW = 100
+CONNECTIONS = 8
+
+
+def run(bench: Bench) -> list[Figure]:
+    """Figures of both kinds; the bare server for comparison of the latencies."""
+    return [*echo_reference(bench), *_many_records(bench), *_many_topics(bench)]
+
+
+def _many_records(bench: Bench) -> list[Figure]:
+    records, tags = (100_000, 10_000) if bench.quick else (1_000_000, 100_000)
+    bench.say(f"{records:,} records, {tags:,} tags")
+    with bench.daemon(cache_bytes=CACHE) as daemon:
+        empty = resident_mib(daemon.pid)
+        control = Control(daemon.port)
+        control.create(TOPIC)
+        fill(
+            daemon.port,
+            [
+                append_request(TOPIC, [full_record((first + place) % tags) for place in range(BATCH)])
+                for first in range(0, records, BATCH)
+            ],
+        )
+        control.expect_count(TOPIC, records)
+        filled = resident_mib(daemon.pid)
+        daemon.stop()
+        daemon.start()
+        control = Control(daemon.port)
+        control.expect_count(TOPIC, records)
+        restarted = resident_mib(daemon.pid)
+    target = None if bench.quick else 200.0
+    name = f"{records:,} full records, {tags:,} tags, cache {CACHE}"
+    return [
+        figure("resident, empty", "MiB", [empty]),
+        figure(f"resident, {name}", "MiB", [filled], at_most=target),
+        figure("... after a restart", "MiB", [restarted], at_most=target),
+    ]
+
+
+def _many_topics(bench: Bench) -> list[Figure]:
+    many = 10_000 if bench.quick else 100_000
+    figures: list[Figure] = []
+    medians: dict[str, list[float]] = {}
+    for count in (FEW, many):
+        bench.say(f"{count:,} topics")
+        with bench.daemon(max_topics=0) as daemon:
+            _create_topics(daemon.port, count)
+            resident = resident_mib(daemon.pid)
+            latencies = _latencies(bench, daemon.port, count)
+            daemon.stop()
+            ready = daemon.start()
+            after = resident_mib(daemon.pid)
+            _expect_topics(daemon, count)
+        aims = (400.0, 5.0) if count == many and not bench.quick else (None, None)
+        figures.append(figure(f"{count:,} idle topics, resident", "MiB", [resident], at_most=aims[0]))
+        figures.append(figure("... after a restart", "MiB", [after], at_most=aims[0]))
+        figures.append(figure("... ready after a restart", "s", [ready], at_most=aims[1]))
+        for name, values in latencies.items():
+            figures.append(figure(f"... {name}, p50", "ms", values))
+            medians.setdefault(name, []).append(figures[-1].median)
+    for name, (few, lots) in medians.items():
+        figures.append(figure(f"{name} with {many:,} topics, times that with {FEW}", "x", [lots / few], at_most=1.3))
+    return figures
+
+
+def _topic(number: int) -> str:
+    return f"idle-{number:06}"
+
+
+def _create_topics(port: int, count: int) -> None:
+    """By PUT, on several connections, until all are there; what is asked too much at the end are lists."""
+    created = 0
+
+    def request(_connection: int) -> bytes:
+        nonlocal created
+        if created == count:
+            return list_request(1)
+        created += 1
+        return request_bytes("PUT", f"/v0/topics/{_topic(created - 1)}")
+
+    while created < count:
+        run_load(port, CONNECTIONS, 0.0, 0.5, request, _count_one)
+
+
+def _count_one(_connection: int, answer: Answer) -> int:
+    answer.expect(200, 201)
+    return 1
+
+
+def list_request(size: int) -> bytes:
+    return request_bytes("GET", f"/v0/topics?page_size={size}")
+
+
+def _latencies(bench: Bench, port: int, count: int) -> dict[str, list[float]]:
+    """Over one connection: a list page, a state, and an append to a topic in the middle."""
+    middle = _topic(count // 2)
+    requests = {
+        "list page of 100": list_request(100),
+        "state": request_bytes("GET", f"/v0/topics/{middle}"),
+        "append of one record": append_request(middle, [plain_record(0)]),
+    }
+
+    def p50(request: bytes) -> float:
+        load = run_load(port, 1, bench.warm_up_s, bench.measured_s, lambda _: request, _count_one)
+        return load.percentile_ms(0.5)
+
+    return {name: [p50(request) for _ in range(bench.repetitions)] for name, request in requests.items()}
+
+
+def _expect_topics(daemon: DaemonProcess, count: int) -> None:
+    control = Control(daemon.port)
+    topics = control.call("GET", "/v0/ready")["topics"]
+    control.close()
+    if topics != count:
+        raise RuntimeError(f"{topics} topics after the restart, {count} before")

@@ -1,0 +1,224 @@
+"""An engine of a few lists, for tests of HTTP alone: enough behaviour to answer every route, and knobs to make it fail."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import msgspec
+import trio
+
+from topics.clock import SystemClock
+from topics.config import Settings
+from topics.errors import ApiError, topic_not_found
+from topics.figures import EngineFigures, TopicFigures
+from topics.log.match import Match
+from topics.log.topic_config import resolve_config
+from topics.model import (
+    AppendRequest,
+    AppendResult,
+    DeleteResult,
+    Performance,
+    ReadRequest,
+    ReadResult,
+    TopicConfig,
+    TopicConfigPatch,
+    TopicState,
+    TopicSummary,
+)
+
+
+@dataclass
+class FakeStatus:
+    started_ms: int
+    phase: str = "ready"
+    replay_progress: float = 1.0
+    read_only: bool = False
+
+
+@dataclass
+class FakeTopic:
+    config: TopicConfig
+    records: list[dict[str, Any]] = field(default_factory=list)
+    head_seq: int = 0
+
+
+class FakeEngine:
+    """Topics in memory. `before` runs ahead of every call; what it raises is raised."""
+
+    def __init__(self, settings: Settings) -> None:
+        self.settings = settings
+        self.clock = SystemClock()
+        self.status = FakeStatus(self.clock.monotonic_ms())
+        self.topics: dict[str, FakeTopic] = {}
+        self.appends: list[AppendRequest] = []
+        self.reads: list[ReadRequest] = []
+        self.before: Callable[[], Awaitable[None]] | None = None
+        self.changed = trio.Event()
+        self.cancelled_reads = 0
+        self.waiting_reads = 0
+
+    def _topic(self, name: str) -> FakeTopic:
+        topic = self.topics.get(name)
+        if topic is None:
+            raise topic_not_found(name)
+        return topic
+
+    async def _enter(self) -> None:
+        if self.before is not None:
+            await self.before()
+        await trio.lowlevel.checkpoint()
+
+    async def put_topic(self, name: str, patch: TopicConfigPatch) -> tuple[TopicConfig, bool]:
+        await self._enter()
+        known = self.topics.get(name)
+        config = resolve_config(known.config if known else None, patch, topic=name)
+        if known is None:
+            self.topics[name] = FakeTopic(config)
+        else:
+            known.config = config
+        return config, known is None
+
+    async def delete_topic(self, name: str, *, if_empty: bool) -> tuple[bool, list[str]]:
+        await self._enter()
+        topic = self.topics.get(name)
+        if topic is not None and if_empty and topic.records:
+            raise ApiError("topic_not_empty", "there are records", detail={"topic": name})
+        return self.topics.pop(name, None) is not None, []
+
+    def topic_state(self, name: str, *, touch: bool) -> TopicState:
+        topic = self._topic(name)
+        return TopicState(
+            topic=name,
+            type=topic.config.type,
+            epoch=1,
+            head_seq=topic.head_seq,
+            earliest_seq=topic.records[0]["$seq"] if topic.records else topic.head_seq + 1,
+            next_seq=topic.head_seq + 1,
+            count=len(topic.records),
+            bytes=0,
+            synced_seq=topic.head_seq,
+            config=topic.config,
+            effective_priority=0,
+            last_write_ts=None,
+            last_read_ts=1 if touch else None,
+        )
+
+    def list_topics(self, prefix: str, after: str | None, page_size: int) -> tuple[list[TopicSummary], bool]:
+        names = sorted(name for name in self.topics if name.startswith(prefix) and (after is None or name > after))
+        page = []
+        for name in names[:page_size]:
+            state = self.topic_state(name, touch=False)
+            page.append(
+                TopicSummary(
+                    topic=name,
+                    type=state.type,
+                    epoch=1,
+                    head_seq=state.head_seq,
+                    earliest_seq=state.earliest_seq,
+                    count=state.count,
+                    bytes=0,
+                    durable=state.config.durable,
+                    durability=state.config.durability,
+                    effective_priority=0,
+                )
+            )
+        return page, len(names) > page_size
+
+    async def append(self, name: str, request: AppendRequest, perf: Performance) -> AppendResult:
+        await self._enter()
+        self.appends.append(request)
+        created = name not in self.topics
+        if created:
+            if request.create is False:
+                raise topic_not_found(name)
+            self.topics[name] = FakeTopic(TopicConfig())
+        topic = self.topics[name]
+        first = topic.head_seq + 1
+        for record in request.records:
+            topic.head_seq += 1
+            stored: dict[str, Any] = {"$seq": topic.head_seq, "$ts": self.clock.now_ms()}
+            if node := record.node or request.node:
+                stored["$node"] = node
+            if record.tag:
+                stored["$tag"] = record.tag
+            stored["data"] = msgspec.Raw(bytes(record.data))
+            if record.meta:
+                stored["meta"] = record.meta
+            topic.records.append(stored)
+        perf.wal_append_ms = 0.1
+        self.changed.set()
+        return AppendResult(
+            topic=name,
+            first_seq=first,
+            last_seq=topic.head_seq,
+            head_seq=topic.head_seq,
+            count=len(request.records),
+            created=created,
+            deduped=False,
+        )
+
+    async def read(self, name: str, request: ReadRequest, perf: Performance) -> ReadResult:
+        await self._enter()
+        self.reads.append(request)
+        topic = self._topic(name)
+        if request.wait_ms and topic.head_seq <= request.from_seq:
+            self.waiting_reads += 1
+            try:
+                with trio.move_on_after(request.wait_ms / 1000):
+                    await self.changed.wait()
+            except trio.Cancelled:
+                self.cancelled_reads += 1
+                raise
+            finally:
+                self.waiting_reads -= 1
+        found = [record for record in topic.records if record["$seq"] > request.from_seq][: request.limit]
+        last = found[-1]["$seq"] if found else topic.head_seq
+        perf.records_scanned = len(found)
+        return ReadResult(
+            topic=name,
+            epoch=1,
+            records=msgspec.json.encode(found)[1:-1],
+            count=len(found),
+            next_from_seq=last,
+            head_seq=topic.head_seq,
+            earliest_seq=1,
+            caught_up=last == topic.head_seq,
+            tombstone=None,
+            lag=topic.head_seq - last,
+        )
+
+    async def delete_records(
+        self, name: str, before_seq: int | None, match: Match | None, perf: Performance
+    ) -> DeleteResult:
+        await self._enter()
+        topic = self._topic(name)
+        kept = [
+            record
+            for record in topic.records
+            if (before_seq is not None and record["$seq"] >= before_seq)
+            or (match is not None and not match.matches(record.get("$tag")))
+        ]
+        deleted = len(topic.records) - len(kept)
+        topic.records = kept
+        state = self.topic_state(name, touch=False)
+        return DeleteResult(
+            topic=name,
+            deleted=deleted,
+            earliest_seq=state.earliest_seq,
+            head_seq=state.head_seq,
+            count=state.count,
+            bytes=0,
+        )
+
+    def figures(self) -> EngineFigures:
+        samples = [TopicFigures(name, topic.head_seq, 1, len(topic.records), 0) for name, topic in self.topics.items()]
+        return EngineFigures(
+            topics=len(self.topics),
+            by_class={"disk": len(self.topics)},
+            ready=self.status.phase == "ready",
+            recovery_progress=self.status.replay_progress,
+            topic_samples=samples,
+            throttled={"max_topics": 2},
+        )

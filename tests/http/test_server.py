@@ -1,0 +1,478 @@
+"""Connections: what a client may do to one, and that it stays that client's affair."""
+
+from __future__ import annotations
+
+import json
+import socket
+import struct
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import h2.config
+import h2.connection
+import h2.errors
+import h2.events
+import h2.settings
+import pytest
+import trio
+import trio.testing
+
+from tests.http.conftest import SMALL, Served, serving, until
+from topics.config import Settings
+from topics.http.server import open_listener, port_of, serve
+
+pytestmark = pytest.mark.trio
+
+APPEND = b'{"records":[{"data":1}]}'
+JSON = b"host: x\r\ncontent-type: application/json\r\n"
+
+
+class H2Client:
+    """An HTTP/2 client that does what it is told, also what no library would."""
+
+    def __init__(self, stream: trio.SocketStream) -> None:
+        self.stream = stream
+        self.connection = h2.connection.H2Connection(h2.config.H2Configuration(header_encoding="utf-8"))
+        self.statuses: dict[int, int] = {}
+        self.bodies: dict[int, bytes] = {}
+        self.ended: set[int] = set()
+        self.closed = False
+
+    @classmethod
+    async def open(cls, served: Served) -> H2Client:
+        client = cls(await served.connect())
+        client.connection.initiate_connection()
+        await client.flush()
+        return client
+
+    async def flush(self) -> None:
+        await self.stream.send_all(self.connection.data_to_send())
+
+    async def request(self, method: str, path: str, *, end: bool = True, headers: dict[str, str] | None = None) -> int:
+        stream_id = self.connection.get_next_available_stream_id()
+        fields = {":method": method, ":path": path, ":scheme": "http", ":authority": "x", **(headers or {})}
+        self.connection.send_headers(stream_id, list(fields.items()), end_stream=end)
+        await self.flush()
+        return stream_id
+
+    async def receive(self) -> None:
+        """Take in one read's worth of events."""
+        data = await self.stream.receive_some(1 << 16)
+        if not data:
+            self.closed = True
+            return
+        for event in self.connection.receive_data(data):
+            if isinstance(event, h2.events.ResponseReceived):
+                self.statuses[event.stream_id] = int(dict(event.headers)[":status"])  # type: ignore[call-overload]
+            elif isinstance(event, h2.events.DataReceived):
+                self.bodies[event.stream_id] = self.bodies.get(event.stream_id, b"") + event.data
+                self.connection.acknowledge_received_data(event.flow_controlled_length, event.stream_id)
+            elif isinstance(event, h2.events.StreamEnded | h2.events.StreamReset):
+                self.ended.add(event.stream_id)
+        await self.flush()
+
+    async def answer(self, stream_id: int) -> int:
+        with trio.fail_after(10):
+            while stream_id not in self.ended:
+                assert not self.closed
+                await self.receive()
+        return self.statuses[stream_id]
+
+
+async def test_listening_sockets_hand_their_options_on() -> None:
+    (listener,) = open_listener("127.0.0.1", 0)
+    with listener, socket.create_connection(("127.0.0.1", port_of([listener]))):
+        listener.setblocking(True)
+        accepted, _ = listener.accept()
+        with accepted:
+            assert accepted.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE) == 1
+            options = {
+                socket.TCP_NODELAY: 1,
+                socket.TCP_KEEPIDLE: 10,
+                socket.TCP_KEEPINTVL: 5,
+                socket.TCP_KEEPCNT: 3,
+                socket.TCP_USER_TIMEOUT: 25_000,
+            }
+            for option, value in options.items():
+                assert accepted.getsockopt(socket.IPPROTO_TCP, option) == value
+
+
+async def test_a_port_in_use_is_an_error() -> None:
+    (listener,) = open_listener("127.0.0.1", 0)
+    with listener, pytest.raises(OSError, match="in use"):
+        open_listener("127.0.0.1", port_of([listener]))
+
+
+# --- answers before the body is over ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("declared", [100 << 20, 1 << 40])
+async def test_a_client_that_is_still_sending_gets_its_413(served: Served, declared: int) -> None:
+    stream = await served.connect()
+    await stream.send_all(b"POST /v0/topics/a HTTP/1.1\r\n%bcontent-length: %d\r\n\r\n" % (JSON, declared))
+    answer = b""
+    with trio.fail_after(20):
+        async with trio.open_nursery() as nursery:
+
+            async def send() -> None:
+                sent = 0
+                while sent < min(declared, 100 << 20):
+                    await stream.send_all(b" " * (1 << 20))
+                    sent += 1 << 20
+
+            nursery.start_soon(send)
+            while b"}}" not in answer:
+                answer += await stream.receive_some(1 << 16)
+            # It has the answer while it goes on, and may go on.
+            if declared > 100 << 20:
+                nursery.cancel_scope.cancel()
+        await stream.aclose()
+    head, _, body = answer.partition(b"\r\n\r\n")
+    assert head.startswith(b"HTTP/1.1 413 ")
+    assert b"connection: close" in head.lower()
+    assert json.loads(body)["error"]["code"] == "payload_too_large"
+    await until(lambda: not served.server.connections)
+
+
+async def test_a_client_that_sends_first_and_listens_later_gets_its_413(served: Served) -> None:
+    size = 20 << 20
+    stream = await served.connect()
+    await stream.send_all(b"POST /v0/topics/a HTTP/1.1\r\n%bcontent-length: %d\r\n\r\n" % (JSON, size))
+    await stream.send_all(b" " * size)
+    with trio.fail_after(10):
+        answer = b"".join([part async for part in stream])
+    assert answer.startswith(b"HTTP/1.1 413 ")
+
+
+async def test_a_refusal_of_a_small_body_keeps_the_connection(served: Served) -> None:
+    bad = b"POST /nowhere HTTP/1.1\r\n%bcontent-length: 2\r\n\r\n{}" % JSON
+    good = b"GET /v0/health HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n"
+    answers = await served.exchange(bad + good)
+    assert answers.startswith(b"HTTP/1.1 404 ")
+    assert b"HTTP/1.1 200 " in answers
+
+
+async def test_an_http2_client_that_goes_on_after_the_answer_harms_nobody(served: Served) -> None:
+    client = await H2Client.open(served)
+    upload = await client.request("POST", "/v0/topics/a", end=False, headers={"content-length": str(1 << 30)})
+    with trio.fail_after(10):
+        while upload not in client.bodies:
+            await client.receive()
+    assert client.statuses[upload] == 415
+    other = await client.request("GET", "/v0/health")
+    assert await client.answer(other) == 200
+    for _ in range(200):
+        while client.connection.local_flow_control_window(upload) < 16_384:
+            await client.receive()
+        client.connection.send_data(upload, b" " * 16_384)
+        await client.flush()
+    client.connection.reset_stream(upload)
+    await client.flush()
+    assert await client.answer(await client.request("GET", "/v0/health")) == 200
+    await client.stream.aclose()
+    await until(lambda: not served.server.connections)
+
+
+# --- requests that are not ones --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "request_",
+    [
+        b"nonsense\r\n\r\n",
+        b"GET / HTTP/1.1\r\n\r\n",
+        b"GET /\xff HTTP/1.1\r\nhost: x\r\n\r\n",
+        b"GET / HTTP/1.1\r\nhost: x\r\nbad header\r\n\r\n",
+        b"POST /v0/topics/a HTTP/1.1\r\n%bcontent-length: -1\r\n\r\n" % JSON,
+        b"POST /v0/topics/a HTTP/1.1\r\n%bcontent-length: 5\r\ncontent-length: 6\r\n\r\n{}" % JSON,
+        b"POST /v0/topics/a HTTP/1.1\r\n%btransfer-encoding: chunked\r\n\r\nzz\r\n" % JSON,
+        b"GET / HTTP/1.1\r\nhost: x\r\nx: %b\r\n\r\n" % (b"y" * (1 << 20)),
+    ],
+)
+async def test_what_is_not_http_is_refused(served: Served, request_: bytes) -> None:
+    with trio.fail_after(10):
+        stream = await served.connect()
+        await stream.send_all(request_)
+        answer = b""
+        try:
+            async for part in stream:
+                answer += part
+        except trio.BrokenResourceError:
+            pass  # the rest of an endless header was not read
+    assert answer[:12] in (b"HTTP/1.1 400", b"HTTP/1.1 431")
+    assert json.loads(answer.partition(b"\r\n\r\n")[2])["error"]["code"] == "invalid_request"
+    await until(lambda: not served.server.connections)
+    assert not served.engine.topics
+
+
+@pytest.mark.parametrize(
+    "framing", [b"content-length: 1000\r\n\r\n" + APPEND, b"transfer-encoding: chunked\r\n\r\n18\r\n" + APPEND + b"\r\n"]
+)
+async def test_a_truncated_body_appends_nothing(served: Served, framing: bytes) -> None:
+    answer = await served.exchange(b"POST /v0/topics/a HTTP/1.1\r\n" + JSON + framing, half_close=True)
+    assert answer.startswith(b"HTTP/1.1 400 ")
+    await until(lambda: not served.server.connections)
+    assert not served.engine.topics
+    assert served.gate._reader.budget.used == 0
+
+
+async def test_chunks_are_put_together(served: Served) -> None:
+    chunks = b"".join(b"%x\r\n%c\r\n" % (1, byte) for byte in APPEND) + b"0\r\n\r\n"
+    head = b"POST /v0/topics/a HTTP/1.1\r\n%bconnection: close\r\ntransfer-encoding: chunked\r\n\r\n" % JSON
+    answer = await served.exchange(head + chunks)
+    assert answer.startswith(b"HTTP/1.1 201 ")
+
+
+async def test_a_slow_body_is_waited_for_and_keeps_nobody_waiting(served: Served) -> None:
+    slow = await served.connect()
+    await slow.send_all(b"POST /v0/topics/a HTTP/1.1\r\n%bcontent-length: %d\r\n\r\n" % (JSON, len(APPEND)))
+    for byte in APPEND[:-1]:
+        await slow.send_all(bytes([byte]))
+        async with served.client() as client:
+            assert (await client.get("/v0/health")).status_code == 200
+    await slow.send_all(APPEND[-1:])
+    assert (await slow.receive_some(1 << 16)).startswith(b"HTTP/1.1 201 ")
+    await slow.aclose()
+
+
+async def test_a_client_that_expects_100_continue_gets_it(served: Served) -> None:
+    stream = await served.connect()
+    head = b"POST /v0/topics/a HTTP/1.1\r\n%bexpect: 100-continue\r\ncontent-length: %d\r\n\r\n" % (JSON, len(APPEND))
+    await stream.send_all(head)
+    assert (await stream.receive_some(1 << 16)).startswith(b"HTTP/1.1 100 ")
+    await stream.send_all(APPEND)
+    assert (await stream.receive_some(1 << 16)).startswith(b"HTTP/1.1 201 ")
+    await stream.aclose()
+
+
+async def test_a_client_that_closes_its_side_still_gets_its_answer(served: Served) -> None:
+    request = b"POST /v0/topics/a HTTP/1.1\r\n%bcontent-length: %d\r\n\r\n%b" % (JSON, len(APPEND), APPEND)
+    with trio.fail_after(5):
+        assert (await served.exchange(request, half_close=True)).startswith(b"HTTP/1.1 201 ")
+    await until(lambda: not served.server.connections)
+
+
+async def test_a_connection_ends_when_its_client_leaves(served: Served) -> None:
+    async with served.client() as client:
+        await client.get("/v0/health")
+        assert len(served.server.connections) == 1
+    # Not after the keep-alive time.
+    await until(lambda: not served.server.connections)
+
+
+async def test_many_requests_use_one_connection(served: Served) -> None:
+    async with served.client() as client:
+        for _ in range(1100):
+            response = await client.get("/nowhere")
+        assert response.status_code == 404
+        assert len(served.server.connections) == 1
+
+
+@pytest.mark.parametrize("http2", [False, True])
+async def test_headers_of_128_kib_are_taken(served: Served, http2: bool) -> None:
+    async with served.client(http2=http2) as client:
+        assert (await client.get("/v0/health", headers={"last-event-id": "x" * (128 << 10)})).status_code == 200
+
+
+async def test_an_upgrade_to_http2(served: Served) -> None:
+    client = H2Client(await served.connect())
+    settings = client.connection.initiate_upgrade_connection()
+    assert settings is not None
+    await client.stream.send_all(
+        b"GET /v0/health HTTP/1.1\r\nhost: x\r\nconnection: Upgrade, HTTP2-Settings\r\nupgrade: h2c\r\n"
+        b"http2-settings: %b\r\n\r\n" % settings
+    )
+    data = await client.stream.receive_some(1 << 16)
+    head, _, rest = data.partition(b"\r\n\r\n")
+    assert head.startswith(b"HTTP/1.1 101 ")
+    client.connection.receive_data(rest)
+    await client.flush()
+    assert await client.answer(1) == 200
+    assert json.loads(client.bodies[1])["status"] == "ok"
+    assert await client.answer(await client.request("GET", "/v0/topics")) == 200
+    await client.stream.aclose()
+
+
+@pytest.mark.parametrize("settings", [b"", b"!!!", b"AAAA"])
+async def test_a_bad_upgrade_closes_the_connection(served: Served, settings: bytes) -> None:
+    with trio.fail_after(10):
+        await served.exchange(
+            b"GET /v0/health HTTP/1.1\r\nhost: x\r\nconnection: Upgrade, HTTP2-Settings\r\nupgrade: h2c\r\n"
+            b"http2-settings: %b\r\n\r\n" % settings,
+            half_close=True,
+        )
+    await until(lambda: not served.server.connections)
+
+
+async def test_a_websocket_finds_no_route(served: Served) -> None:
+    answer = await served.exchange(
+        b"GET /v0/ws HTTP/1.1\r\nhost: x\r\nconnection: upgrade\r\nupgrade: websocket\r\n"
+        b"sec-websocket-key: dGhlIHNhbXBsZSBub25jZQ==\r\nsec-websocket-version: 13\r\n\r\n"
+    )
+    assert answer.startswith(b"HTTP/1.1 404 ")
+    assert b'"not_found"' in answer
+
+
+# --- HTTP/2 ----------------------------------------------------------------------------------------------------------
+
+
+async def test_one_connection_carries_thousands_of_streams(served: Served) -> None:
+    async with served.client() as client:
+        await client.put("/v0/topics/a")
+    client_ = await H2Client.open(served)
+    with trio.fail_after(20):
+        await client_.receive()
+        limit = client_.connection.remote_settings.max_concurrent_streams
+        assert limit is not None
+        assert limit >= 10_000
+        streams = [await client_.request("GET", "/v0/topics/a/diff?wait_ms=30000") for _ in range(1500)]
+        await until(lambda: served.engine.waiting_reads == len(streams))
+        served.engine.changed.set()
+        while len(client_.ended) < len(streams):
+            await client_.receive()
+    assert set(client_.statuses.values()) == {200}
+    await client_.stream.aclose()
+
+
+async def test_a_client_that_leaves_with_answers_waiting_for_its_window_frees_them(served: Served) -> None:
+    async with served.client() as client:
+        await client.post("/v0/topics/a", json={"records": [{"data": "x" * 200_000}]})
+    client_ = await H2Client.open(served)
+    client_.connection.update_settings({h2.settings.SettingCodes.INITIAL_WINDOW_SIZE: 0})
+    await client_.flush()
+    stream_id = await client_.request("GET", "/v0/topics/a/diff")
+    with trio.fail_after(10):
+        while stream_id not in client_.statuses:
+            await client_.receive()
+    await client_.stream.aclose()
+    await until(lambda: not served.server.connections)
+
+
+async def test_a_broken_http2_connection_is_that_connections_affair(served: Served) -> None:
+    frames = [
+        struct.pack(">I", 5)[1:] + b"\x00\x00" + struct.pack(">I", 1) + b"hello",  # DATA for a stream that never was
+        struct.pack(">I", 1 << 22)[1:] + b"\x00\x00" + struct.pack(">I", 1),  # a frame beyond the limit
+        b"\xff" * 100,
+    ]
+    for frame in frames:
+        client = await H2Client.open(served)
+        with trio.fail_after(10):
+            await client.stream.send_all(frame)
+            try:
+                while await client.stream.receive_some(1 << 16):
+                    pass
+            except trio.BrokenResourceError:
+                pass
+        await client.stream.aclose()
+    async with served.client(http2=True) as other:
+        assert (await other.get("/v0/health")).status_code == 200
+
+
+async def test_an_exception_in_a_connection_closes_it_alone(
+    served: Served, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from topics.http import server  # noqa: PLC0415
+
+    bystander = await served.connect()
+    with breaking(monkeypatch, server._H11):
+        stream = await served.connect()
+        await stream.send_all(b"GET /v0/health HTTP/1.1\r\nhost: x\r\n\r\n")
+        with trio.fail_after(5):
+            try:
+                assert await stream.receive_some(10) == b""
+            except trio.BrokenResourceError:
+                pass
+    await bystander.send_all(b"GET /v0/health HTTP/1.1\r\nhost: x\r\n\r\n")
+    assert (await bystander.receive_some(1 << 16)).startswith(b"HTTP/1.1 200 ")
+    await bystander.aclose()
+
+
+@contextmanager
+def breaking(monkeypatch: pytest.MonkeyPatch, protocol: type) -> Iterator[None]:
+    async def handle(self: object, event: object) -> None:
+        raise KeyError(5)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(protocol, "handle", handle)
+        yield
+
+
+# --- drain -----------------------------------------------------------------------------------------------------------
+
+
+async def test_a_drain_lets_requests_finish_and_takes_no_more(served: Served) -> None:
+    release, entered = trio.Event(), trio.Event()
+
+    async def hold() -> None:
+        entered.set()
+        await release.wait()
+
+    idle = await served.connect()
+    await idle.send_all(b"GET /v0/health HTTP/1.1\r\nhost: x\r\n\r\n")
+    answer = b""
+    while not answer.endswith(b"}"):
+        answer += await idle.receive_some(1 << 16)
+    served.engine.before = hold
+    busy = await served.connect()
+    await busy.send_all(b"POST /v0/topics/a HTTP/1.1\r\n%bcontent-length: %d\r\n\r\n%b" % (JSON, len(APPEND), APPEND))
+    await entered.wait()
+    with trio.fail_after(10):
+        served.server.stop_accepting()
+        assert await idle.receive_some(1) == b""
+        with pytest.raises(OSError, match="connect"):
+            await served.connect()
+        release.set()
+        answer = b"".join([part async for part in busy])
+    assert answer.startswith(b"HTTP/1.1 201 ")
+
+
+async def test_serve_returns_when_the_last_connection_is_gone() -> None:
+    with trio.fail_after(10):
+        async with serving() as served:
+            stream = await served.connect()
+            await until(lambda: len(served.server.connections) == 1)
+            served.server.stop_accepting()
+            assert await stream.receive_some(1) == b""
+            await until(lambda: not served.server.connections)
+
+
+async def test_a_client_that_does_not_read_cannot_hold_up_the_end(served: Served) -> None:
+    async with served.client() as client:
+        for _ in range(40):
+            await client.post("/v0/topics/a", json={"records": [{"data": "x" * 250_000}]})
+    deaf = await served.connect()
+    for _ in range(3):
+        await deaf.send_all(b"GET /v0/topics/a/diff HTTP/1.1\r\nhost: x\r\n\r\n")
+    await until(lambda: len(served.engine.reads) >= 1)
+    await trio.testing.wait_all_tasks_blocked(0.05)
+    assert len(served.server.connections) == 1
+    with trio.fail_after(5):
+        served.server.stop_accepting()
+        served.server.abort_all()
+        await until(lambda: not served.server.connections)
+    await deaf.aclose()
+
+
+async def test_cancelling_the_server_aborts_what_does_not_end_by_itself() -> None:
+    with trio.fail_after(10):
+        async with serving() as served:
+            async with served.client() as client:
+                for _ in range(40):
+                    await client.post("/v0/topics/a", json={"records": [{"data": "x" * 250_000}]})
+            deaf = await served.connect()
+            await deaf.send_all(b"GET /v0/topics/a/diff HTTP/1.1\r\nhost: x\r\n\r\n")
+            await until(lambda: len(served.engine.reads) == 1)
+            await trio.testing.wait_all_tasks_blocked(0.05)
+
+
+async def test_ipv6_works_where_there_is_any() -> None:
+    try:
+        sockets = open_listener("::1", 0)
+    except OSError:
+        return  # this machine has no IPv6; there is nothing to promise
+    async with serving(SMALL) as served, trio.open_nursery() as nursery:
+        await nursery.start(serve, served.gate, sockets, Settings(wal_shards=1))
+        stream = await trio.open_tcp_stream("::1", port_of(sockets))
+        await stream.send_all(b"GET /v0/health HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n")
+        assert (await stream.receive_some(1 << 16)).startswith(b"HTTP/1.1 200 ")
+        nursery.cancel_scope.cancel()

@@ -1,0 +1,889 @@
+"""`SimFs`: the `Fs` seam in memory, as the most pessimistic disk that `crash.md` allows.
+
+Theory of operation. Everything exists twice: as it is *visible* (the page cache, what every read answers) and as it
+is *durable* (what a power cut leaves for certain). Between the two stand *pending* changes, in the order they were
+made: writes, truncates and preallocations per file, and changes of names for the whole tree, each of which waits for
+the sync of the directories it touches. A sync applies what is pending to what is durable; it never copies what is
+visible, so that what a failed sync has lost stays lost however often the next one succeeds.
+
+A run ends in one of two ways, each of which gives a new `SimFs`, as a new start of the daemon sees it:
+
+- `after_process_kill`: what was visible stays visible, what was pending stays pending; the same boot id.
+- `after_machine_crash`: of what was pending, the `CrashKind` and a seed decide what is there; a new boot id.
+
+What can never happen: a synced byte changes without being written again, a rename is half done, two changes of one name
+swap places. What can: everything else that was pending, in any combination.
+
+Every operation is numbered and told to subscribers, can be made to fail (`Fault`), and can be the last (`crash_at`).
+One seed and one order of calls give one outcome.
+"""
+
+from __future__ import annotations
+
+import copy
+import errno
+import os
+import posixpath
+import random
+import uuid
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
+from typing import Any, Literal, NamedTuple, TypeGuard
+
+from topics.storage.fs import File, LockHandle, LockHeld
+
+SECTOR = 512
+"""The unit in which a disk writes, in bytes; a write may end anywhere between and inside sectors."""
+UNLIMITED = 1 << 40
+"""`free_bytes` of a disk without a `capacity`, and what it counts down from."""
+
+CrashKind = Literal["drop", "keep", "tear", "reorder", "garble"]
+"""What a machine crash does to pending changes.
+
+- drop: none survives
+- keep: all survive, names too
+- tear: of each file a prefix, its last write cut anywhere; of the names a random part
+- reorder: of each file random sectors of its pending writes, in any order; of the names a random part
+- garble: as reorder, and what survived of a write may be garbage
+"""
+CRASH_KINDS: tuple[CrashKind, ...] = ("drop", "keep", "tear", "reorder", "garble")
+
+
+class SimCrash(BaseException):
+    """The machine is dead: raised by the operation that was to be the last and by every one after it.
+
+    Not an `Exception`, because nothing in the daemon may handle it.
+    """
+
+
+@dataclass(frozen=True, slots=True)
+class Op:
+    """One operation, as recorded and as told to subscribers."""
+
+    index: int
+    """Its number in the journal, from 0."""
+    name: str
+    """The method: "open", "create", "pread", "pwrite", "fdatasync", "rename", ..."""
+    path: str
+    """What it is about, absolute; of an open file the name it has now."""
+    detail: str
+    """The target of a rename, "offset+length" of a read or write, the length of a truncate."""
+    mutation: int | None
+    """Its number among the mutating operations of this `SimFs`, from 0, as `crash_at` counts; None if it is not one."""
+
+
+@dataclass(slots=True, eq=False)
+class Fault:
+    """Something that goes wrong with the operations it matches. All given conditions must hold."""
+
+    error: int | None = None
+    """The errno of the OSError that the operation raises."""
+    short: int | None = None
+    """A pwrite takes at most this many bytes; with `error` it takes them and then raises."""
+    applied: bool = False
+    """With `error`: the operation takes effect all the same, and only its answer is an error."""
+    keep_some: bool = False
+    """With `error` on a sync: a random part of what was pending has reached the disk, rather than nothing."""
+    hook: Callable[[Op], None] | None = None
+    """Called before the operation takes effect: to count time for a slow disk, or to act in between."""
+
+    at: int | None = None
+    """Matches the operation of this `Op.index`."""
+    name: str | None = None
+    """Matches operations of this `Op.name`."""
+    path: str | None = None
+    """Matches paths by a shell pattern, in which `*` matches "/" too."""
+    when: Callable[[Op], bool] | None = None
+    """Matches what it returns True for."""
+    nth: int = 0
+    """Lets this many matching operations pass first."""
+    times: int | None = 1
+    """How many operations it hits; None for every one from then on."""
+
+    hits: int = field(default=0, init=False)
+    """How many operations it has hit."""
+
+    @property
+    def number(self) -> int:
+        """`error` of a fault that has one."""
+        assert self.error is not None
+        return self.error
+
+    def _claims(self, op: Op) -> bool:
+        """Whether it hits `op`; counts it."""
+        if self.times is not None and self.hits >= self.times:
+            return False
+        if (
+            (self.at is not None and op.index != self.at)
+            or (self.name is not None and op.name != self.name)
+            or (self.path is not None and not fnmatchcase(op.path, self.path))
+            or (self.when is not None and not self.when(op))
+        ):
+            return False
+        if self.nth > 0:
+            self.nth -= 1
+            return False
+        self.hits += 1
+        return True
+
+
+# ----------------------------------------------------------------- content of a file
+
+
+class Write(NamedTuple):
+    offset: int
+    data: bytes
+
+    @property
+    def end(self) -> int:
+        return self.offset + len(self.data)
+
+
+class Truncate(NamedTuple):
+    length: int
+
+
+class Extend(NamedTuple):
+    length: int
+
+
+Change = Write | Truncate | Extend
+
+
+def _apply(content: bytearray, change: Change) -> None:
+    """Make one change to `content`. A gap reads as zeros."""
+    match change:
+        case Write(offset, data):
+            if offset > len(content):
+                content.extend(bytes(offset - len(content)))
+            content[offset : offset + len(data)] = data
+        case Truncate(length):
+            del content[length:]
+            content.extend(bytes(length - len(content)))
+        case Extend(length):
+            content.extend(bytes(max(0, length - len(content))))
+
+
+def _survivors(durable: bytes | bytearray, pending: list[Change], kind: CrashKind, rng: random.Random) -> bytearray:
+    """What a file holds after a crash of the machine."""
+    content = bytearray(durable)
+    match kind:
+        case "drop":
+            pass
+        case "keep":
+            for change in pending:
+                _apply(content, change)
+        case "tear":
+            whole = rng.randint(0, len(pending))
+            for change in pending[:whole]:
+                _apply(content, change)
+            if whole < len(pending) and isinstance(torn := pending[whole], Write):
+                _apply(content, Write(torn.offset, torn.data[: _cut(torn, rng)]))
+        case "reorder" | "garble":
+            _scatter(content, pending, rng, garble=kind == "garble")
+    return content
+
+
+def _cut(torn: Write, rng: random.Random) -> int:
+    """Where a write ends that did not end: at a byte or at the end of a sector, not at its own end."""
+    if rng.random() < 0.5:
+        return rng.randrange(len(torn.data))
+    boundaries = range(SECTOR - torn.offset % SECTOR, len(torn.data), SECTOR)
+    return rng.choice(boundaries) if boundaries else 0
+
+
+def _scatter(content: bytearray, pending: list[Change], rng: random.Random, *, garble: bool) -> None:
+    """Apply a random part of `pending`: sectors of writes in any order, but not across a change of size."""
+    share = rng.choice((0.1, 0.5, 0.9))
+    sectors: list[Write] = []
+
+    def flush() -> None:
+        survivors = [sector for sector in sectors if rng.random() < share]
+        rng.shuffle(survivors)
+        for offset, data in survivors:
+            _apply(content, Write(offset, rng.randbytes(len(data)) if garble and rng.random() < 0.25 else data))
+        if sectors and rng.random() < 0.25:  # the size came through and the bytes did not
+            _apply(content, Extend(rng.choice(sectors).end))
+        sectors.clear()
+
+    for change in pending:
+        if isinstance(change, Write):
+            sectors.extend(_sectors(change))
+            continue
+        flush()
+        if rng.random() < share:
+            _apply(content, change)
+    flush()
+
+
+def _sectors(write: Write) -> Iterator[Write]:
+    start = write.offset
+    while start < write.end:
+        end = min(start - start % SECTOR + SECTOR, write.end)
+        yield Write(start, write.data[start - write.offset : end - write.offset])
+        start = end
+
+
+# ----------------------------------------------------------------- the tree
+
+
+class _FileNode:
+    """An inode: its content visible and durable, and what is between the two."""
+
+    __slots__ = ("durable", "inode", "path", "pending", "visible")
+
+    def __init__(self, inode: int, path: str, content: bytes | bytearray = b"") -> None:
+        self.inode = inode
+        self.path = path
+        self.visible = bytearray(content)
+        self.durable = bytearray(content)
+        self.pending: list[Change] = []
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> _FileNode:
+        twin = _FileNode(self.inode, self.path)
+        twin.visible = self.visible[:]
+        twin.durable = self.durable[:]
+        twin.pending = self.pending[:]
+        return twin
+
+    def change(self, change: Change) -> None:
+        _apply(self.visible, change)
+        self.pending.append(change)
+
+    def sync(self) -> None:
+        for change in self.pending:
+            _apply(self.durable, change)
+        self.pending.clear()
+
+    def lose(self, rng: random.Random | None) -> None:
+        """A write back that failed: all is clean, and durable is nothing of it, or with `rng` a random part."""
+        if rng is not None:
+            _scatter(self.durable, self.pending, rng, garble=False)
+        self.pending.clear()
+
+    def is_durable(self, start: int, end: int) -> bool:
+        return (
+            end <= len(self.durable)
+            and memoryview(self.visible)[start:end] == memoryview(self.durable)[start:end]
+            and not any(_touches(change, start, end) for change in self.pending)
+        )
+
+
+def _touches(change: Change, start: int, end: int) -> bool:
+    """Whether a pending change could alter bytes in [start, end) if it survived."""
+    match change:
+        case Write(offset, data):
+            return offset < end and start < offset + len(data)
+        case Truncate(length):
+            return length < end
+        case Extend():
+            return False
+
+
+class _DirNode:
+    """A directory: its names, visible and durable. What is between the two is in `_State.changes`, for all of them."""
+
+    __slots__ = ("durable", "inode", "path", "visible")
+
+    def __init__(self, inode: int, path: str) -> None:
+        self.inode = inode
+        self.path = path
+        self.visible: dict[str, _Node] = {}
+        self.durable: dict[str, _Node] = {}
+
+
+_Node = _FileNode | _DirNode
+
+
+class _NameChange:
+    """One atomic change of names: what each of them is from then on (None: gone), and which directories to sync."""
+
+    __slots__ = ("names", "stuck", "unsynced")
+
+    def __init__(self, *names: tuple[_DirNode, str, _Node | None]) -> None:
+        self.names = names
+        self.unsynced = [directory for directory, _, _ in names]
+        self.stuck = False
+        """Lost by a sync that failed: no later sync makes it durable, unless one of the same name does."""
+
+    def keys(self) -> set[tuple[int, str]]:
+        return {(directory.inode, name) for directory, name, _ in self.names}
+
+
+class _State:
+    """All that a process kill leaves."""
+
+    def __init__(self) -> None:
+        self.next_inode = 2
+        self.root = _DirNode(1, "/")
+        self.changes: list[_NameChange] = []
+
+    def new_inode(self) -> int:
+        self.next_inode += 1
+        return self.next_inode
+
+    def files(self) -> list[_FileNode]:
+        """Every file that has a name, visible or durable."""
+        seen: dict[int, _Node] = {}
+        todo: list[_Node] = [self.root]
+        while todo:
+            node = todo.pop()
+            if node.inode not in seen:
+                seen[node.inode] = node
+                if isinstance(node, _DirNode):
+                    todo += [*node.visible.values(), *node.durable.values()]
+        return [node for _, node in sorted(seen.items()) if isinstance(node, _FileNode)]
+
+    def commit_names(self, ready: Callable[[_NameChange], bool]) -> None:
+        """Make the changes that are `ready` durable, and with each of them the earlier ones of the same names."""
+        needed: set[tuple[int, str]] = set()
+        committed: list[_NameChange] = []
+        waiting: list[_NameChange] = []
+        for change in reversed(self.changes):
+            if ready(change) or needed & change.keys():
+                needed |= change.keys()
+                committed.append(change)
+            else:
+                waiting.append(change)
+        for change in reversed(committed):
+            for directory, name, node in change.names:
+                _put(directory.durable, name, node)
+        self.changes = waiting[::-1]
+
+    def after_machine_crash(self, kind: CrashKind, rng: random.Random) -> _State:
+        survived = _State()
+        survived.next_inode = self.next_inode
+        names = self._surviving_names(kind, rng)
+
+        def rebuild(old: _DirNode, new: _DirNode) -> None:
+            for name, node in sorted(names.get(old.inode, old.durable).items()):
+                path = posixpath.join(new.path, name)
+                twin: _Node
+                if isinstance(node, _FileNode):
+                    twin = _FileNode(node.inode, path, _survivors(node.durable, node.pending, kind, rng))
+                else:
+                    twin = _DirNode(node.inode, path)
+                    rebuild(node, twin)
+                new.visible[name] = new.durable[name] = twin
+
+        rebuild(self.root, survived.root)
+        return survived
+
+    def _surviving_names(self, kind: CrashKind, rng: random.Random) -> dict[int, dict[str, _Node]]:
+        """The names in each directory that has changes pending; a change needs the earlier ones of the same names."""
+        share = {"drop": 0.0, "keep": 1.0}[kind] if kind in ("drop", "keep") else rng.choice((0.1, 0.5, 0.9))
+        names: dict[int, dict[str, _Node]] = {}
+        lost: set[tuple[int, str]] = set()
+        for change in self.changes:
+            if lost & change.keys() or rng.random() >= share:
+                lost |= change.keys()
+                continue
+            for directory, name, node in change.names:
+                _put(names.setdefault(directory.inode, dict(directory.durable)), name, node)
+        return names
+
+
+def _put(names: dict[str, _Node], name: str, node: _Node | None) -> None:
+    if node is None:
+        names.pop(name, None)
+    else:
+        names[name] = node
+
+
+# ----------------------------------------------------------------- the file system
+
+
+class SimFs:
+    """A simulated machine's file system. Implements `Fs`; not for threads (`InlineOffload`).
+
+    `seed` decides what is random here (the boot id, what a failed sync keeps). `journal` is where operations are
+    recorded: given the same list, several lives of a machine share it. `crash_at` is the mutating operation, from 0,
+    that is the last: it raises `SimCrash` before it takes effect, or after with `crash_applied`. `capacity` limits the
+    sum of all file sizes, in bytes.
+    """
+
+    def __init__(
+        self,
+        seed: int = 0,
+        *,
+        journal: list[Op] | None = None,
+        crash_at: int | None = None,
+        crash_applied: bool = False,
+        faults: Iterable[Fault] = (),
+        capacity: int | None = None,
+    ) -> None:
+        self.seed = seed
+        self.ops: list[Op] = [] if journal is None else journal
+        self.mutations = 0
+        """How many mutating operations there were: after a run without a crash, the range of `crash_at`."""
+        self.crash_at = crash_at
+        self.crash_applied = crash_applied
+        self.faults: list[Fault] = list(faults)
+        self.capacity = capacity
+        self.dead = False
+        self.open_files = 0
+        """Files opened and not closed."""
+        self._random = random.Random(seed)
+        self._state = _State()
+        self._boot = 0
+        self._locks: dict[int, str] = {}
+        self._subscribers: list[Callable[[Op], None]] = []
+
+    # ------------------------------------------------------------- Fs
+
+    def open(self, path: str, *, create: bool = False, exclusive: bool = False, read_only: bool = False) -> File:
+        path = _absolute(path)
+        if (create or exclusive) and self._look(path) is None:
+            with self._operation("create", path, mutates=True):
+                node = self._create(path)
+        else:
+            with self._operation("open", path):
+                if exclusive:
+                    raise _failure(errno.EEXIST, path)
+                node = self._file(path)
+        return SimFile(self, node, read_only)
+
+    def read(self, path: str) -> bytes:
+        path = _absolute(path)
+        with self._operation("read", path):
+            return bytes(self._file(path).visible)
+
+    def rename(self, source: str, target: str) -> None:
+        source, target = _absolute(source), _absolute(target)
+        with self._operation("rename", source, target, mutates=True):
+            node = self._node(source)
+            source_dir, target_dir = self._parent(source), self._parent(target)
+            replaced = self._look(target)
+            if node is replaced:
+                return
+            if isinstance(node, _DirNode):
+                if target.startswith(source + "/"):
+                    raise _failure(errno.EINVAL, source)
+                if isinstance(replaced, _FileNode):
+                    raise _failure(errno.ENOTDIR, target)
+                if replaced is not None and replaced.visible:
+                    raise _failure(errno.ENOTEMPTY, target)
+            elif isinstance(replaced, _DirNode):
+                raise _failure(errno.EISDIR, target)
+            old, new = posixpath.basename(source), posixpath.basename(target)
+            self._change_names((source_dir, old, None), (target_dir, new, node))
+            _move(node, target)
+
+    def unlink(self, path: str) -> None:
+        path = _absolute(path)
+        with self._operation("unlink", path, mutates=True):
+            self._file(path)
+            self._change_names((self._parent(path), posixpath.basename(path), None))
+
+    def mkdir(self, path: str) -> None:
+        path = _absolute(path)
+        self._alive()
+        found = self._look(path)
+        if isinstance(found, _DirNode):
+            return
+        self.mkdir(posixpath.dirname(path))
+        with self._operation("mkdir", path, mutates=True):
+            if found is not None:
+                raise _failure(errno.EEXIST, path)
+            made = _DirNode(self._state.new_inode(), path)
+            self._change_names((self._parent(path), posixpath.basename(path), made))
+
+    def rmdir(self, path: str) -> None:
+        path = _absolute(path)
+        with self._operation("rmdir", path, mutates=True):
+            if self._directory(path).visible:
+                raise _failure(errno.ENOTEMPTY, path)
+            self._change_names((self._parent(path), posixpath.basename(path), None))
+
+    def listdir(self, path: str) -> list[str]:
+        path = _absolute(path)
+        with self._operation("listdir", path):
+            try:
+                return sorted(self._directory(path).visible)
+            except FileNotFoundError:
+                return []
+
+    def exists(self, path: str) -> bool:
+        path = _absolute(path)
+        with self._operation("exists", path):
+            return self._look(path) is not None
+
+    def sync_dir(self, path: str) -> None:
+        path = _absolute(path)
+        with self._operation("sync_dir", path, mutates=True, handles_error=True) as fault:
+            synced = self._directory(path)
+            touched = [change for change in self._state.changes if synced in change.unsynced]
+            if _prevented(fault):
+                self._lose_names(touched, fault)
+                return
+            for change in touched:
+                change.unsynced = [directory for directory in change.unsynced if directory is not synced]
+            self._state.commit_names(lambda change: not change.unsynced and not change.stuck)
+
+    def sync_all(self, path: str) -> None:
+        path = _absolute(path)
+        with self._operation("sync_all", path, mutates=True, handles_error=True) as fault:
+            self._node(path)
+            if _prevented(fault):
+                for file in self._state.files():
+                    file.lose(self._random if fault.keep_some else None)
+                self._lose_names(self._state.changes, fault)
+                return
+            for file in self._state.files():
+                file.sync()
+            self._state.commit_names(lambda change: not change.stuck)
+
+    def free_bytes(self, path: str) -> int:
+        path = _absolute(path)
+        with self._operation("free_bytes", path):
+            self._node(path)
+            return self._free()
+
+    def identity(self, path: str) -> str:
+        path = _absolute(path)
+        with self._operation("identity", path):
+            return f"sim:{self._node(path).inode:x}"
+
+    def boot_id(self) -> str:
+        self._alive()
+        return str(uuid.UUID(int=random.Random(f"boot {self.seed} {self._boot}").getrandbits(128), version=4))
+
+    def lock(self, path: str, text: str) -> LockHandle:
+        path = _absolute(path)
+        with self._operation("lock", path, mutates=True):
+            found = self._look(path)
+            node = self._create(path) if found is None else self._file(path)
+            if node.inode in self._locks:
+                raise LockHeld(path, self._locks[node.inode])
+            self._locks[node.inode] = text
+            node.change(Truncate(0))
+            if text:
+                node.change(Write(0, text.encode()))
+        return _SimLock(self._locks, node.inode)
+
+    # ------------------------------------------------------------- ends of a run
+
+    def crash(self) -> None:
+        """The machine dies now: every operation from here on raises `SimCrash`."""
+        self.dead = True
+
+    def after_machine_crash(self, kind: CrashKind, seed: int, *, journal: list[Op] | None = None) -> SimFs:
+        """What the disk may hold after a power cut now. This one goes on unharmed, and may be asked again.
+
+        So every state that one run can crash into can be had from that run, asked by a subscriber before each
+        operation. The new one has a new boot id and the same capacity, and no faults, subscribers, locks or `crash_at`.
+        """
+        rng = random.Random(f"{kind} {seed}")
+        born = SimFs(seed, journal=journal, capacity=self.capacity)
+        born._state = self._state.after_machine_crash(kind, rng)
+        born._boot = self._boot + 1
+        return born
+
+    def after_process_kill(self, *, journal: list[Op] | None = None) -> SimFs:
+        """What the next process finds after a SIGKILL now. This one goes on unharmed, and may be asked again.
+
+        The new one has everything visible, everything pending still pending, and the same boot id; no open files,
+        faults, subscribers, locks or `crash_at`.
+        """
+        born = SimFs(self.seed, journal=journal, capacity=self.capacity)
+        born._state = copy.deepcopy(self._state)
+        born._boot = self._boot
+        born._random.setstate(self._random.getstate())
+        return born
+
+    # ------------------------------------------------------------- for tests
+
+    def inject(self, fault: Fault) -> Fault:
+        """Add a fault, from now on; returned, so that a test can look at its `hits`."""
+        self.faults.append(fault)
+        return fault
+
+    def subscribe(self, told: Callable[[Op], None]) -> None:
+        """Have `told` called with every operation that is about to take effect, before it does."""
+        self._subscribers.append(told)
+
+    def is_file(self, path: str) -> bool:
+        """Whether a file is visible there. Not an operation."""
+        return isinstance(self._look(_absolute(path)), _FileNode)
+
+    def tree(self, *, durable: bool = False) -> dict[str, bytes | None]:
+        """Every path with its content, None for directories: as visible, or as a "drop" crash would leave it."""
+        found: dict[str, bytes | None] = {}
+
+        def walk(directory: _DirNode, path: str) -> None:
+            for name, node in sorted((directory.durable if durable else directory.visible).items()):
+                below = posixpath.join(path, name)
+                if isinstance(node, _DirNode):
+                    found[below] = None
+                    walk(node, below)
+                else:
+                    found[below] = bytes(node.durable if durable else node.visible)
+
+        walk(self._state.root, "/")
+        return found
+
+    def flip_bit(self, path: str, offset: int, bit: int) -> None:
+        """Damage a stored byte, on the disk and in the page cache. Not an operation; also on a dead machine."""
+        node = self._file(_absolute(path))
+        for content in (node.visible, node.durable):
+            if offset < len(content):
+                content[offset] ^= 1 << bit
+        assert offset < len(node.visible), f"{path} has {len(node.visible)} bytes, none at {offset}"
+
+    def content_durable(self, path: str, start: int = 0, end: int | None = None) -> bool:
+        """Whether bytes [start, end) of a visible file survive any crash. Without `end`: all of it, and its size."""
+        node = self._file(_absolute(path))
+        if end is None:
+            return not node.pending and node.visible[start:] == node.durable[start:]
+        return node.is_durable(start, end)
+
+    def entry_durable(self, path: str) -> bool:
+        """Whether the name of something visible, and of every directory above it, survives any crash."""
+        pending = set().union(*(change.keys() for change in self._state.changes))
+        node: _Node = self._state.root
+        for name in _parts(_absolute(path)):
+            if not isinstance(node, _DirNode) or name not in node.visible:
+                raise _failure(errno.ENOENT, path)
+            below = node.visible[name]
+            if node.durable.get(name) is not below or (node.inode, name) in pending:
+                return False
+            node = below
+        return True
+
+    # ------------------------------------------------------------- inside
+
+    def _alive(self) -> None:
+        if self.dead:
+            raise SimCrash("the machine is dead")
+
+    @contextmanager
+    def _operation(
+        self, name: str, path: str, detail: str = "", *, mutates: bool = False, handles_error: bool = False
+    ) -> Iterator[Fault | None]:
+        """Number an operation, and run its body between the crash before it and the crash after it.
+
+        A fault's error is raised instead of the body, or after it: with `applied`, and if the body `handles_error`
+        (it then gets the fault, and does whatever a failure leaves behind).
+        """
+        self._alive()
+        op = Op(len(self.ops), name, path, detail, self.mutations if mutates else None)
+        self.ops.append(op)
+        self.mutations += mutates
+        last = self.crash_at is not None and op.mutation == self.crash_at
+        if last and not self.crash_applied:
+            self._die(op)
+        fault = next((fault for fault in self.faults if fault._claims(op)), None)
+        if fault is not None and fault.hook is not None:
+            fault.hook(op)
+            self._alive()
+        try:
+            if _prevented(fault) and not handles_error:
+                raise _failure(fault.number, path)
+            for told in self._subscribers:
+                told(op)
+            yield fault
+        finally:
+            if last:
+                self._die(op)
+        if fault is not None and fault.error is not None:
+            raise _failure(fault.number, path)
+
+    def _die(self, op: Op) -> None:
+        self.dead = True
+        raise SimCrash(f"the machine died at operation {op.index}: {op.name} {op.path} {op.detail}")
+
+    def _look(self, path: str) -> _Node | None:
+        node: _Node | None = self._state.root
+        for name in _parts(path):
+            if not isinstance(node, _DirNode):
+                return None
+            node = node.visible.get(name)
+        return node
+
+    def _node(self, path: str) -> _Node:
+        node: _Node = self._state.root
+        for name in _parts(path):
+            if not isinstance(node, _DirNode):
+                raise _failure(errno.ENOTDIR, path)
+            if name not in node.visible:
+                raise _failure(errno.ENOENT, path)
+            node = node.visible[name]
+        return node
+
+    def _file(self, path: str) -> _FileNode:
+        node = self._node(path)
+        if isinstance(node, _DirNode):
+            raise _failure(errno.EISDIR, path)
+        return node
+
+    def _directory(self, path: str) -> _DirNode:
+        node = self._node(path)
+        if isinstance(node, _FileNode):
+            raise _failure(errno.ENOTDIR, path)
+        return node
+
+    def _parent(self, path: str) -> _DirNode:
+        return self._directory(posixpath.dirname(path))
+
+    def _create(self, path: str) -> _FileNode:
+        node = _FileNode(self._state.new_inode(), path)
+        self._change_names((self._parent(path), posixpath.basename(path), node))
+        return node
+
+    def _change_names(self, *names: tuple[_DirNode, str, _Node | None]) -> None:
+        for directory, name, node in names:
+            _put(directory.visible, name, node)
+        self._state.changes.append(_NameChange(*names))
+
+    def _lose_names(self, changes: list[_NameChange], fault: Fault) -> None:
+        """A directory sync that failed: none of it is durable, or a random part, and no later sync helps the rest."""
+        kept = {id(change) for change in changes if fault.keep_some and self._random.random() < 0.5}
+        for change in changes:
+            change.stuck = True
+        self._state.commit_names(lambda change: id(change) in kept)
+
+    def _used(self) -> int:
+        used = 0
+        todo: list[_Node] = [self._state.root]
+        while todo:
+            node = todo.pop()
+            if isinstance(node, _DirNode):
+                todo += node.visible.values()
+            else:
+                used += len(node.visible)
+        return used
+
+    def _free(self) -> int:
+        return max(0, (UNLIMITED if self.capacity is None else self.capacity) - self._used())
+
+    def _room(self, path: str, growth: int) -> int:
+        """How much of `growth` bytes fits. None of some is ENOSPC."""
+        if self.capacity is None or growth <= 0:
+            return growth
+        fits = min(growth, self._free())
+        if fits == 0:
+            raise _failure(errno.ENOSPC, path)
+        return fits
+
+
+class SimFile:
+    """An open file of a `SimFs`. Implements `File`. `close` works on a dead machine, so that clean-up code can run."""
+
+    def __init__(self, fs: SimFs, node: _FileNode, read_only: bool) -> None:
+        self._fs = fs
+        self._node = node
+        self._read_only = read_only
+        self._closed = False
+        fs.open_files += 1
+
+    def pread(self, length: int, offset: int) -> bytes:
+        with self._operation("pread", f"{offset}+{length}"):
+            return bytes(self._node.visible[offset : offset + length])
+
+    def pwrite(self, data: bytes | memoryview, offset: int) -> int:
+        data = bytes(data)
+        with self._operation("pwrite", f"{offset}+{len(data)}", mutates=True, handles_error=True) as fault:
+            self._writable()
+            if fault is not None and fault.short is not None:
+                data = data[: fault.short]
+            elif _prevented(fault):
+                data = b""
+            size = len(self._node.visible)
+            room = self._fs._room(self._node.path, offset + len(data) - size) if data else 0
+            if room >= 0 and data:
+                data = data[: max(0, size + room - offset)]
+                if not data:  # there is room for a part of the gap only
+                    raise _failure(errno.ENOSPC, self._node.path)
+            if data:
+                self._node.change(Write(offset, data))
+            return len(data)
+
+    def fdatasync(self) -> None:
+        with self._operation("fdatasync", mutates=True, handles_error=True) as fault:
+            if _prevented(fault):
+                self._node.lose(self._fs._random if fault.keep_some else None)
+            else:
+                self._node.sync()
+
+    def truncate(self, length: int) -> None:
+        with self._operation("truncate", str(length), mutates=True):
+            self._writable()
+            self._reserve(length)
+            self._node.change(Truncate(length))
+
+    def preallocate(self, length: int) -> None:
+        with self._operation("preallocate", str(length), mutates=True):
+            self._writable()
+            self._reserve(length)
+            if length > len(self._node.visible):
+                self._node.change(Extend(length))
+
+    def size(self) -> int:
+        with self._operation("size"):
+            return len(self._node.visible)
+
+    def close(self) -> None:
+        if not self._closed:
+            self._closed = True
+            self._fs.open_files -= 1
+
+    @contextmanager
+    def _operation(
+        self, name: str, detail: str = "", *, mutates: bool = False, handles_error: bool = False
+    ) -> Iterator[Fault | None]:
+        with self._fs._operation(name, self._node.path, detail, mutates=mutates, handles_error=handles_error) as fault:
+            if self._closed:
+                raise _failure(errno.EBADF, self._node.path)
+            yield fault
+
+    def _writable(self) -> None:
+        if self._read_only:
+            raise _failure(errno.EBADF, self._node.path)
+
+    def _reserve(self, length: int) -> None:
+        """All of the growth to `length`, or ENOSPC and none of it."""
+        growth = length - len(self._node.visible)
+        if self._fs._room(self._node.path, growth) < growth:
+            raise _failure(errno.ENOSPC, self._node.path)
+
+
+class _SimLock:
+    """A lock held in a `SimFs`."""
+
+    def __init__(self, locks: dict[int, str], inode: int) -> None:
+        self._locks = locks
+        self._inode = inode
+        self._held = True
+
+    def release(self) -> None:
+        if self._held:
+            self._held = False
+            del self._locks[self._inode]
+
+
+def _prevented(fault: Fault | None) -> TypeGuard[Fault]:
+    """Whether the operation fails without taking effect."""
+    return fault is not None and fault.error is not None and not fault.applied
+
+
+def _failure(number: int, path: str) -> OSError:
+    return OSError(number, os.strerror(number), path)
+
+
+def _absolute(path: str) -> str:
+    """Relative paths start at the root; there is no working directory here."""
+    return posixpath.normpath("/" + path.lstrip("/"))
+
+
+def _parts(path: str) -> list[str]:
+    return [part for part in path.split("/") if part]
+
+
+def _move(node: _Node, path: str) -> None:
+    """Tell a node, and what is below it, its new name."""
+    node.path = path
+    if isinstance(node, _DirNode):
+        for name, below in node.visible.items():
+            _move(below, posixpath.join(path, name))

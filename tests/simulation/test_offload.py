@@ -1,0 +1,92 @@
+"""Calls of a simulation run on the loop, as if in a thread."""
+
+from __future__ import annotations
+
+import pytest
+import trio
+import trio.testing
+
+from tests.simulation.offload import InlineOffload
+from topics.offload import Kind, Offload
+
+
+@pytest.mark.trio
+async def test_a_call_runs_once_after_a_checkpoint_and_returns_its_result() -> None:
+    offload: Offload = InlineOffload()
+    with trio.testing.assert_checkpoints():
+        assert await offload.run(Kind.WAL, lambda: 42) == 42
+
+
+@pytest.mark.trio
+async def test_errors_of_a_call_reach_the_caller() -> None:
+    with pytest.raises(ZeroDivisionError):
+        await InlineOffload().run(Kind.CPU, lambda: 1 // 0)
+
+
+@pytest.mark.trio
+async def test_posted_calls_run_in_order_before_the_result_is_returned() -> None:
+    offload = InlineOffload()
+    seen: list[str] = []
+
+    def call() -> None:
+        offload.post(lambda: seen.append("one"))
+        offload.post(lambda: seen.append("two"))
+
+    await offload.run(Kind.FILES, call)
+    seen.append("returned")
+    assert seen == ["one", "two", "returned"]
+
+
+@pytest.mark.trio
+async def test_a_cancelled_task_does_not_start_a_call() -> None:
+    offload = InlineOffload()
+    with trio.CancelScope() as scope:
+        scope.cancel()
+        await offload.run(Kind.WAL, lambda: None)
+    assert scope.cancelled_caught
+    assert offload.calls == []
+
+
+@pytest.mark.parametrize("seed", range(10))
+@pytest.mark.trio
+async def test_a_started_call_returns_its_result_to_a_task_cancelled_meanwhile(seed: int) -> None:
+    offload = InlineOffload(seed)
+    with trio.CancelScope() as scope:
+
+        def call() -> str:
+            scope.cancel()
+            return "done"
+
+        result = await offload.run(Kind.WAL, call)
+    assert result == "done"
+
+
+def orders(seed: int) -> list[int]:
+    finished: list[int] = []
+
+    async def main() -> None:
+        offload = InlineOffload(seed)
+
+        async def task(number: int) -> None:
+            for _ in range(3):
+                await offload.run(Kind.WAL, lambda: None)
+                finished.append(number)
+
+        async with trio.open_nursery() as nursery:
+            for number in range(4):
+                nursery.start_soon(task, number)
+
+    trio.run(main)
+    return finished
+
+
+def test_a_seed_varies_the_order_in_which_calls_of_several_tasks_finish() -> None:
+    assert len({tuple(orders(seed)) for seed in range(10)}) > 5
+
+
+@pytest.mark.trio
+async def test_the_busy_share_is_what_a_test_says() -> None:
+    offload = InlineOffload()
+    assert offload.busy_share() == 0.0
+    offload.share = 0.75
+    assert offload.busy_share() == 0.75

@@ -1,0 +1,164 @@
+"""The settings: every kind, every rule, and all mistakes at once."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from topics.config import GIB, KIB, MIB, SETTINGS, ConfigError, Settings, format_size, is_loopback, load_settings
+
+
+def mistakes_of(environ: dict[str, str], overrides: dict[str, str] | None = None) -> list[str]:
+    with pytest.raises(ConfigError) as caught:
+        load_settings(environ, overrides)
+    assert all(line in str(caught.value) for line in caught.value.mistakes)
+    return caught.value.mistakes
+
+
+def test_an_empty_environment_gives_the_defaults() -> None:
+    settings = load_settings({})
+    assert settings == Settings()
+    assert (settings.host, settings.port, settings.port_file) == ("127.0.0.1", 4000, None)
+    assert (settings.data_dir, settings.cold_dir) == (Path("topics-data"), None)
+    assert settings.max_batch_records == 10_000
+    assert settings.max_record_bytes == MIB
+    assert settings.max_body_bytes == 64 * MIB
+    assert settings.max_meta_bytes == 16 * KIB
+    assert settings.max_inflight_bytes == 256 * MIB
+    assert settings.recovery == "strict"
+    assert settings.warnings == ()
+
+
+def test_the_stated_default_of_every_setting_is_the_one_it_has() -> None:
+    written = {setting.variable: setting.default for setting in SETTINGS.values() if setting.default}
+    assert load_settings(written) == load_settings({})
+
+
+def test_no_number_of_shards_means_one_per_cpu_up_to_eight() -> None:
+    assert 1 <= Settings().wal_shards <= 8
+    assert load_settings({"TOPICS_WAL_SHARDS": "3"}).wal_shards == 3
+
+
+def test_the_command_line_wins_over_the_environment() -> None:
+    environ = {"TOPICS_PORT": "1", "TOPICS_LOG_LEVEL": "debug"}
+    settings = load_settings(environ, {"port": "2"})
+    assert (settings.port, settings.log_level) == (2, "debug")
+
+
+def test_a_mistake_in_a_variable_that_a_flag_overrides_does_not_matter() -> None:
+    assert load_settings({"TOPICS_PORT": "x"}, {"port": "2"}).port == 2
+
+
+@pytest.mark.parametrize(
+    ("text", "size"), [("65536", 64 * KIB), ("100KiB", 100 * KIB), ("3MiB", 3 * MIB), ("1GiB", GIB), ("0GiB", 0)]
+)
+def test_sizes_are_plain_bytes_or_have_a_binary_suffix(text: str, size: int) -> None:
+    assert load_settings({"TOPICS_CACHE_BYTES": text}).cache_bytes == size
+
+
+@given(st.integers(0, 1024 << 40))
+def test_a_formatted_size_reads_back(size: int) -> None:
+    assert load_settings({"TOPICS_CACHE_BYTES": format_size(size)}).cache_bytes == size
+
+
+@pytest.mark.parametrize(("text", "value"), [("1", True), ("true", True), ("0", False), ("false", False)])
+def test_booleans_are_written_in_four_ways(text: str, value: bool) -> None:
+    assert load_settings({"TOPICS_ALLOW_INSECURE_NO_AUTH": text}).allow_insecure_no_auth is value
+
+
+def test_paths_are_taken_as_they_are_and_empty_ones_are_not_set() -> None:
+    settings = load_settings({"TOPICS_DATA_DIR": "/a/b", "TOPICS_PORT_FILE": "p", "TOPICS_COLD_DIR": ""})
+    assert (settings.data_dir, settings.port_file, settings.cold_dir) == (Path("/a/b"), Path("p"), None)
+
+
+@pytest.mark.parametrize(
+    ("variable", "text"),
+    [
+        *[("TOPICS_PORT", text) for text in ("", "x", "-1", "+1", "65536", "1.0", " 1", "1_0", "٣", "9" * 5000)],
+        *[("TOPICS_CACHE_BYTES", text) for text in ("", "1 MiB", "1MB", "1mib", "MiB", "-1", "9" * 19 + "GiB")],
+        *[("TOPICS_ALLOW_INSECURE_NO_AUTH", text) for text in ("", "yes", "True", "2")],
+        *[("TOPICS_LOG_LEVEL", text) for text in ("", "INFO", "loud")],
+        ("TOPICS_RECOVERY", "hope"),
+        ("TOPICS_LOG_FORMAT", "xml"),
+        ("TOPICS_DATA_DIR", ""),
+        ("TOPICS_DATA_DIR", "a\0b"),
+        ("TOPICS_WAL_FILE_BYTES", "65535"),
+        ("TOPICS_MAX_TAG_BYTES", "65536"),
+        ("TOPICS_MAX_BATCH_RECORDS", "0"),
+        ("TOPICS_CHECKPOINT_MS", "0"),
+        ("TOPICS_DRAIN_MS", "31536000001"),
+    ],
+)
+def test_what_is_not_allowed_is_refused_with_what_is(variable: str, text: str) -> None:
+    [mistake] = mistakes_of({variable: text})
+    assert mistake.startswith(f"{variable}=")
+    assert ": must be " in mistake
+    assert "\n" not in mistake
+    assert len(mistake) < 300
+
+
+def test_all_mistakes_are_in_one_message() -> None:
+    mistakes = mistakes_of(
+        {"TOPICS_PORT": "70000", "TOPICS_HOST": "0.0.0.0", "TOPICS_API_KEYS": "k"},
+        {"recovery": "hope", "cache_bytes": "1gb"},
+    )
+    assert len(mistakes) == 5
+    assert [line.split("=")[0].split(":")[0] for line in mistakes] == [
+        "TOPICS_PORT",
+        "--recovery",
+        "--cache-bytes",
+        "TOPICS_HOST",
+        "TOPICS_API_KEYS",
+    ]
+
+
+@pytest.mark.parametrize("keys", ["s3cr3t", "s3cr3t:rw:a|b", "s3cr3t::", "", " "])
+def test_api_keys_refuse_the_start_until_they_are_enforced_and_are_never_printed(keys: str) -> None:
+    [mistake] = mistakes_of({"TOPICS_API_KEYS": keys})
+    assert mistake.startswith("TOPICS_API_KEYS: must be unset")
+    assert "s3cr3t" not in mistake
+
+
+def test_secrets_are_not_in_the_repr_of_the_settings() -> None:
+    assert "s3cr3t" not in repr(Settings(api_keys="s3cr3t"))
+
+
+@pytest.mark.parametrize("host", ["0.0.0.0", "::", "10.1.2.3", "example.org", "127.0.0.1.example.org"])
+@pytest.mark.parametrize("allow", ["0", "1"])
+def test_a_bind_that_others_can_reach_is_refused(host: str, allow: str) -> None:
+    [mistake] = mistakes_of({"TOPICS_HOST": host, "TOPICS_ALLOW_INSECURE_NO_AUTH": allow})
+    assert mistake.startswith(f"TOPICS_HOST={host}: must be a loopback address")
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "127.8.9.10", "::1", "localhost"])
+def test_loopback_binds_are_fine(host: str) -> None:
+    assert is_loopback(host)
+    assert load_settings({"TOPICS_HOST": host}).host == host
+
+
+def test_offsets_in_a_wal_file_must_fit_their_field_whatever_the_batch() -> None:
+    environ = {"TOPICS_WAL_FILE_BYTES": "2GiB", "TOPICS_MAX_BODY_BYTES": "1GiB"}
+    assert load_settings(environ).wal_file_bytes == 2 * GIB
+    [mistake] = mistakes_of({**environ, "TOPICS_MAX_BATCH_RECORDS": "1000000", "TOPICS_MAX_NODE_BYTES": "4096"})
+    assert "TOPICS_WAL_FILE_BYTES" in mistake
+    assert "4GiB" in mistake
+
+
+def test_limits_that_cannot_be_reached_are_odd_but_allowed() -> None:
+    settings = load_settings({"TOPICS_MAX_BODY_BYTES": "100KiB"})
+    assert settings.max_body_bytes == 100 * KIB
+    [warning] = settings.warnings
+    assert "TOPICS_MAX_RECORD_BYTES=1MiB" in warning
+
+
+def test_unknown_variables_are_warnings_and_those_of_clients_are_not_even_that() -> None:
+    environ = {"TOPICS_PROT": "4001", "TOPICS_URL": "u", "TOPICS_TOKEN": "s3cr3t", "PATH": "/bin"}
+    [warning] = load_settings(environ).warnings
+    assert warning.startswith("TOPICS_PROT:")
+
+
+def test_an_unknown_override_is_a_mistake() -> None:
+    assert mistakes_of({}, {"no_such": "1"}) == ["--no-such: there is no such setting"]

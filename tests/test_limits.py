@@ -1,0 +1,50 @@
+"""Raising the limit on open files."""
+
+from __future__ import annotations
+
+import resource
+
+import pytest
+
+from topics import limits
+
+
+class FakeLimit:
+    """Stands in for the kernel's idea of RLIMIT_NOFILE."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, soft: int, hard: int, *, refuses: bool = False) -> None:
+        self.now = (soft, hard)
+        self._refuses = refuses
+        monkeypatch.setattr(resource, "getrlimit", lambda _: self.now)
+        monkeypatch.setattr(resource, "setrlimit", self._set)
+
+    def _set(self, _which: int, limit: tuple[int, int]) -> None:
+        if self._refuses:
+            raise ValueError("not allowed")
+        self.now = limit
+
+
+def test_the_soft_limit_becomes_the_hard_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    fake = FakeLimit(monkeypatch, 1024, 524_288)
+    assert limits.raise_file_limit() is None
+    assert fake.now == (524_288, 524_288)
+
+
+def test_a_low_hard_limit_is_worth_a_warning(monkeypatch: pytest.MonkeyPatch) -> None:
+    fake = FakeLimit(monkeypatch, 1024, 4096)
+    warning = limits.raise_file_limit()
+    assert warning is not None
+    assert "4096" in warning
+    assert fake.now == (4096, 4096)
+
+
+def test_a_refusal_of_the_kernel_leaves_what_there_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    FakeLimit(monkeypatch, 1024, resource.RLIM_INFINITY, refuses=True)
+    warning = limits.raise_file_limit()
+    assert warning is not None
+    assert "1024" in warning
+
+
+def test_no_limit_at_all_is_enough(monkeypatch: pytest.MonkeyPatch) -> None:
+    FakeLimit(monkeypatch, resource.RLIM_INFINITY, resource.RLIM_INFINITY)
+    assert limits.raise_file_limit() is None

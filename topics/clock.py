@@ -1,0 +1,35 @@
+"""The `Clock` seam: wall time and monotonic time, so that a simulation can decide both."""
+
+from __future__ import annotations
+
+import time
+from typing import Protocol
+
+
+class Clock(Protocol):
+    """Two clocks. Waiting is Trio's business (a MockClock replaces it in tests), reading is this one's."""
+
+    def now_ms(self) -> int:
+        """Wall clock, integer milliseconds since the Unix epoch. May step."""
+        ...
+
+    def monotonic_ms(self) -> int:
+        """Monotonic clock, integer milliseconds from an arbitrary start. Leases run on it."""
+        ...
+
+    def perf_ns(self) -> int:
+        """High resolution monotonic nanoseconds, for `performance` figures only: no decision may rest on it."""
+        ...
+
+
+class SystemClock:
+    """The clocks of the operating system."""
+
+    def now_ms(self) -> int:
+        return time.time_ns() // 1_000_000
+
+    def monotonic_ms(self) -> int:
+        return time.monotonic_ns() // 1_000_000
+
+    def perf_ns(self) -> int:
+        return time.perf_counter_ns()

@@ -1,0 +1,355 @@
+"""Every `TOPICS_*` setting: its default, how it is parsed and what it may be.
+
+A setting is declared once, as a field of `Settings`; the environment variable (`TOPICS_MAX_BODY_BYTES`), the flag
+(`--max-body-bytes`), the parser, the error message and the help page all follow from that declaration. A start is
+refused with *all* mistakes in one message, because an operator who fixes them one restart at a time is an operator
+who is kept waiting.
+
+Nothing is opened, bound or created here; whether a directory can be written is found out by whoever writes it.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import ipaddress
+import os
+import re
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+KIB: Final = 1 << 10
+MIB: Final = 1 << 20
+GIB: Final = 1 << 30
+TIB: Final = 1 << 40
+
+PREFIX: Final = "TOPICS_"
+CLIENT_VARIABLES: Final = frozenset({"TOPICS_URL", "TOPICS_TOKEN"})
+"""Read by clients, which may well share an environment with the daemon; not ours, and no reason for a warning."""
+
+MAX_DURATION_MS: Final = 365 * 86_400_000
+"""A year. Longer intervals are typing mistakes (seconds or microseconds taken for milliseconds)."""
+
+MAX_COUNT: Final = 1_000_000_000
+MAX_SIZE: Final = 1024 * TIB
+"""For figures that nothing but memory or the disk bounds: far above sense, far below where arithmetic gets strange."""
+
+FILE_OFFSET_LIMIT: Final = 1 << 32
+"""Positions in WAL files are u32 in the index (`storage.md`); a file may exceed its size by one batch."""
+
+FRAME_OVERHEAD: Final = 64
+"""Upper bound for the fixed part of an append frame (header, lengths, checksum)."""
+
+
+class ConfigError(Exception):
+    """The configuration is refused. `str()` names every mistake on a line of its own; `mistakes` are those lines."""
+
+    def __init__(self, mistakes: list[str]) -> None:
+        count = "a mistake" if len(mistakes) == 1 else f"{len(mistakes)} mistakes"
+        super().__init__("\n".join([f"the configuration has {count}:", *(f"  {line}" for line in mistakes)]))
+        self.mistakes = mistakes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Setting:
+    """What is known about one setting: everything but its value."""
+
+    name: str
+    group: str
+    help: str
+    allowed: str
+    """The end of the sentence "the value must be ..."."""
+    default: str
+    """As a person would write it in the environment; empty for "not set"."""
+    parse: Callable[[str], Any]
+    """Text to value; raises ValueError for anything that is not `allowed`."""
+    secret: bool = False
+    """Its value is never printed, and there is no flag for it: command lines are visible to every local user."""
+
+    @property
+    def variable(self) -> str:
+        return PREFIX + self.name.upper()
+
+    @property
+    def flag(self) -> str:
+        return "--" + self.name.replace("_", "-")
+
+
+# --- kinds -----------------------------------------------------------------------------------------------------------
+
+_DIGITS = re.compile(r"[0-9]{1,19}", re.ASCII)
+_SIZE = re.compile(r"([0-9]{1,19})(KiB|MiB|GiB|TiB)?", re.ASCII)
+_UNITS = {None: 1, "KiB": KIB, "MiB": MIB, "GiB": GIB, "TiB": TIB}
+_BOOLS = {"1": True, "true": True, "0": False, "false": False}
+
+
+def format_size(size: int) -> str:
+    """The largest unit that divides `size`: `64MiB`, `16KiB`, `1000`. `load_settings` reads it back."""
+    for unit, factor in (("TiB", TIB), ("GiB", GIB), ("MiB", MIB), ("KiB", KIB)):
+        if size and size % factor == 0:
+            return f"{size // factor}{unit}"
+    return str(size)
+
+
+def _field(value: Any, **facts: Any) -> Any:
+    return dataclasses.field(default=value, metadata=facts, repr=not facts.get("secret", False))
+
+
+def _within(value: int, low: int, high: int) -> int:
+    if not low <= value <= high:
+        raise ValueError
+    return value
+
+
+def _count(default: int, low: int, high: int, group: str, help: str, unit: str = "") -> Any:
+    """A plain integer."""
+
+    def parse(text: str) -> int:
+        if _DIGITS.fullmatch(text) is None:
+            raise ValueError
+        return _within(int(text), low, high)
+
+    what = f"an integer from {low} to {high}" + (f" ({unit})" if unit else "")
+    return _field(default, group=group, help=help, allowed=what, default=str(default), parse=parse)
+
+
+def _duration(default: int, low: int, group: str, help: str) -> Any:
+    """Whole milliseconds."""
+    return _count(default, low, MAX_DURATION_MS, group, help, unit="milliseconds")
+
+
+def _size(default: int, low: int, high: int, group: str, help: str) -> Any:
+    """Bytes, as an integer or with a binary suffix."""
+
+    def parse(text: str) -> int:
+        match = _SIZE.fullmatch(text)
+        if match is None:
+            raise ValueError
+        return _within(int(match[1]) * _UNITS[match[2]], low, high)
+
+    what = f"a size from {format_size(low)} to {format_size(high)} (in bytes, or with KiB, MiB, GiB or TiB)"
+    return _field(default, group=group, help=help, allowed=what, default=format_size(default), parse=parse)
+
+
+def _choice(default: str, choices: tuple[str, ...], group: str, help: str) -> Any:
+    def parse(text: str) -> str:
+        if text not in choices:
+            raise ValueError
+        return text
+
+    what = f"one of {', '.join(choices)}"
+    return _field(default, group=group, help=help, allowed=what, default=default, parse=parse)
+
+
+def _bool(default: bool, group: str, help: str) -> Any:
+    def parse(text: str) -> bool:
+        if text not in _BOOLS:
+            raise ValueError
+        return _BOOLS[text]
+
+    what = "one of 1, 0, true, false"
+    return _field(default, group=group, help=help, allowed=what, default="1" if default else "0", parse=parse)
+
+
+def _path(default: str | None, group: str, help: str) -> Any:
+    """A path; where the default is None an empty text means None as well."""
+
+    def parse(text: str) -> Path | None:
+        if "\0" in text or (not text and default is not None):
+            raise ValueError
+        return Path(text) if text else None
+
+    value = None if default is None else Path(default)
+    return _field(value, group=group, help=help, allowed="a path", default=default or "", parse=parse)
+
+
+def _text(default: str | None, allowed: str, group: str, help: str, *, secret: bool = False) -> Any:
+    def parse(text: str) -> str:
+        if not text or not text.isprintable() or text != text.strip():
+            raise ValueError
+        return text
+
+    # An empty list of secrets is still a secret setting that was set: it is not refused for its form.
+    take = (lambda text: text) if secret else parse
+    return _field(default, group=group, help=help, allowed=allowed, default=default or "", parse=take, secret=secret)
+
+
+# --- the table -------------------------------------------------------------------------------------------------------
+
+LISTENER, FILES, MEMORY, LIMITS, CAPS, TIMES, ACCESS, LOGGING = (
+    "Listener",
+    "Files",
+    "Memory",
+    "Limits of a request",
+    "Caps of the daemon",
+    "Times",
+    "Access",
+    "Logging",
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Settings:
+    """The checked configuration of one daemon. Sizes are bytes, durations (`_ms`) integer milliseconds.
+
+    Made by `load_settings`. Tests may construct it directly; then no rule is checked, but a `wal_shards` of 0 is
+    still resolved to the number of CPUs.
+    """
+
+    host: str = _text("127.0.0.1", "a loopback address", LISTENER, "Address to listen on; only loopback so far.")
+    port: int = _count(4000, 0, 65535, LISTENER, "Port to listen on; 0 picks a free one.")
+    port_file: Path | None = _path(None, LISTENER, "File that receives the port in use, once it listens.")
+
+    data_dir: Path = _path("./topics-data", FILES, "Directory of everything that is stored.")
+    cold_dir: Path | None = _path(None, FILES, "Directory for cold segments; nothing is moved there yet.")
+    wal_shards: int = _count(0, 0, 64, FILES, "Number of write-ahead logs; 0 means min(CPUs, 8).")
+    wal_file_bytes: int = _size(
+        64 * MIB, 64 * KIB, 2 * GIB, FILES, "Size at which a WAL file is rotated; below 1MiB is for tests."
+    )
+    recovery: str = _choice(
+        "strict",
+        ("strict", "salvage"),
+        FILES,
+        "On damage before the synced end: strict refuses to start, salvage goes on without the damaged range.",
+    )
+    min_free_bytes: int = _size(256 * MIB, 0, MAX_SIZE, FILES, "Appends are refused while less is free on the disk.")
+
+    cache_bytes: int = _size(256 * MIB, 0, MAX_SIZE, MEMORY, "Payloads kept in memory, all topics together.")
+    max_inflight_bytes: int = _size(
+        256 * MIB, 64 * KIB, MAX_SIZE, MEMORY, "Request bodies in memory, all requests together."
+    )
+
+    max_batch_records: int = _count(10_000, 1, 1_000_000, LIMITS, "Records of one append.")
+    max_record_bytes: int = _size(1 * MIB, 1, 1 * GIB, LIMITS, "Data and meta of one record.")
+    max_body_bytes: int = _size(64 * MIB, 1 * KIB, 1 * GIB, LIMITS, "One request body, decompressed.")
+    max_meta_bytes: int = _size(16 * KIB, 2, 1 * GIB, LIMITS, "The meta of one record.")
+    max_tag_bytes: int = _count(256, 1, 65_535, LIMITS, "A tag.", unit="bytes")
+    max_node_bytes: int = _count(128, 1, 65_535, LIMITS, "A node name.", unit="bytes")
+    max_limit: int = _count(1000, 1, 100_000, LIMITS, "Records of one read; larger requests are clamped.")
+
+    max_topics: int = _count(100_000, 0, MAX_COUNT, CAPS, "Topics; 0 is off.")
+    max_total_bytes: int = _size(0, 0, MAX_SIZE, CAPS, "Live payload of all topics together; 0 is off.")
+    max_idempotency_keys: int = _count(1_000_000, 0, MAX_COUNT, CAPS, "Idempotency keys remembered; 0 is off.")
+    max_inflight_per_key: int = _count(1000, 0, MAX_COUNT, CAPS, "Requests in progress for one API key; 0 is off.")
+
+    checkpoint_ms: int = _duration(10_000, 1, TIMES, "Interval of checkpoints while there are writes.")
+    admission_ms: int = _duration(1000, 0, TIMES, "How long an append waits for room in a full WAL queue.")
+    drain_ms: int = _duration(10_000, 0, TIMES, "Time for a clean stop.")
+
+    api_keys: str | None = _text(
+        None,
+        "unset: access control is not built yet",
+        ACCESS,
+        "API keys; refused until they are enforced.",
+        secret=True,
+    )
+    allow_insecure_no_auth: bool = _bool(
+        False, ACCESS, "Will allow a non-loopback bind without keys; not yet: the start is refused all the same."
+    )
+
+    log_level: str = _choice("info", ("debug", "info", "warning", "error"), LOGGING, "The least that is logged.")
+    log_format: str = _choice(
+        "auto", ("auto", "human", "json"), LOGGING, "Form of the log on stderr; auto is human on a terminal, else JSON."
+    )
+
+    warnings: tuple[str, ...] = ()
+    """What is odd but no reason to refuse a start; for the log."""
+
+    def __post_init__(self) -> None:
+        if self.wal_shards == 0:
+            object.__setattr__(self, "wal_shards", min(len(os.sched_getaffinity(0)), 8))
+
+
+SETTINGS: Final[Mapping[str, Setting]] = {
+    field.name: Setting(name=field.name, **field.metadata) for field in dataclasses.fields(Settings) if field.metadata
+}
+"""Every setting by its field name, in the order of declaration."""
+
+
+# --- loading ---------------------------------------------------------------------------------------------------------
+
+
+def load_settings(environ: Mapping[str, str], overrides: Mapping[str, str] | None = None) -> Settings:
+    """The settings of an environment and a command line. `overrides` (by field name) win over `environ`.
+
+    Raises `ConfigError` with all mistakes. A `TOPICS_*` variable that no setting has is a warning: a variable of a
+    later version, or one mistyped long ago, must not stop a start that worked yesterday.
+    """
+    overrides = overrides or {}
+    mistakes: list[str] = []
+    values: dict[str, Any] = {}
+    for name, setting in SETTINGS.items():
+        if name in overrides:
+            source, text = setting.flag, overrides[name]
+        elif setting.variable in environ:
+            source, text = setting.variable, environ[setting.variable]
+        else:
+            continue
+        try:
+            values[name] = setting.parse(text)
+        except ValueError:
+            shown = "" if setting.secret else f"={_shown(text)}"
+            mistakes.append(f"{source}{shown}: must be {setting.allowed}")
+    mistakes.extend(
+        f"--{name.replace('_', '-')}: there is no such setting" for name in overrides if name not in SETTINGS
+    )
+
+    # What could not be parsed stands in with its default, so that the other rules can still be checked.
+    settings = Settings(**values)
+    mistakes.extend(_broken_rules(settings))
+    if mistakes:
+        raise ConfigError(mistakes)
+    return dataclasses.replace(settings, warnings=(*_unknown_variables(environ), *_oddities(settings)))
+
+
+def _shown(text: str) -> str:
+    """A value in a message: on one line, and not longer than is useful."""
+    text = text if text.isprintable() else repr(text)
+    return text if len(text) <= 80 else text[:77] + "..."
+
+
+def is_loopback(host: str) -> bool:
+    """Whether binding `host` can be reached from this machine only. Names other than `localhost` are not trusted."""
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
+def _broken_rules(settings: Settings) -> Iterator[str]:
+    if not is_loopback(settings.host):
+        yield (
+            f"{_named('host')}={_shown(settings.host)}: must be a loopback address (127.0.0.1, ::1, localhost), "
+            "with TOPICS_ALLOW_INSECURE_NO_AUTH too, until there is access control"
+        )
+    if settings.api_keys is not None:
+        yield f"{_named('api_keys')}: must be {SETTINGS['api_keys'].allowed}, and unchecked keys protect nothing"
+    largest_batch = settings.max_body_bytes + settings.max_batch_records * (FRAME_OVERHEAD + settings.max_node_bytes)
+    if settings.wal_file_bytes + largest_batch >= FILE_OFFSET_LIMIT:
+        yield (
+            f"{_named('wal_file_bytes')}={format_size(settings.wal_file_bytes)} plus the largest batch that "
+            f"{_named('max_body_bytes')}, {_named('max_batch_records')} and {_named('max_node_bytes')} allow "
+            f"({largest_batch} bytes): must stay below 4GiB, where offsets in a WAL file end"
+        )
+
+
+def _oddities(settings: Settings) -> Iterator[str]:
+    """Combinations in which one limit can never be reached because of another. They work; few people mean them."""
+    for small, large in (("max_record_bytes", "max_body_bytes"), ("max_body_bytes", "max_inflight_bytes")):
+        if getattr(settings, small) > getattr(settings, large):
+            yield (
+                f"{_named(small)}={format_size(getattr(settings, small))} is above "
+                f"{_named(large)}={format_size(getattr(settings, large))}, which is what counts"
+            )
+
+
+def _unknown_variables(environ: Mapping[str, str]) -> Iterator[str]:
+    known = {setting.variable for setting in SETTINGS.values()} | CLIENT_VARIABLES
+    for variable in sorted(environ):
+        if variable.startswith(PREFIX) and variable not in known:
+            yield f"{variable}: there is no such setting; it is ignored"
+
+
+def _named(name: str) -> str:
+    return SETTINGS[name].variable

@@ -1,0 +1,241 @@
+"""The daemon: the nursery tree, the order of starting and the order of stopping (`runtime.md` section 1). Read this first.
+
+    daemon
+     ├─ storage     shard writer x N · compactor · free-space watch
+     ├─ sessions    housekeeping (ceilings, idempotency windows)
+     ├─ engine      commits that outlive the request that asked for them
+     └─ http        hypercorn
+
+What a failure means is said where the task is started: a shard writer that fails goes read-only and lives on; the compactor is restarted with
+backoff and counted; a request handler that fails is that request's 500; anything else brings the daemon down in order.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from functools import partial
+from pathlib import Path
+from typing import Final, cast
+
+import trio
+from hypercorn.typing import ASGIFramework
+
+from topics import __version__
+from topics.clock import SystemClock
+from topics.config import Settings
+from topics.engine import Engine
+from topics.http.app import make_app
+from topics.http.server import Server, open_listener, port_of, serve
+from topics.limits import raise_file_limit
+from topics.logs import get_logger
+from topics.offload import Kind, ThreadOffload
+from topics.storage.compactor import Compactor
+from topics.storage.datadir import DataDirError
+from topics.storage.frames import UnknownFrameType
+from topics.storage.fs import OsFs
+from topics.storage.recovery import Damage
+
+log = get_logger(__name__)
+
+HOUSEKEEPING_MS: Final = 500
+RESTART_BACKOFF_S: Final = (0.1, 1.0, 10.0)
+"""Pauses before a failed background task is started again; the last one repeats."""
+
+EXIT_OK: Final = 0
+EXIT_FAILED: Final = 1
+EXIT_REFUSED: Final = 2
+EXIT_AT_ONCE: Final = 130
+
+
+class Refused(Exception):
+    """The start is refused; the message is for the operator."""
+
+
+def run(settings: Settings) -> int:
+    """Run the daemon to its end; the process's exit code: 0 after a clean stop, 1 after a failure, 2 when the start is refused."""
+    code = EXIT_FAILED
+    try:
+        code = trio.run(partial(_main, settings), strict_exception_groups=True)
+    except* Refused as group:
+        for error in _leaves(group):
+            log.error("start_refused", reason=str(error))
+        code = EXIT_REFUSED
+    except* Exception as group:
+        log.error("daemon_failed", exc_info=group)
+        code = EXIT_FAILED
+    return code
+
+
+def _leaves(group: BaseExceptionGroup[Refused]) -> Iterator[Refused]:
+    for error in group.exceptions:
+        if isinstance(error, BaseExceptionGroup):
+            yield from _leaves(error)
+        else:
+            yield error
+
+
+async def _main(settings: Settings) -> int:
+    warning = raise_file_limit()
+    for sentence in [*settings.warnings, *([warning] if warning is not None else [])]:
+        log.warning("configuration", problem=sentence)
+    clock = SystemClock()
+    offload = ThreadOffload(
+        {Kind.WAL: settings.wal_shards + 1, Kind.HOT_READ: 8, Kind.COLD_READ: 8, Kind.CPU: 2, Kind.FILES: 4}
+    )
+    engine = Engine(settings, fs=OsFs(), clock=clock, offload=offload)
+    with trio.open_signal_receiver(signal.SIGTERM, signal.SIGINT) as signals:
+        try:
+            engine.store.lock(f"pid {os.getpid()}")
+        except DataDirError as error:
+            raise Refused(str(error)) from error
+        try:
+            daemon = Daemon(settings, engine, clock, offload, _listen(settings))
+            return await daemon.serve(signals)
+        finally:
+            engine.store.unlock()
+
+
+def _listen(settings: Settings) -> list[socket.socket]:
+    try:
+        return open_listener(settings.host, settings.port)
+    except OSError as error:
+        raise Refused(f"cannot listen on {settings.host}:{settings.port}: {error}") from error
+
+
+class Daemon:
+    """One life of the daemon, from the open listener to the exit code."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        engine: Engine,
+        clock: SystemClock,
+        offload: ThreadOffload,
+        sockets: list[socket.socket],
+    ) -> None:
+        self.settings = settings
+        self.engine = engine
+        self.compactor = Compactor(settings, engine.store, engine, fs=OsFs(), clock=clock, offload=offload)
+        self.port = port_of(sockets)
+        self._sockets = sockets
+        self._stop = trio.Event()
+        self._served = trio.Event()
+
+    async def serve(self, signals: AsyncIterator[int]) -> int:
+        """Listen, recover, serve until a signal, drain. Returns the exit code."""
+        async with trio.open_nursery() as daemon:
+            daemon.start_soon(self._watch_signals, signals)
+            http = await daemon.start(_branch)
+            server = await http.start(self._serve_http)
+            self._write_port_file()
+            storage = await daemon.start(_branch)
+            await storage.start(self.engine.run)
+            if not await self._recover():
+                daemon.cancel_scope.cancel()
+                return EXIT_OK
+            for writer in self.engine.store.writers:
+                await storage.start(writer.run)
+            background = await daemon.start(_branch)
+            background.start_soon(self._restarted, "compactor", self.compactor.run)
+            background.start_soon(self._restarted, "free_space", self.engine.store.watch_space)
+            background.start_soon(self._housekeeping)
+            self.engine.open_for_business()
+            log.info("ready", version=__version__, port=self.port, topics=len(self.engine.topics))
+            await self._stop.wait()
+            with trio.move_on_after(self.settings.drain_ms / 1000) as limit:
+                await self._drain(server, background.cancel_scope)
+            if limit.cancelled_caught:
+                log.warning("drain_timed_out", drain_ms=self.settings.drain_ms)
+            daemon.cancel_scope.cancel()
+        return EXIT_OK
+
+    async def _serve_http(self, *, task_status: trio.TaskStatus[Server]) -> None:
+        await serve(cast(ASGIFramework, make_app(self.engine)), self._sockets, self.settings, task_status=task_status)
+        self._served.set()
+
+    async def _watch_signals(self, signals: AsyncIterator[int]) -> None:
+        """The first signal drains, the second exits at once."""
+        first = True
+        async for number in signals:
+            if not first:
+                log.warning("stopped_at_once", signal=number)
+                os._exit(EXIT_AT_ONCE)
+            first = False
+            log.info("draining", signal=signal.Signals(number).name)
+            self._stop.set()
+
+    def _write_port_file(self) -> None:
+        """Appear whole: a reader that sees the file sees the port."""
+        if self.settings.port_file is None:
+            return
+        path = Path(self.settings.port_file)
+        temporary = path.with_name(path.name + ".tmp")
+        temporary.write_text(f"{self.port}\n")
+        temporary.replace(path)
+
+    async def _recover(self) -> bool:
+        """Rebuild the topics; False when a signal came meanwhile."""
+        engine = self.engine
+        engine.status.phase = "replaying"
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(self._show_progress)
+            try:
+                recovered = await engine.store.open()
+            except (Damage, DataDirError, UnknownFrameType) as error:
+                raise Refused(str(error)) from error
+            await engine.restore(recovered)
+            nursery.cancel_scope.cancel()
+        log.info(
+            "recovered",
+            topics=len(engine.topics),
+            records=engine.total_records,
+            bytes_replayed=engine.store.progress.done,
+        )
+        return not self._stop.is_set()
+
+    async def _show_progress(self) -> None:
+        while True:
+            self.engine.status.replay_progress = self.engine.store.progress.share
+            await trio.sleep(0.05)
+
+    async def _housekeeping(self) -> None:
+        """Work by the clock. An exception here is a bug and brings the daemon down."""
+        while True:
+            await trio.sleep(HOUSEKEEPING_MS / 1000)
+            self.engine.lower_idle_ceilings()
+            self.engine.expire_keys()
+
+    async def _restarted(self, name: str, task: Callable[[], Awaitable[None]]) -> None:
+        """Run a task that may fail without harm, again and again."""
+        failures = 0
+        while True:
+            try:
+                await task()
+            except Exception:
+                failures += 1
+                log.exception("background_task_failed", task=name, failures=failures)
+                await trio.sleep(RESTART_BACKOFF_S[min(failures, len(RESTART_BACKOFF_S)) - 1])
+
+    async def _drain(self, server: Server, background: trio.CancelScope) -> None:
+        """Stop in order: no new requests, what is in flight finishes, everything synced, clean-stop marks, a last snapshot."""
+        self.engine.start_draining()
+        server.stop_accepting()
+        background.cancel()
+        await self._served.wait()
+        await self.engine.quiesce()
+        self.engine.lower_all_ceilings()
+        for writer in self.engine.store.writers:
+            await writer.stop()
+        if not any(writer.failed for writer in self.engine.store.writers):
+            await self.compactor.try_checkpoint(marks=False)
+        log.info("drained")
+
+
+async def _branch(*, task_status: trio.TaskStatus[trio.Nursery]) -> None:
+    """A nursery as a task of another one: a branch of the tree that can be cancelled by itself."""
+    async with trio.open_nursery() as nursery:
+        task_status.started(nursery)
+        await trio.sleep_forever()

@@ -1,0 +1,86 @@
+"""The one exception that means "answer the client this".
+
+Everything below HTTP raises `ApiError`; the gate turns it into the error envelope of `api.md` section 1, so codes and
+statuses are paired here and nowhere else.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Final
+
+STATUS_OF_CODE: Final[Mapping[str, int]] = {
+    "invalid_request": 400,
+    "batch_too_large": 400,
+    "record_too_large": 400,
+    "unauthorized": 401,
+    "forbidden": 403,
+    "topic_not_found": 404,
+    "router_not_found": 404,
+    "stage_not_found": 404,
+    "not_found": 404,
+    "method_not_allowed": 405,
+    "not_acceptable": 406,
+    "router_cycle": 409,
+    "topic_exists_incompatible": 409,
+    "topic_not_empty": 409,
+    "not_a_queue": 409,
+    "stage_closed": 409,
+    "payload_too_large": 413,
+    "unsupported_media_type": 415,
+    "topic_full": 422,
+    "throttled": 429,
+    "internal": 500,
+    "not_ready": 503,
+    "shutting_down": 503,
+    "read_only": 503,
+}
+
+
+class ApiError(Exception):
+    """A refusal that the caller is to see: `code` is one of `STATUS_OF_CODE`, `detail` JSON-ready facts about it.
+
+    `retry_after_s` (whole seconds) becomes the `Retry-After` header; `headers` are further response headers.
+    """
+
+    def __init__(
+        self,
+        code: str,
+        message: str,
+        *,
+        detail: Mapping[str, Any] | None = None,
+        retry_after_s: int | None = None,
+        headers: Mapping[str, str] | None = None,
+    ) -> None:
+        super().__init__(f"{code}: {message}")
+        self.code = code
+        self.status = STATUS_OF_CODE[code]
+        self.message = message
+        self.detail: dict[str, Any] = dict(detail or {})
+        self.retry_after_s = retry_after_s
+        self.headers: dict[str, str] = dict(headers or {})
+
+
+def invalid(field: str, message: str, **detail: Any) -> ApiError:
+    """`400 invalid_request` about one named field."""
+    return ApiError("invalid_request", f"{field}: {message}", detail={"field": field, **detail})
+
+
+def topic_not_found(topic: str) -> ApiError:
+    """`404 topic_not_found`."""
+    return ApiError("topic_not_found", f"topic {topic!r} does not exist", detail={"topic": topic})
+
+
+def throttled(limit: str, maximum: int, *, retry_after_s: int = 1) -> ApiError:
+    """`429` because a cap is reached (`detail.limit`, `detail.max`)."""
+    return ApiError(
+        "throttled",
+        f"{limit} is reached ({maximum})",
+        detail={"limit": limit, "max": maximum},
+        retry_after_s=retry_after_s,
+    )
+
+
+def read_only(message: str) -> ApiError:
+    """`503 read_only`: a WAL shard has failed or the disk is nearly full; reads go on."""
+    return ApiError("read_only", message, retry_after_s=5)

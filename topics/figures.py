@@ -1,0 +1,111 @@
+"""What the engine tells of itself when it is scraped: plain figures, no formatting, no I/O.
+
+The engine fills these in one synchronous call (`Engine.figures`), so that a scrape sees one moment;
+`topics.http.metrics` turns them into the names of `api.md` section 11.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Final
+
+# Microseconds. From a fast NVMe flush (tens of us) to a disk in trouble (seconds), about three bounds a decade.
+FSYNC_LATENCY_BOUNDS_US: Final[tuple[float, ...]] = (
+    50, 100, 200, 500, 1_000, 2_000, 5_000, 10_000, 20_000, 50_000, 100_000, 200_000, 500_000, 1_000_000, 5_000_000,
+)  # fmt: skip
+
+
+class Histogram:
+    """A histogram with fixed, ascending upper bounds (inclusive); `counts` has one more cell for what lies above all.
+
+    Not locked: observe from the loop only.
+    """
+
+    __slots__ = ("bounds", "counts", "total")
+
+    def __init__(self, bounds: Sequence[float] = FSYNC_LATENCY_BOUNDS_US) -> None:
+        self.bounds: tuple[float, ...] = tuple(bounds)
+        self.counts: list[int] = [0] * (len(self.bounds) + 1)
+        self.total: float = 0.0
+
+    def observe(self, value: float) -> None:
+        """Count one value, in the unit of the bounds."""
+        self.counts[bisect_left(self.bounds, value)] += 1
+        self.total += value
+
+    def merge(self, other: Histogram) -> None:
+        """Add the counts of `other`, which has the same bounds (figures of several shards become one)."""
+        assert self.bounds == other.bounds
+        self.counts = [mine + theirs for mine, theirs in zip(self.counts, other.counts, strict=True)]
+        self.total += other.total
+
+    def cumulative(self) -> list[tuple[float, int]]:
+        """`(upper bound, values at or below it)`, ascending, the last bound infinite."""
+        running = 0
+        rows: list[tuple[float, int]] = []
+        for bound, count in zip((*self.bounds, float("inf")), self.counts, strict=True):
+            running += count
+            rows.append((bound, running))
+        return rows
+
+
+@dataclass(slots=True)
+class WalFigures:
+    """One shard's WAL, or all of them summed with `add`. Counts are since the start of the process."""
+
+    frames: int = 0
+    batches: int = 0
+    fsyncs: int = 0
+    bytes_written: int = 0
+    rotations: int = 0
+    queue_depth: int = 0
+    queue_depth_peak: int = 0
+    submit_full: int = 0
+    read_only: int = 0
+    fsync_latency: Histogram = field(default_factory=Histogram)
+
+    def add(self, other: WalFigures) -> None:
+        """Sum `other` into this one; `read_only` counts shards, `queue_depth_peak` is the highest of any shard."""
+        self.frames += other.frames
+        self.batches += other.batches
+        self.fsyncs += other.fsyncs
+        self.bytes_written += other.bytes_written
+        self.rotations += other.rotations
+        self.queue_depth += other.queue_depth
+        self.queue_depth_peak = max(self.queue_depth_peak, other.queue_depth_peak)
+        self.submit_full += other.submit_full
+        self.read_only += other.read_only
+        self.fsync_latency.merge(other.fsync_latency)
+
+
+@dataclass(slots=True)
+class TopicFigures:
+    """One topic's line of the per-topic metrics."""
+
+    name: str
+    head_seq: int
+    earliest_seq: int
+    records: int
+    bytes: int
+
+
+@dataclass(slots=True)
+class EngineFigures:
+    """The whole engine at one moment.
+
+    `topic_samples` holds at most 1000 topics; `topics_truncated` says that there are more.
+    """
+
+    topics: int = 0
+    by_class: dict[str, int] = field(default_factory=dict)
+    records_live: int = 0
+    bytes_live: int = 0
+    ready: bool = False
+    recovery_progress: float = 0.0
+    uptime_ms: int = 0
+    wal: WalFigures = field(default_factory=WalFigures)
+    topic_samples: list[TopicFigures] = field(default_factory=list)
+    topics_truncated: bool = False
+    throttled: dict[str, int] = field(default_factory=dict)

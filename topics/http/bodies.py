@@ -1,0 +1,522 @@
+"""What requests carry: decoding, and every limit, range and type that `api.md` sections 1 to 6 set for them.
+
+Bytes and query strings in, checked requests of `topics.model` out; no I/O, no engine. Whatever is wrong is an
+`ApiError` that names the field. Rules of a topic's configuration are `topics.log.topic_config`'s.
+
+Decisions the contract leaves open: an empty `tag` or `node` is refused (there is no way to tell it from none on a
+read); a query parameter with one value that is given twice is refused rather than guessed at; `data` may nest 512
+levels of its own. A lone surrogate escape (`"\\ud800"`) is refused: it cannot be turned into UTF-8 by whoever reads it.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import re
+from itertools import accumulate
+from typing import Any, Final, NamedTuple, TypeVar
+from urllib.parse import parse_qsl
+
+import msgspec
+from msgspec import UNSET, UnsetType
+
+from topics.config import Settings
+from topics.errors import ApiError, invalid
+from topics.log.match import Match, parse_match
+from topics.log.names import check_topic_name
+from topics.log.topic_config import resolve_config
+from topics.model import AppendRequest, DeleteRequest, ReadRequest, RecordIn, TopicConfigPatch
+
+MAX_DEPTH: Final = 512
+MAX_U64: Final = 2**64 - 1
+MAX_META_KEYS: Final = 64
+MAX_IDEMPOTENCY_KEY: Final = 256
+RESERVED_META_PREFIX: Final = "_topics"
+_RESERVED: Final = RESERVED_META_PREFIX.encode()
+
+DEFAULT_LIMIT: Final = 256
+MAX_WAIT_MS: Final = 30_000
+DEFAULT_BATCH_BYTES: Final = 1 << 20
+MAX_BATCH_BYTES: Final = 8 << 20
+DEFAULT_PAGE: Final = 100
+MAX_PAGE: Final = 1000
+
+# A value cannot nest more than MAX_DEPTH levels in fewer bytes, since each level opens and closes.
+_DEEP_BYTES: Final = 2 * (MAX_DEPTH + 1)
+
+T = TypeVar("T")
+
+
+# --- JSON in general -------------------------------------------------------------------------------------------------
+
+_AT: Final = re.compile(r"^(?P<what>.*?)(?: - at `(?P<path>\$[^`]*)`)?$", re.DOTALL)
+_MISSING: Final = re.compile(r"missing required field `(?P<name>[^`]*)`")
+_UNKNOWN: Final = re.compile(r"contains unknown field `(?P<name>.*)`", re.DOTALL)
+_SURROGATE: Final = re.compile(rb"\\u[dD][89a-fA-F]")
+_STRINGS: Final = re.compile(rb'"(?:[^"\\]++|\\.)*+"', re.DOTALL)
+_LEVELS: Final = bytes(1 if c in b"[{" else 255 if c in b"]}" else 0 for c in range(256))
+_NOT_LEVELS: Final = bytes(c for c in range(256) if c not in b"[]{}")
+_LINE_ENDS: Final = bytes.maketrans(b"\r\n", b"  ")
+
+
+def check_utf8(raw: bytes) -> None:
+    """400 unless `raw` is UTF-8. Once for each body, because msgspec looks into no string that it does not decode."""
+    if not raw.isascii():
+        try:
+            raw.decode()
+        except UnicodeDecodeError as error:
+            raise invalid("body", f"is not valid UTF-8 (byte {error.start})") from None
+
+
+def depth_of(raw: bytes) -> int:
+    """How deep a valid JSON text nests."""
+    brackets = _STRINGS.sub(b"", raw).translate(None, _NOT_LEVELS).translate(_LEVELS)
+    return max(accumulate(memoryview(brackets).cast("b")), default=0)
+
+
+def _check_depth(raw: bytes, field: str) -> None:
+    if len(raw) >= _DEEP_BYTES and raw.count(b"[") + raw.count(b"{") > MAX_DEPTH and depth_of(raw) > MAX_DEPTH:
+        raise _too_deep(field)
+
+
+def _too_deep(field: str) -> ApiError:
+    return invalid(field, f"nesting is deeper than {MAX_DEPTH} levels", max=MAX_DEPTH)
+
+
+def _decode(decoder: msgspec.json.Decoder[T], raw: bytes) -> T:
+    """Decode, with every failure as a 400 that names the field."""
+    try:
+        return decoder.decode(raw)
+    except msgspec.ValidationError as error:
+        raise _wrong_value(str(error)) from None
+    except msgspec.DecodeError as error:
+        raise _malformed(str(error), raw) from None
+    except RecursionError:
+        raise _too_deep("body") from None
+
+
+def _wrong_value(text: str) -> ApiError:
+    """msgspec's "Expected `str`, got `int` - at `$.records[0].tag`" as an error about `records[0].tag`."""
+    parts = _AT.match(text)
+    assert parts is not None
+    what, path = parts["what"], (parts["path"] or "$")[1:].removeprefix(".")
+    # `[...]` is a value of an object whose key msgspec does not tell.
+    path = path.removesuffix("[...]").removeprefix("[...].")
+    for pattern, message in ((_MISSING, "is required"), (_UNKNOWN, "there is no such field")):
+        found = pattern.search(what)
+        if found is not None:
+            return invalid(f"{path}.{found['name']}" if path else found["name"], message)
+    return invalid(path or "body", what[:1].lower() + what[1:])
+
+
+def _malformed(text: str, raw: bytes) -> ApiError:
+    # msgspec calls a string that ends in half a surrogate pair "truncated", too.
+    if "truncated" in text or "surrogate" in text:
+        text = "malformed JSON: it ends too soon"
+        if _SURROGATE.search(raw) is not None:
+            text += ", or a \\u escape is half a surrogate pair"
+    else:
+        text = text.replace("JSON is malformed", "malformed JSON")
+    return invalid("body", text)
+
+
+# --- append ----------------------------------------------------------------------------------------------------------
+
+
+class CheckedAppend(AppendRequest, kw_only=True):
+    """An append that keeps to all limits, with what is stored of its records: made once here, because the checks need
+    it.
+
+    `datas` are the records' `data`, line ends translated, and `metas` their `meta` as compact JSON (empty where there
+    is none; None when no record has one), both in the order of `records`. `records[i].data` stays as it came, a
+    `msgspec.Raw`, unless line ends were translated.
+    """
+
+    datas: list[bytes]
+    metas: list[bytes] | None
+
+
+# Bodies without unknown keys, which is nearly all of them, can nest too deep in `data` only. So the first attempt
+# forbids unknown keys, and the body as a whole is scanned for its depth only where that fails.
+class _StrictRecord(RecordIn, forbid_unknown_fields=True):
+    pass
+
+
+class _StrictAppend(AppendRequest, kw_only=True, forbid_unknown_fields=True):
+    records: list[_StrictRecord]  # type: ignore[assignment]
+
+
+_strict_append: Final = msgspec.json.Decoder(_StrictAppend)
+_lenient_append: Final = msgspec.json.Decoder(AppendRequest)
+_encode: Final = msgspec.json.encode
+
+
+def decode_append(raw: bytes, settings: Settings, header_key: str | None = None) -> CheckedAppend:
+    """The body of an append (`api.md` section 4). `header_key` is the `Idempotency-Key` header; the body's wins.
+
+    Raises 400 `invalid_request`, `batch_too_large` or `record_too_large`. An inline config has its types checked, not
+    its ranges.
+    """
+    check_utf8(raw)
+    request: AppendRequest
+    try:
+        request = _strict_append.decode(raw)
+    except msgspec.ValidationError:
+        request = _decode(_lenient_append, raw)
+        _check_depth_around_data(raw)
+    except msgspec.DecodeError as error:
+        raise _malformed(str(error), raw) from None
+    except RecursionError:
+        raise _too_deep("body") from None
+
+    records = request.records
+    count = len(records)
+    if count == 0:
+        raise invalid("records", "must hold at least one record")
+    if count > settings.max_batch_records:
+        maximum = settings.max_batch_records
+        raise ApiError(
+            "batch_too_large",
+            f"records: {count} records, at most {maximum} are allowed in one append",
+            detail={"field": "records", "count": count, "max": maximum},
+        )
+    datas = [bytes(record.data) for record in records]
+    if b"\n" in raw or b"\r" in raw:
+        datas = [data.translate(_LINE_ENDS) for data in datas]
+        for record, data in zip(records, datas, strict=True):
+            record.data = data  # type: ignore[assignment]
+    # The stored form of a record is never longer than its text in the body.
+    if len(raw) > settings.max_record_bytes or len(raw) >= _DEEP_BYTES:
+        longest = max(map(len, datas))
+        if longest > settings.max_record_bytes or longest >= _DEEP_BYTES:
+            _check_datas(datas, settings.max_record_bytes)
+    # One look at the whole body (escapes could hide the prefix) instead of one at each key.
+    reserved = _RESERVED in raw or b"\\u" in raw
+    metas = _check_extras(records, datas, settings, reserved)
+    if request.node is not None:
+        _check_text("node", request.node, settings.max_node_bytes)
+    return CheckedAppend(
+        records=records,
+        node=request.node,
+        idempotency_key=_idempotency_key(request.idempotency_key, header_key),
+        create=request.create,
+        config=request.config,
+        disable_backpressure=request.disable_backpressure,
+        datas=datas,
+        metas=metas,
+    )
+
+
+def _check_depth_around_data(raw: bytes) -> None:
+    """Refuse unknown keys that nest too deep. `data` may be as deep itself, inside `records` and a record."""
+    around = 3
+    if len(raw) >= _DEEP_BYTES and raw.count(b"[") + raw.count(b"{") > MAX_DEPTH and depth_of(raw) > MAX_DEPTH + around:
+        raise _too_deep("body")
+
+
+def _check_datas(datas: list[bytes], maximum: int) -> None:
+    for i, data in enumerate(datas):
+        if len(data) > maximum:
+            raise _record_too_large(i, len(data), maximum)
+        _check_depth(data, f"records[{i}].data")
+
+
+def _record_too_large(i: int, size: int, maximum: int) -> ApiError:
+    return ApiError(
+        "record_too_large",
+        f"records[{i}]: data and meta are {size} bytes, at most {maximum} are allowed",
+        detail={"field": f"records[{i}]", "size": size, "max": maximum},
+    )
+
+
+def _check_extras(
+    records: list[RecordIn], datas: list[bytes], settings: Settings, reserved: bool
+) -> list[bytes] | None:
+    """Check tags, nodes and metas; returns the metas encoded. One loop without calls but for what looks too long."""
+    max_tag, max_node, max_meta = settings.max_tag_bytes, settings.max_node_bytes, settings.max_meta_bytes
+    max_record = settings.max_record_bytes
+    # As many characters always fit, without being encoded.
+    sure_tag, sure_node = max_tag // 4, max_node // 4
+    with_meta: dict[int, bytes] = {}
+    for i, record in enumerate(records):
+        if (tag := record.tag) is not None and not 0 < len(tag) <= sure_tag:
+            _check_text(f"records[{i}].tag", tag, max_tag)
+        if (node := record.node) is not None and not 0 < len(node) <= sure_node:
+            _check_text(f"records[{i}].node", node, max_node)
+        if meta := record.meta:
+            text = with_meta[i] = _encode(meta)
+            if reserved or len(text) > max_meta or len(meta) > MAX_META_KEYS:
+                _check_meta(i, meta, text, max_meta)
+            if len(text) + len(datas[i]) > max_record:
+                raise _record_too_large(i, len(text) + len(datas[i]), max_record)
+    if not with_meta:
+        return None
+    metas = [b""] * len(records)
+    for i, text in with_meta.items():
+        metas[i] = text
+    return metas
+
+
+def _check_text(field: str, value: str, maximum: int) -> None:
+    if not value:
+        raise invalid(field, "must not be empty")
+    size = len(value.encode())
+    if size > maximum:
+        raise invalid(field, f"is {size} bytes long, at most {maximum} are allowed", max=maximum)
+
+
+def _check_meta(i: int, meta: dict[str, str], text: bytes, maximum: int) -> None:
+    field = f"records[{i}].meta"
+    if len(meta) > MAX_META_KEYS:
+        raise invalid(field, f"has {len(meta)} keys, at most {MAX_META_KEYS} are allowed", max=MAX_META_KEYS)
+    if any(key.startswith(RESERVED_META_PREFIX) for key in meta):
+        raise invalid(field, f"keys that start with {RESERVED_META_PREFIX} are reserved")
+    if len(text) > maximum:
+        raise invalid(field, f"is {len(text)} bytes long as JSON, at most {maximum} are allowed", max=maximum)
+
+
+def _idempotency_key(body: str | None, header: str | None) -> str | None:
+    key, field = (body, "idempotency_key") if body is not None else (header, "Idempotency-Key")
+    if key is not None and not 1 <= len(key) <= MAX_IDEMPOTENCY_KEY:
+        raise invalid(field, f"must have 1 to {MAX_IDEMPOTENCY_KEY} characters", max=MAX_IDEMPOTENCY_KEY)
+    return key
+
+
+def check_inline_config(topic: str, patch: TopicConfigPatch) -> None:
+    """Refuse an append's `config` that could not create `topic`, whether or not the call is going to."""
+    try:
+        resolve_config(None, patch, topic=topic)
+    except ApiError as error:
+        field = error.detail.get("field")
+        if isinstance(field, str):
+            raise ApiError(
+                error.code, f"config.{error.message}", detail={**error.detail, "field": f"config.{field}"}
+            ) from None
+        raise
+
+
+# --- read ------------------------------------------------------------------------------------------------------------
+
+
+class _ReadBody(msgspec.Struct, kw_only=True):
+    from_seq: int = 0
+    epoch: int | None = None
+    limit: int = DEFAULT_LIMIT
+    node: str | list[str] | None = None
+    include_tags: bool = False
+    include_meta: bool = True
+    wait_ms: int = 0
+    max_batch_bytes: int = DEFAULT_BATCH_BYTES
+
+
+_read_body: Final = msgspec.json.Decoder(_ReadBody)
+
+
+def decode_read(raw: bytes, settings: Settings) -> ReadRequest:
+    """The body of a diff (`api.md` section 5), clamped."""
+    body = _ReadBody()
+    if raw:
+        check_utf8(raw)
+        body = _decode(_read_body, raw)
+        _check_depth(raw, "body")
+    nodes = [body.node] if isinstance(body.node, str) else body.node or []
+    return _read_request(body, nodes, settings)
+
+
+def decode_read_query(query: bytes, settings: Settings) -> ReadRequest:
+    """The same as query parameters; `node` may be repeated."""
+    values = Query(query)
+    body = _ReadBody(
+        from_seq=values.integer("from_seq", 0),
+        epoch=values.integer("epoch", None),
+        limit=values.integer("limit", DEFAULT_LIMIT),
+        include_tags=values.boolean("include_tags", False),
+        include_meta=values.boolean("include_meta", True),
+        wait_ms=values.integer("wait_ms", 0),
+        max_batch_bytes=values.integer("max_batch_bytes", DEFAULT_BATCH_BYTES),
+    )
+    return _read_request(body, values.all("node"), settings)
+
+
+def _read_request(body: _ReadBody, nodes: list[str], settings: Settings) -> ReadRequest:
+    for name in ("from_seq", "epoch", "limit", "wait_ms", "max_batch_bytes"):
+        value = getattr(body, name)
+        if value is not None and not 0 <= value <= MAX_U64:
+            raise _not_u64(name)
+    for node in nodes:
+        _check_text("node", node, settings.max_node_bytes)
+    return ReadRequest(
+        from_seq=body.from_seq,
+        epoch=body.epoch,
+        limit=min(body.limit or DEFAULT_LIMIT, settings.max_limit),
+        nodes=frozenset(nodes),
+        include_tags=body.include_tags,
+        include_meta=body.include_meta,
+        wait_ms=min(body.wait_ms, MAX_WAIT_MS),
+        max_batch_bytes=min(body.max_batch_bytes or DEFAULT_BATCH_BYTES, MAX_BATCH_BYTES),
+    )
+
+
+def _not_u64(field: str) -> ApiError:
+    return invalid(field, "must be an integer from 0 to 2^64 - 1")
+
+
+# --- control plane ---------------------------------------------------------------------------------------------------
+
+
+class DeleteSelection(NamedTuple):
+    """What a record deletion selects: both conditions hold for a record that goes."""
+
+    before_seq: int | None
+    match: Match | None
+
+
+_delete_body: Final = msgspec.json.Decoder(DeleteRequest)
+_config_body: Final = msgspec.json.Decoder(TopicConfigPatch)
+
+
+def decode_delete(raw: bytes) -> DeleteSelection:
+    """The body of a record deletion (`api.md` section 6)."""
+    if not raw:
+        raise _nothing_selected()
+    check_utf8(raw)
+    body = _decode(_delete_body, raw)
+    _check_depth(raw, "body")
+    before: int | UnsetType = body.before_seq
+    if before is not UNSET and not 0 <= before <= MAX_U64:
+        raise _not_u64("before_seq")
+    if before is UNSET and body.match is UNSET:
+        raise _nothing_selected()
+    return DeleteSelection(
+        before_seq=None if before is UNSET else before,
+        match=None if body.match is UNSET else parse_match(body.match),
+    )
+
+
+def _nothing_selected() -> ApiError:
+    return invalid("before_seq", "before_seq, match or both are required")
+
+
+def decode_config_patch(raw: bytes) -> TopicConfigPatch:
+    """The body of a topic's PUT (`api.md` section 2); types and keys, ranges are checked where it is merged."""
+    if not raw:
+        return TopicConfigPatch()
+    check_utf8(raw)
+    return _decode(_config_body, raw)
+
+
+class Page(NamedTuple):
+    """Which part of a list is asked for: names that begin with `prefix` and come after `after`."""
+
+    prefix: str
+    after: str | None
+    page_size: int
+
+
+def decode_list_query(query: bytes) -> Page:
+    """`prefix`, `cursor` and `page_size` of a topic list (`api.md` sections 1 and 3)."""
+    values = Query(query)
+    values.boolean("touch", False)
+    cursor = values.text("cursor", "")
+    return Page(
+        prefix=values.text("prefix", ""),
+        after=decode_cursor(cursor) if cursor else None,
+        page_size=max(1, min(MAX_PAGE, values.integer("page_size", DEFAULT_PAGE, signed=True))),
+    )
+
+
+# The marker says which list a cursor belongs to, so that one of another list is refused.
+_TOPIC_CURSOR: Final = b"t:"
+
+
+def encode_cursor(last: str) -> str:
+    """The cursor that means "names after `last`": unpadded base64url."""
+    return base64.urlsafe_b64encode(_TOPIC_CURSOR + last.encode()).rstrip(b"=").decode()
+
+
+def decode_cursor(cursor: str) -> str:
+    """The name of a cursor; `400 invalid_request` unless it is one that `encode_cursor` could have made."""
+    try:
+        raw = base64.b64decode(cursor + "=" * (-len(cursor) % 4), altchars=b"-_", validate=True)
+        name = check_topic_name(raw.removeprefix(_TOPIC_CURSOR).decode(), "cursor")
+    except (ValueError, binascii.Error, ApiError):
+        raise invalid("cursor", "is not a cursor of this list") from None
+    if encode_cursor(name) != cursor.rstrip("="):
+        raise invalid("cursor", "is not a cursor of this list")
+    return name
+
+
+# --- query strings ---------------------------------------------------------------------------------------------------
+
+_BOOLEANS: Final = {"1": True, "true": True, "0": False, "false": False}
+_INTEGER: Final = re.compile(r"-?[0-9]{1,40}", re.ASCII)
+
+
+class Query:
+    """The parameters of a query string. Unknown ones are ignored; bad values are 400 and name the parameter."""
+
+    __slots__ = ("_values",)
+
+    def __init__(self, query: bytes) -> None:
+        self._values: dict[str, list[str]] = {}
+        if not query:
+            return
+        try:
+            pairs = parse_qsl(query.decode(), keep_blank_values=True, errors="strict")
+        except UnicodeDecodeError:
+            raise invalid("query", "is not valid UTF-8") from None
+        for name, value in pairs:
+            self._values.setdefault(name, []).append(value)
+
+    def all(self, name: str) -> list[str]:
+        """Every value of a parameter that may be repeated."""
+        return self._values.get(name, [])
+
+    def _one(self, name: str) -> str | None:
+        values = self._values.get(name)
+        if values is None:
+            return None
+        if len(values) > 1:
+            raise invalid(name, "is given more than once")
+        return values[0]
+
+    def text(self, name: str, default: str) -> str:
+        """A string."""
+        value = self._one(name)
+        return default if value is None else value
+
+    def boolean(self, name: str, default: bool) -> bool:
+        """`1/0/true/false`, and nothing else."""
+        value = self._one(name)
+        if value is None:
+            return default
+        if value not in _BOOLEANS:
+            raise invalid(name, "must be one of 1, 0, true, false")
+        return _BOOLEANS[value]
+
+    def integer(self, name: str, default: Any, *, signed: bool = False) -> Any:
+        """A decimal integer. `signed` ones are about to be clamped; the others may not be negative."""
+        value = self._one(name)
+        if value is None:
+            return default
+        if _INTEGER.fullmatch(value) is None:
+            raise invalid(name, "must be an integer")
+        number = int(value)
+        if not signed and not 0 <= number <= MAX_U64:
+            raise _not_u64(name)
+        return number
+
+
+def decode_if_empty(query: bytes) -> bool:
+    """`if_empty` of a topic's DELETE."""
+    return Query(query).boolean("if_empty", False)
+
+
+def decode_touch(query: bytes) -> bool:
+    """`touch` of a state read."""
+    return Query(query).boolean("touch", True)
+
+
+def decode_return_seqs(query: bytes) -> bool:
+    """`return_seqs` of an append."""
+    return Query(query).boolean("return_seqs", True)

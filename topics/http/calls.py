@@ -1,0 +1,204 @@
+"""One request on its way through the gate, and what may come back: the types that the gate and both planes share."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Mapping, MutableMapping
+from dataclasses import dataclass, field
+from typing import Any, Final, Protocol, TypeVar
+
+import msgspec
+import trio
+
+from topics.clock import Clock
+from topics.config import Settings
+from topics.errors import ApiError
+from topics.figures import EngineFigures
+from topics.http.routes import Route
+from topics.log.match import Match
+from topics.model import (
+    AppendRequest,
+    AppendResult,
+    DeleteResult,
+    Performance,
+    ReadRequest,
+    ReadResult,
+    TopicConfig,
+    TopicConfigPatch,
+    TopicState,
+    TopicSummary,
+)
+
+T = TypeVar("T")
+
+Scope = MutableMapping[str, Any]
+Message = MutableMapping[str, Any]
+Receive = Callable[[], Awaitable[Message]]
+Send = Callable[[Message], Awaitable[None]]
+
+JSON: Final = b"application/json"
+
+encode: Final = msgspec.json.Encoder().encode
+
+
+class Status(Protocol):
+    """What HTTP asks of `Engine.status`."""
+
+    @property
+    def phase(self) -> str:
+        """`starting`, `replaying`, `ready` or `draining`."""
+
+    @property
+    def replay_progress(self) -> float:
+        """0..1."""
+
+    @property
+    def started_ms(self) -> int:
+        """On the monotonic clock."""
+
+
+class Engine(Protocol):
+    """What HTTP asks of `topics.engine.Engine`, which documents it.
+
+    Everything raises `ApiError` for what a client should see.
+    """
+
+    @property
+    def settings(self) -> Settings: ...
+
+    @property
+    def status(self) -> Status: ...
+
+    @property
+    def clock(self) -> Clock: ...
+
+    async def put_topic(self, name: str, patch: TopicConfigPatch) -> tuple[TopicConfig, bool]: ...
+
+    async def delete_topic(self, name: str, *, if_empty: bool) -> tuple[bool, list[str]]: ...
+
+    def topic_state(self, name: str, *, touch: bool) -> TopicState: ...
+
+    def list_topics(self, prefix: str, after: str | None, page_size: int) -> tuple[list[TopicSummary], bool]: ...
+
+    async def append(self, name: str, request: AppendRequest, perf: Performance) -> AppendResult: ...
+
+    async def read(self, name: str, request: ReadRequest, perf: Performance) -> ReadResult: ...
+
+    async def delete_records(
+        self, name: str, before_seq: int | None, match: Match | None, perf: Performance
+    ) -> DeleteResult: ...
+
+    def figures(self) -> EngineFigures: ...
+
+
+class ClientGone(Exception):
+    """The client went away before it was answered. Nobody is to be told."""
+
+
+@dataclass(slots=True)
+class Response:
+    """An answer in full. The gate adds what every response has."""
+
+    status: int
+    body: bytes
+    content_type: bytes = JSON
+    headers: list[tuple[bytes, bytes]] = field(default_factory=list)
+
+
+def json_response(value: Any, status: int = 200) -> Response:
+    """A response of JSON."""
+    return Response(status, encode(value))
+
+
+def error_response(error: ApiError) -> Response:
+    """The error envelope (`api.md` section 1)."""
+    body = {"error": {"code": error.code, "message": error.message, "detail": error.detail}}
+    headers = [(name.lower().encode(), value.encode()) for name, value in error.headers.items()]
+    if error.retry_after_s is not None:
+        headers.append((b"retry-after", b"%d" % error.retry_after_s))
+    return Response(error.status, encode(body), headers=headers)
+
+
+class Call:
+    """One request. Made by the gate; `route`, `params` and `body` are set by the time a plane sees it."""
+
+    __slots__ = (
+        "body",
+        "body_complete",
+        "headers",
+        "held",
+        "params",
+        "perf",
+        "receive",
+        "request_id",
+        "route",
+        "scope",
+        "send",
+        "started_ns",
+    )
+
+    def __init__(self, scope: Scope, receive: Receive, send: Send, started_ns: int) -> None:
+        self.scope = scope
+        self.receive = receive
+        self.send = send
+        self.started_ns = started_ns
+        # Of repeated fields the last one counts, but for lists (Accept, Accept-Encoding), which are joined.
+        self.headers: dict[bytes, bytes] = {}
+        for name, value in scope["headers"]:
+            name = name.lower()
+            earlier = self.headers.get(name) if name in _LISTS else None
+            self.headers[name] = value if earlier is None else earlier + b", " + value
+        self.request_id = ""
+        self.route: Route | None = None
+        self.params: Mapping[str, str] = {}
+        self.body = b""
+        self.body_complete = False
+        """Everything that the client will send has been received."""
+        self.held = 0
+        """Bytes of the body that count against the budget of all requests."""
+        self.perf = Performance()
+
+    @property
+    def method(self) -> str:
+        method: str = self.scope["method"]
+        return method
+
+    @property
+    def query(self) -> bytes:
+        query: bytes = self.scope["query_string"]
+        return query
+
+    def performance(self, now_ns: int) -> Performance:
+        """The `performance` block, with the time since the request began."""
+        self.perf.server_total_ms = round((now_ns - self.started_ns) / 1e6, 3)
+        return self.perf
+
+    async def while_connected(self, function: Callable[[], Awaitable[T]]) -> T:
+        """Await `function()`, cancelling it and raising `ClientGone` when the client goes away.
+
+        For waits without side effects.
+        """
+        gone = False
+        failure: Exception | None = None
+
+        async def watch(scope: trio.CancelScope) -> None:
+            nonlocal gone
+            while (await self.receive())["type"] != "http.disconnect":
+                pass
+            gone = True
+            scope.cancel()
+
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(watch, nursery.cancel_scope)
+            try:
+                result = await function()
+            except Exception as error:
+                failure = error
+            nursery.cancel_scope.cancel()
+        if failure is not None:
+            raise failure
+        if gone:
+            raise ClientGone
+        return result
+
+
+_LISTS: Final = frozenset({b"accept", b"accept-encoding"})

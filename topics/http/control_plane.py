@@ -1,0 +1,226 @@
+"""The Quart-Trio application: everything that is not called often enough to need handlers of its own.
+
+The gate has matched the route, read the body and checked the names before Quart sees a request; Quart's answer goes
+back to the gate, which adds what every response has. Failures are not answered here: they are carried out of Quart as
+they are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Any, Final
+
+import trio
+from msgspec import UNSET, Struct, UnsetType
+from quart import Response as QuartResponse
+from quart import request
+from quart_trio import QuartTrio
+
+from topics import __version__
+from topics.errors import ApiError
+from topics.http import bodies
+from topics.http.calls import Call, Engine, Message, Response, json_response
+from topics.http.metrics import Exposition
+from topics.http.routes import ROUTES, Plane
+from topics.model import Performance, TopicConfig, TopicState, TopicSummary
+
+View = Callable[..., Awaitable[Response]]
+
+_CALL: Final = "topics.call"
+_FAILURE: Final = "topics.failure"
+
+
+class _PutAnswer(Struct, kw_only=True):
+    topic: str
+    created: bool
+    config: TopicConfig
+    performance: Performance
+
+
+class _ListAnswer(Struct, kw_only=True):
+    topics: list[TopicSummary]
+    next_cursor: str | UnsetType = UNSET
+    performance: Performance
+
+
+class _DeleteAnswer(Struct, kw_only=True):
+    topic: str
+    deleted: bool
+    routers_removed: list[str]
+    performance: Performance
+
+
+class _StateAnswer(TopicState, kw_only=True):
+    performance: Performance
+
+
+class _DeleteRecordsAnswer(Struct, kw_only=True):
+    topic: str
+    deleted: int
+    earliest_seq: int
+    head_seq: int
+    count: int
+    bytes: int
+    performance: Performance
+
+
+class ControlPlane:
+    """Runs calls through Quart. `refusal` is the gate's verdict on the phase of the daemon, which `ready` reports."""
+
+    def __init__(self, engine: Engine, exposition: Exposition, refusal: Callable[[], ApiError | None]) -> None:
+        self._engine = engine
+        self._exposition = exposition
+        self._refusal = refusal
+        self._app = self._make_app()
+
+    def _make_app(self) -> QuartTrio:
+        app = QuartTrio("topics", static_folder=None)
+        # The gate has limited the body; a request may take as long as it takes.
+        app.config.update(MAX_CONTENT_LENGTH=None, BODY_TIMEOUT=None, RESPONSE_TIMEOUT=None)
+        views: Mapping[str, View] = {
+            "put_topic": self.put_topic,
+            "get_topic": self.get_topic,
+            "delete_topic": self.delete_topic,
+            "list_topics": self.list_topics,
+            "delete_records": self.delete_records,
+            "health": self.health,
+            "healthz": self.health,
+            "ready": self.ready,
+            "readyz": self.ready,
+            "metrics": self.metrics,
+        }
+        for route in ROUTES:
+            if route.plane is Plane.CONTROL:
+                rule = route.template.replace("{", "<").replace("}", ">")
+                app.add_url_rule(
+                    rule,
+                    route.name,
+                    _as_quart_view(views[route.name]),
+                    methods=[route.method],
+                    provide_automatic_options=False,
+                )
+        app.register_error_handler(Exception, _carry_out)
+        return app
+
+    async def handle(self, call: Call, path: str) -> Response:
+        """Answer a matched call; `path` is decoded and checked. Raises whatever its view raises."""
+        scope = {**call.scope, "path": path, "raw_path": path.encode(), "root_path": ""}
+        scope[_CALL] = call
+        # The gate has taken the encoding off.
+        scope["headers"] = [(name, value) for name, value in call.scope["headers"] if name.lower() not in _FRAMING]
+        sent = False
+
+        async def receive() -> Message:
+            nonlocal sent
+            if sent:
+                # Never a disconnect: what a call has begun it finishes, whoever is still there.
+                await trio.sleep_forever()
+            sent = True
+            return {"type": "http.request", "body": call.body, "more_body": False}
+
+        started: Message = {}
+        chunks: list[bytes] = []
+
+        async def send(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                started.update(message)
+            elif message["type"] == "http.response.body":
+                chunks.append(message.get("body", b""))
+
+        await self._app(scope, receive, send)  # type: ignore[arg-type]
+        if (failure := scope.get(_FAILURE)) is not None:
+            raise failure
+        assert started, "Quart has answered"
+        headers = {name.lower(): value for name, value in started["headers"]}
+        return Response(started["status"], b"".join(chunks), headers[b"content-type"])
+
+    def _performance(self) -> Performance:
+        return _call().performance(self._engine.clock.perf_ns())
+
+    # --- topics (`api.md` section 3) ---------------------------------------------------------------------------------
+
+    async def put_topic(self, topic: str) -> Response:
+        """`PUT /v0/topics/{topic}`."""
+        patch = bodies.decode_config_patch(_call().body)
+        config, created = await self._engine.put_topic(topic, patch)
+        answer = _PutAnswer(topic=topic, created=created, config=config, performance=self._performance())
+        return json_response(answer, 201 if created else 200)
+
+    async def get_topic(self, topic: str) -> Response:
+        """`GET /v0/topics/{topic}`."""
+        state = self._engine.topic_state(topic, touch=bodies.decode_touch(_query()))
+        fields = {name: getattr(state, name) for name in TopicState.__struct_fields__}
+        return json_response(_StateAnswer(**fields, performance=self._performance()))
+
+    async def list_topics(self) -> Response:
+        """`GET /v0/topics`. A list never touches what it shows."""
+        page = bodies.decode_list_query(_query())
+        topics, more = self._engine.list_topics(page.prefix, page.after, page.page_size)
+        cursor = bodies.encode_cursor(topics[-1].topic) if more and topics else UNSET
+        return json_response(_ListAnswer(topics=topics, next_cursor=cursor, performance=self._performance()))
+
+    async def delete_topic(self, topic: str) -> Response:
+        """`DELETE /v0/topics/{topic}`."""
+        deleted, routers = await self._engine.delete_topic(topic, if_empty=bodies.decode_if_empty(_query()))
+        answer = _DeleteAnswer(topic=topic, deleted=deleted, routers_removed=routers, performance=self._performance())
+        return json_response(answer)
+
+    async def delete_records(self, topic: str) -> Response:
+        """`POST /v0/topics/{topic}/delete` (`api.md` section 6)."""
+        selection = bodies.decode_delete(_call().body)
+        perf = _call().perf
+        result = await self._engine.delete_records(topic, selection.before_seq, selection.match, perf)
+        answer = _DeleteRecordsAnswer(
+            topic=result.topic,
+            deleted=result.deleted,
+            earliest_seq=result.earliest_seq,
+            head_seq=result.head_seq,
+            count=result.count,
+            bytes=result.bytes,
+            performance=self._performance(),
+        )
+        return json_response(answer)
+
+    # --- the daemon (`api.md` section 11) ----------------------------------------------------------------------------
+
+    async def health(self) -> Response:
+        """`GET /v0/health`: the process answers."""
+        uptime = self._engine.clock.monotonic_ms() - self._engine.status.started_ms
+        return json_response({"status": "ok", "version": __version__, "uptime_ms": uptime})
+
+    async def ready(self) -> Response:
+        """`GET /v0/ready`: the daemon takes requests."""
+        refusal = self._refusal()
+        if refusal is not None:
+            raise refusal
+        topics = self._engine.figures().topics
+        return json_response({"status": "ready", "wal_replay_complete": True, "topics": topics})
+
+    async def metrics(self) -> Response:
+        """`GET /v0/metrics`."""
+        return self._exposition.respond(_call().headers.get(b"accept", b"").decode("latin-1"))
+
+
+_FRAMING: Final = frozenset({b"content-encoding", b"content-length", b"transfer-encoding", b"expect"})
+
+
+def _call() -> Call:
+    call: Call = request.scope[_CALL]  # type: ignore[typeddict-item]
+    return call
+
+
+def _query() -> bytes:
+    return _call().query
+
+
+def _as_quart_view(view: View) -> Callable[..., Awaitable[QuartResponse]]:
+    async def quart_view(**params: Any) -> QuartResponse:
+        answer = await view(**params)
+        return QuartResponse(answer.body, answer.status, content_type=answer.content_type.decode())
+
+    return quart_view
+
+
+async def _carry_out(error: Exception) -> QuartResponse:
+    request.scope[_FAILURE] = error  # type: ignore[typeddict-unknown-key]
+    return QuartResponse(b"", 500)

@@ -1,0 +1,202 @@
+"""What every request passes, whichever plane answers it.
+
+Theory of operation. A request goes through the steps of `Gate._answer` in order: route, phase of the daemon, body,
+handler. Each may refuse by raising `ApiError`; `Gate._handle` turns that, and every exception that nobody thought of,
+into the error envelope. Whatever happens, the body is received to its end (see `reading`), what it held is given back,
+and the request is counted once. Nothing is sent before an answer is complete, so there is always exactly one.
+"""
+
+from __future__ import annotations
+
+import re
+import secrets
+import zlib
+from typing import Final
+
+import structlog
+import trio
+from werkzeug.exceptions import HTTPException
+
+from topics.errors import ApiError
+from topics.http.calls import Call, ClientGone, Engine, Receive, Response, Scope, Send, error_response
+from topics.http.control_plane import ControlPlane
+from topics.http.data_plane import DataPlane
+from topics.http.metrics import Exposition, RequestFigures
+from topics.http.reading import SMALL_BODY, SMALL_BODY_S, BodyReader, discard_body, has_small_rest
+from topics.http.routes import Body, Plane, RouteTable
+from topics.http.server import Connection
+from topics.logs import get_logger
+
+log = get_logger(__name__)
+
+UNMATCHED: Final = "unmatched"
+"""The `route` label of what no route fits, so that a scanner cannot make labels."""
+
+CLIENT_GONE: Final = 499
+"""The `status` label of a request whose client left before there was an answer (nginx's number)."""
+
+GZIP_FROM: Final = 1024
+"""Below about a KiB, gzip saves less than a packet."""
+
+_GZIP_LEVEL: Final = 1
+_GZIP_STEP: Final = 128 << 10
+_REQUEST_ID: Final = re.compile(rb"[\x21-\x7e]{1,128}")
+
+
+class Gate:
+    """The ASGI application."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+        self._routes = RouteTable()
+        self._reader = BodyReader(engine.settings)
+        self.figures = RequestFigures()
+        self._data = DataPlane(engine).handlers
+        self._control = ControlPlane(engine, Exposition(engine, self.figures), self.refusal)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http":
+            await self._handle(Call(scope, receive, send, self._engine.clock.perf_ns()))
+        elif scope["type"] == "websocket":
+            await self._refuse_websocket(receive, send)
+        else:
+            raise NotImplementedError(scope["type"])
+
+    def refusal(self) -> ApiError | None:
+        """Why the daemon takes no requests now, if it does not."""
+        status = self._engine.status
+        if status.phase == "ready":
+            return None
+        if status.phase == "draining":
+            return ApiError("shutting_down", "the daemon is stopping", retry_after_s=5)
+        progress = {"replay_progress": status.replay_progress}
+        return ApiError("not_ready", "the log is being replayed", detail=progress, retry_after_s=1)
+
+    async def _handle(self, call: Call) -> None:
+        status = CLIENT_GONE
+        try:
+            call.request_id = _request_id(call)
+            structlog.contextvars.bind_contextvars(request_id=call.request_id)
+            try:
+                response = await self._answer(call)
+            except ApiError as error:
+                if error.detail.get("limit") == "max_inflight_bytes":
+                    self.figures.throttled["max_inflight_bytes"] += 1
+                response = error_response(error)
+            except HTTPException as error:
+                response = error_response(_from_werkzeug(error))
+            except ClientGone:
+                return
+            except Exception:
+                log.exception("request_failed", route=_label(call))
+                response = error_response(ApiError("internal", "the request failed; the daemon goes on"))
+            finally:
+                self._reader.release(call)
+            status = response.status
+            await self._send(call, response)
+        except ClientGone:
+            pass
+        finally:
+            duration = (self._engine.clock.perf_ns() - call.started_ns) / 1e6
+            self.figures.count(_label(call), status, duration)
+
+    async def _answer(self, call: Call) -> Response:
+        refusal = self.refusal()
+        try:
+            found = self._routes.find(call.method, call.scope["raw_path"])
+        except ApiError:
+            if refusal is not None:
+                raise refusal from None
+            raise
+        call.route = found.route
+        if refusal is not None and not found.route.always_open:
+            raise refusal
+        call.params = found.params()
+        if found.route.body is Body.JSON:
+            call.body = await self._reader.read_body(call)
+        else:
+            await self._reader.skip_body(call)
+        if found.route.plane is Plane.DATA:
+            return await self._data[found.route.name](call)
+        return await self._control.handle(call, found.plain_path())
+
+    async def _send(self, call: Call, response: Response) -> None:
+        if not call.body_complete and has_small_rest(call):
+            await discard_body(call, SMALL_BODY, SMALL_BODY_S)
+        body = response.body
+        headers = [(b"content-type", response.content_type), *response.headers]
+        if len(body) >= GZIP_FROM:
+            headers.append((b"vary", b"accept-encoding"))
+            if accepts_gzip(call.headers.get(b"accept-encoding", b"")):
+                body = await _gzip(body)
+                headers.append((b"content-encoding", b"gzip"))
+        headers.append((b"content-length", b"%d" % len(body)))
+        headers.append((b"x-request-id", call.request_id.encode()))
+        if call.body_complete:
+            await call.send({"type": "http.response.start", "status": response.status, "headers": headers})
+            await call.send({"type": "http.response.body", "body": body, "more_body": False})
+            return
+        # The answer goes out whole, while the client may still be sending, and the connection ends after it.
+        if call.scope["http_version"] != "2":
+            headers.append((b"connection", b"close"))
+        await call.send({"type": "http.response.start", "status": response.status, "headers": headers})
+        await call.send({"type": "http.response.body", "body": body, "more_body": True})
+        if await discard_body(call):
+            await call.send({"type": "http.response.body", "body": b"", "more_body": False})
+        else:
+            connection: Connection = call.scope["state"]["connection"]
+            connection.abort()
+
+    async def _refuse_websocket(self, receive: Receive, send: Send) -> None:
+        await receive()
+        response = error_response(ApiError("not_found", "there is no such route"))
+        headers = [(b"content-type", response.content_type), (b"content-length", b"%d" % len(response.body))]
+        await send({"type": "websocket.http.response.start", "status": response.status, "headers": headers})
+        await send({"type": "websocket.http.response.body", "body": response.body, "more_body": False})
+
+
+def _label(call: Call) -> str:
+    return UNMATCHED if call.route is None else call.route.label
+
+
+def _request_id(call: Call) -> str:
+    given = call.headers.get(b"x-request-id")
+    if given is not None and _REQUEST_ID.fullmatch(given) is not None:
+        return given.decode()
+    return secrets.token_hex(8)
+
+
+def _from_werkzeug(error: HTTPException) -> ApiError:
+    """What Quart refuses by itself. The gate has matched the route, so this is about the request's form."""
+    code = {404: "not_found", 405: "method_not_allowed", 413: "payload_too_large", 415: "unsupported_media_type"}
+    status = error.code or 500
+    return ApiError(code.get(status, "invalid_request" if status < 500 else "internal"), error.name)
+
+
+def accepts_gzip(accept_encoding: bytes) -> bool:
+    """Whether an Accept-Encoding allows gzip and does not prefer `identity` to it (RFC 9110, 12.5.3)."""
+    if not accept_encoding:
+        return False
+    quality: dict[bytes, float] = {}
+    for item in accept_encoding.lower().split(b","):
+        name, *parameters = (part.strip() for part in item.split(b";"))
+        quality[name] = 1.0
+        for parameter in parameters:
+            if parameter.startswith(b"q="):
+                try:
+                    quality[name] = float(parameter[2:])
+                except ValueError:
+                    quality[name] = 0.0
+    gzip = quality.get(b"gzip", quality.get(b"x-gzip", quality.get(b"*", 0.0)))
+    return gzip > 0 and gzip >= quality.get(b"identity", 0.0)
+
+
+async def _gzip(body: bytes) -> bytes:
+    """Compress in steps of about a millisecond, with a look at the others between them."""
+    compressor = zlib.compressobj(_GZIP_LEVEL, zlib.DEFLATED, 31)
+    pieces: list[bytes] = []
+    for start in range(0, len(body), _GZIP_STEP):
+        pieces.append(compressor.compress(memoryview(body)[start : start + _GZIP_STEP]))
+        await trio.lowlevel.checkpoint()
+    pieces.append(compressor.flush())
+    return b"".join(pieces)

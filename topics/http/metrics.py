@@ -1,0 +1,193 @@
+"""Figures for people and machines (`api.md` section 11): what the gate counts, what the engine tells, and their two
+formats.
+
+Nothing is kept in prometheus-client's registry between scrapes: a collector reads the engine when it is asked, so that
+no append pays for a metric that nobody looks at.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from typing import Any, Final
+
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
+from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4, generate_latest
+from prometheus_client.registry import Collector, CollectorRegistry
+
+from topics.figures import EngineFigures, Histogram
+from topics.http.calls import Engine, Response, encode
+
+PREFIX: Final = "topics_"
+
+# Milliseconds. From an append that is answered out of memory to a long poll that waits its full time.
+REQUEST_BOUNDS_MS: Final = (0.5, 1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10_000, 30_000)
+
+
+class RequestFigures:
+    """What the gate counts: answers by route and status, how long they took, what it refused for lack of memory."""
+
+    def __init__(self) -> None:
+        self.requests: Counter[tuple[str, int]] = Counter()
+        self.duration_ms = Histogram(REQUEST_BOUNDS_MS)
+        self.throttled: Counter[str] = Counter()
+
+    def count(self, route: str, status: int, duration_ms: float) -> None:
+        """One request that is over."""
+        self.requests[route, status] += 1
+        self.duration_ms.observe(duration_ms)
+
+
+class EngineCollector(Collector):
+    """All metrics as of one moment. Names of counters are given without `_total`, which prometheus-client adds."""
+
+    def __init__(self, engine: Engine, requests: RequestFigures) -> None:
+        self._engine = engine
+        self._requests = requests
+
+    def collect(self) -> Iterator[Metric]:
+        """Called by a scrape."""
+        figures = self._engine.figures()
+        yield from _of_engine(figures)
+        yield from _of_topics(figures)
+        yield from _of_wal(figures)
+        yield from self._of_requests(figures)
+
+    def _of_requests(self, figures: EngineFigures) -> Iterator[Metric]:
+        answered = self._requests.requests
+        yield _counter(
+            "requests",
+            "Requests answered (status 499: the client left before)",
+            ("route", "status"),
+            (((route, str(status)), count) for (route, status), count in sorted(answered.items())),
+        )
+        yield _histogram("request_ms", "Time to answer a request, in milliseconds", self._requests.duration_ms)
+        throttled = Counter(figures.throttled)
+        throttled.update(self._requests.throttled)
+        yield _counter(
+            "throttled",
+            "Requests refused with 429, by reason",
+            ("reason",),
+            (((reason,), count) for reason, count in sorted(throttled.items())),
+        )
+
+
+def _of_engine(figures: EngineFigures) -> Iterator[Metric]:
+    yield _gauge("topics", "Topics", figures.topics)
+    yield _gauges(
+        "topics_by_class",
+        "Topics by durability class",
+        ("class",),
+        (((name,), count) for name, count in sorted(figures.by_class.items())),
+    )
+    yield _gauge("records_live", "Live records", figures.records_live)
+    yield _gauge("bytes_live", "Live payload bytes", figures.bytes_live)
+    yield _gauge("ready", "Whether the daemon answers requests", int(figures.ready))
+    yield _gauge("recovery_progress", "Replay of the WAL, 0 to 1", figures.recovery_progress)
+    yield _gauge("uptime_ms", "Time since the start of the process, in milliseconds", figures.uptime_ms)
+
+
+def _of_topics(figures: EngineFigures) -> Iterator[Metric]:
+    samples = figures.topic_samples
+    for name, text, attribute in (
+        ("topic_head_seq", "Last seq of a topic", "head_seq"),
+        ("topic_earliest_seq", "First live seq of a topic", "earliest_seq"),
+        ("topic_records_live", "Live records of a topic", "records"),
+        ("topic_bytes_live", "Live payload bytes of a topic", "bytes"),
+    ):
+        yield _gauges(name, text, ("topic",), (((sample.name,), getattr(sample, attribute)) for sample in samples))
+    yield _gauge("topic_metrics_truncated", "Whether there are topics without figures", int(figures.topics_truncated))
+
+
+def _of_wal(figures: EngineFigures) -> Iterator[Metric]:
+    wal = figures.wal
+    for name, text, value in (
+        ("wal_frames", "Frames written", wal.frames),
+        ("wal_batches", "Batches of frames written", wal.batches),
+        ("wal_fsyncs", "Syncs", wal.fsyncs),
+        ("wal_bytes_written", "Bytes written", wal.bytes_written),
+        ("wal_rotations", "WAL files begun", wal.rotations),
+        ("wal_submit_full", "Commits that found the queue of their shard full", wal.submit_full),
+    ):
+        yield _counter(name, text, (), [((), value)])
+    yield _gauge("wal_queue_depth", "Commits waiting to be written", wal.queue_depth)
+    yield _gauge("wal_queue_depth_peak", "Most commits that waited in one shard", wal.queue_depth_peak)
+    yield _gauge("wal_read_only", "Shards that failed and take no writes", wal.read_only)
+    yield _histogram("wal_fsync_latency_us", "Time of a sync, in microseconds", wal.fsync_latency)
+
+
+Samples = Iterable[tuple[tuple[str, ...], float]]
+
+
+def _gauge(name: str, text: str, value: float) -> Metric:
+    return GaugeMetricFamily(PREFIX + name, text, value=value)
+
+
+def _gauges(name: str, text: str, labels: tuple[str, ...], samples: Samples) -> Metric:
+    family = GaugeMetricFamily(PREFIX + name, text, labels=labels)
+    for values, value in samples:
+        family.add_metric(values, value)
+    return family
+
+
+def _counter(name: str, text: str, labels: tuple[str, ...], samples: Samples) -> Metric:
+    family = CounterMetricFamily(PREFIX + name, text, labels=labels)
+    for values, value in samples:
+        family.add_metric(values, value)
+    return family
+
+
+def _histogram(name: str, text: str, histogram: Histogram) -> Metric:
+    buckets = [("+Inf" if bound == float("inf") else f"{bound:g}", count) for bound, count in histogram.cumulative()]
+    return HistogramMetricFamily(PREFIX + name, text, buckets=buckets, sum_value=histogram.total)
+
+
+class Exposition:
+    """Renders the metrics as Prometheus text or as JSON."""
+
+    def __init__(self, engine: Engine, requests: RequestFigures) -> None:
+        self._collector = EngineCollector(engine, requests)
+        # Registered without describing itself, which would mean scraping an engine that may still be starting.
+        self._registry = CollectorRegistry(auto_describe=False)
+        self._registry.register(self._collector)
+
+    def respond(self, accept: str) -> Response:
+        """JSON if `Accept` asks for it before plain text, else Prometheus text."""
+        if prefers_json(accept):
+            return Response(200, encode(self._as_json()))
+        return Response(200, generate_latest(self._registry), CONTENT_TYPE_PLAIN_0_0_4.encode())
+
+    def _as_json(self) -> dict[str, Any]:
+        """`{name: value}`, and `{name: [{labels, value}]}` for what has labels.
+
+        Names are those of the text, but that the buckets of a histogram stand under its own name.
+        """
+        values: dict[str, Any] = {}
+        for family in self._collector.collect():
+            if not family.samples:
+                values[family.name + ("_total" if family.type == "counter" else "")] = []
+            for sample in family.samples:
+                if sample.labels:
+                    entry = {"labels": sample.labels, "value": sample.value}
+                    values.setdefault(sample.name.removesuffix("_bucket"), []).append(entry)
+                else:
+                    values[sample.name] = sample.value
+        return values
+
+
+def prefers_json(accept: str) -> bool:
+    """Whether an Accept header ranks `application/json` above text and wildcards."""
+    best: dict[str, float] = {}
+    for item in accept.split(","):
+        kind, _, parameters = item.partition(";")
+        quality = 1.0
+        for parameter in parameters.split(";"):
+            name, _, value = parameter.partition("=")
+            if name.strip().lower() == "q":
+                try:
+                    quality = float(value)
+                except ValueError:
+                    quality = 0.0
+        best[kind.strip().lower()] = max(quality, best.get(kind.strip().lower(), 0.0))
+    wanted = best.get("application/json", 0.0)
+    return wanted > 0 and wanted > max((best.get(kind, 0.0) for kind in ("text/plain", "text/*")), default=0.0)

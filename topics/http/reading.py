@@ -1,0 +1,246 @@
+"""Reading request bodies: as they come, never more than the limits, and to the end even where nobody wants them any
+more.
+
+Theory of operation. Hypercorn hands a request's body over through a short queue, and its reader blocks while that is
+full. An application that answers and returns with the body unread would leave the reader blocked for ever; one that
+closes the connection with input unread makes the kernel send a reset, which overtakes the answer. So a body is always
+read to its end: kept while it is wanted (`read_body`), dropped afterwards (`discard_body`), and where the end is too
+far off the connection is aborted, which is the only other way out.
+
+Bodies of all requests together are bounded by a `ByteBudget`. Bytes are taken as they arrive, not as they are
+announced, so that nobody can reserve memory by promising to send something. Two half-read bodies may wait for each
+other; the first whose wait times out is refused and gives back what it held.
+"""
+
+from __future__ import annotations
+
+import math
+import zlib
+from collections import deque
+from typing import Final
+
+import trio
+
+from topics.config import Settings
+from topics.errors import ApiError, invalid, throttled
+from topics.http.calls import Call, ClientGone
+
+# What is still read of a body that was refused, so that a client which sends first and listens later gets its answer.
+DISCARD_BYTES: Final = 256 << 20
+DISCARD_S: Final = 10.0
+# A refused body of at most this is read before the answer, so that the connection can be kept.
+SMALL_BODY: Final = 64 << 10
+SMALL_BODY_S: Final = 1.0
+
+# Inflated at a time: about 1 ms of the loop.
+_INFLATE_STEP: Final = 256 << 10
+
+
+class ByteBudget:
+    """Bytes that all requests together may hold.
+
+    First come, first served, so that a large body is not starved by small ones.
+    """
+
+    def __init__(self, limit: int) -> None:
+        self.limit = limit
+        self.used = 0
+        self._waiting: deque[tuple[int, trio.Event]] = deque()
+
+    def try_take(self, size: int) -> bool:
+        """Take `size` bytes if they are there and nobody is waiting."""
+        if self._waiting or self.used + size > self.limit:
+            return False
+        self.used += size
+        return True
+
+    async def take(self, size: int, timeout_s: float) -> bool:
+        """Take `size` bytes, waiting at most `timeout_s`. False, and nothing taken, if they did not become free."""
+        if self.try_take(size):
+            return True
+        entry = (size, trio.Event())
+        self._waiting.append(entry)
+        try:
+            with trio.move_on_after(timeout_s):
+                await entry[1].wait()
+        except BaseException:
+            if entry[1].is_set():
+                self.give_back(size)
+            raise
+        finally:
+            if not entry[1].is_set():
+                self._waiting.remove(entry)
+                self._serve_waiting()
+        return entry[1].is_set()
+
+    def give_back(self, size: int) -> None:
+        """Return what was taken."""
+        self.used -= size
+        assert self.used >= 0, "given back more than was taken"
+        self._serve_waiting()
+
+    def _serve_waiting(self) -> None:
+        while self._waiting and self.used + self._waiting[0][0] <= self.limit:
+            size, event = self._waiting.popleft()
+            self.used += size
+            event.set()
+
+
+class BodyReader:
+    """Reads the bodies of requests within `TOPICS_MAX_BODY_BYTES` and `TOPICS_MAX_INFLIGHT_BYTES`."""
+
+    def __init__(self, settings: Settings) -> None:
+        self._limit = settings.max_body_bytes
+        self._wait_s = settings.admission_ms / 1000
+        self.budget = ByteBudget(settings.max_inflight_bytes)
+
+    async def read_body(self, call: Call) -> bytes:
+        """The whole JSON body, inflated. What is held is added to `call.held`, and the caller gives it back.
+
+        Raises 413, 415 (content type, encoding), 429 (no memory within `TOPICS_ADMISSION_MS`), 400 (bad gzip), and
+        `ClientGone` if the client leaves in the middle.
+        """
+        headers = call.headers
+        declared = headers.get(b"content-length")
+        gzipped = _is_gzip(headers.get(b"content-encoding", b""))
+        if declared is not None and declared.isdigit() and int(declared) > 0:
+            _check_json(headers.get(b"content-type"))
+            if not gzipped and int(declared) > self._limit:
+                raise self._too_large()
+        chunks: list[bytes] = []
+        inflater = _Inflater(self._limit) if gzipped else None
+        received = kept = 0
+        while not call.body_complete:
+            chunk = await receive_chunk(call)
+            if not chunk:
+                continue
+            if not received:
+                _check_json(headers.get(b"content-type"))
+            received += len(chunk)
+            if inflater is None:
+                kept += len(chunk)
+                if kept > self._limit:
+                    raise self._too_large()
+                await self._hold(call, len(chunk))
+                chunks.append(chunk)
+                continue
+            # Deflate can go on for ever without a byte of output.
+            if received > self._limit + (self._limit >> 3) + SMALL_BODY:
+                raise self._too_large()
+            inflater.feed(chunk)
+            while piece := inflater.next_piece():
+                kept += len(piece)
+                if kept > self._limit:
+                    raise self._too_large()
+                await self._hold(call, len(piece))
+                chunks.append(piece)
+                await trio.lowlevel.checkpoint()
+        if inflater is not None and received:
+            inflater.finish()
+        return chunks[0] if len(chunks) == 1 else b"".join(chunks)
+
+    async def skip_body(self, call: Call) -> None:
+        """Receive a body that means nothing to the call. Raises 413 and `ClientGone`."""
+        if not await discard_body(call, self._limit, math.inf):
+            raise self._too_large()
+
+    def release(self, call: Call) -> None:
+        """Give back what the call holds. May be repeated."""
+        held, call.held = call.held, 0
+        if held:
+            self.budget.give_back(held)
+
+    async def _hold(self, call: Call, size: int) -> None:
+        if not self.budget.try_take(size) and not await self.budget.take(size, self._wait_s):
+            raise throttled("max_inflight_bytes", self.budget.limit)
+        call.held += size
+
+    def _too_large(self) -> ApiError:
+        return ApiError(
+            "payload_too_large",
+            f"the body is larger than {self._limit} bytes",
+            detail={"limit": "max_body_bytes", "max": self._limit},
+        )
+
+
+async def receive_chunk(call: Call) -> bytes:
+    """The next piece of the body, which may be empty; sets `call.body_complete` at the end. Raises `ClientGone`."""
+    message = await call.receive()
+    if message["type"] == "http.disconnect":
+        raise ClientGone
+    call.body_complete = not message.get("more_body", False)
+    body: bytes = message.get("body", b"")
+    return body
+
+
+async def discard_body(call: Call, max_bytes: int = DISCARD_BYTES, timeout_s: float = DISCARD_S) -> bool:
+    """Receive and drop the rest of the body. False if it goes on beyond the bounds. Raises `ClientGone`."""
+    dropped = 0
+    with trio.move_on_after(timeout_s):
+        while not call.body_complete and dropped <= max_bytes:
+            dropped += len(await receive_chunk(call))
+    return call.body_complete
+
+
+def has_small_rest(call: Call) -> bool:
+    """Whether the body is announced as small, or not announced at all."""
+    declared = call.headers.get(b"content-length", b"0")
+    return declared.isdigit() and int(declared) <= SMALL_BODY
+
+
+def _check_json(content_type: bytes | None) -> None:
+    kind = (content_type or b"").partition(b";")[0].strip().lower()
+    if kind != b"application/json":
+        raise ApiError(
+            "unsupported_media_type",
+            "the body must be application/json" if kind else "a body needs a content type: application/json",
+            detail={"content_type": kind.decode("latin-1"), "supported": ["application/json"]},
+        )
+
+
+def _is_gzip(content_encoding: bytes) -> bool:
+    encoding = content_encoding.strip().lower()
+    if encoding in (b"", b"identity"):
+        return False
+    if encoding in (b"gzip", b"x-gzip"):
+        return True
+    raise ApiError(
+        "unsupported_media_type",
+        "the content encoding must be gzip or identity",
+        detail={"content_encoding": encoding.decode("latin-1"), "supported": ["gzip", "identity"]},
+    )
+
+
+class _Inflater:
+    """Gunzips piece by piece; a piece is bounded whatever the ratio. Members may follow each other (RFC 1952, 2.2)."""
+
+    def __init__(self, limit: int) -> None:
+        self._step = min(_INFLATE_STEP, limit + 1)
+        self._member = zlib.decompressobj(wbits=31)
+        self._input = b""
+        self._full = False
+
+    def feed(self, data: bytes) -> None:
+        """More input; call `next_piece` until it is empty."""
+        self._input += data
+
+    def next_piece(self) -> bytes:
+        """The next output, empty when more input is needed. Raises 400 for what is not gzip."""
+        while self._input or self._full:
+            if self._member.eof:
+                self._member = zlib.decompressobj(wbits=31)
+            try:
+                piece = self._member.decompress(self._input, self._step)
+            except zlib.error:
+                raise invalid("body", "is not valid gzip") from None
+            self._input = self._member.unused_data if self._member.eof else self._member.unconsumed_tail
+            # A full piece may leave output behind in the decompressor when the input is used up.
+            self._full = len(piece) == self._step and not self._member.eof
+            if piece:
+                return piece
+        return b""
+
+    def finish(self) -> None:
+        """Raises 400 if the input ended before its last member."""
+        if not self._member.eof:
+            raise invalid("body", "is not valid gzip: it ends too soon")

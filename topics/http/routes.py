@@ -1,0 +1,155 @@
+"""The routes: one table, which the gate matches against and the planes take their handlers' names from.
+
+A new route is one line here and one handler of that name in its plane. 404, 405 with `Allow`, readiness, content types
+and the `route` label of the metrics follow from the table.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import Final
+from urllib.parse import unquote_to_bytes
+
+from topics.errors import ApiError, invalid
+from topics.log.names import check_topic_name
+
+
+class Plane(Enum):
+    """Who answers: thin ASGI handlers, or the Quart-Trio application (`runtime.md` section 3)."""
+
+    DATA = "data"
+    CONTROL = "control"
+
+
+class Body(Enum):
+    """What a call takes as its body."""
+
+    NONE = "none"
+    JSON = "json"
+
+
+@dataclass(frozen=True, slots=True)
+class Route:
+    """One call: a method on a path template such as `/v0/topics/{topic}`."""
+
+    name: str
+    method: str
+    template: str
+    plane: Plane
+    body: Body = Body.NONE
+    always_open: bool = False
+    """Answers in every phase of the daemon, before it is ready and while it drains."""
+    label: str = field(init=False)
+    """The `route` label of the metrics."""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "label", f"{self.method} {self.template}")
+
+
+ROUTES: Final[tuple[Route, ...]] = (
+    Route("append", "POST", "/v0/topics/{topic}", Plane.DATA, Body.JSON),
+    Route("diff_post", "POST", "/v0/topics/{topic}/diff", Plane.DATA, Body.JSON),
+    Route("diff_get", "GET", "/v0/topics/{topic}/diff", Plane.DATA),
+    Route("list_topics", "GET", "/v0/topics", Plane.CONTROL),
+    Route("put_topic", "PUT", "/v0/topics/{topic}", Plane.CONTROL, Body.JSON),
+    Route("get_topic", "GET", "/v0/topics/{topic}", Plane.CONTROL),
+    Route("delete_topic", "DELETE", "/v0/topics/{topic}", Plane.CONTROL),
+    Route("delete_records", "POST", "/v0/topics/{topic}/delete", Plane.CONTROL, Body.JSON),
+    Route("health", "GET", "/v0/health", Plane.CONTROL, always_open=True),
+    Route("healthz", "GET", "/healthz", Plane.CONTROL, always_open=True),
+    Route("ready", "GET", "/v0/ready", Plane.CONTROL, always_open=True),
+    Route("readyz", "GET", "/readyz", Plane.CONTROL, always_open=True),
+    Route("metrics", "GET", "/v0/metrics", Plane.CONTROL, always_open=True),
+)
+
+# How each kind of path parameter is checked. A bad name is 400 wherever it appears.
+_CHECKS: Final[Mapping[str, Callable[[str], str]]] = {"topic": check_topic_name}
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """A route and what the path held in the places of its parameters."""
+
+    route: Route
+    _segments: list[bytes]
+    _names: dict[str, bytes]
+
+    def params(self) -> dict[str, str]:
+        """The parameters, checked. Raises `400 invalid_request` naming the one that is wrong."""
+        return {name: _CHECKS[name](_text(value, name)) for name, value in self._names.items()}
+
+    def plain_path(self) -> str:
+        """The path without any encoding, for Quart; `params` has been called."""
+        return "/" + "/".join(segment.decode() for segment in self._segments)
+
+
+@dataclass(frozen=True, slots=True)
+class _Shape:
+    segments: tuple[str | None, ...]
+    names: tuple[str, ...]
+    methods: dict[str, Route]
+
+    def fits(self, segments: list[bytes]) -> bool:
+        return all(
+            (segment != b"") if own is None else segment == own.encode()
+            for own, segment in zip(self.segments, segments, strict=True)
+        )
+
+
+class RouteTable:
+    """Finds the route of a request."""
+
+    def __init__(self, routes: tuple[Route, ...] = ROUTES) -> None:
+        shapes: dict[str, _Shape] = {}
+        for route in routes:
+            parts = route.template.strip("/").split("/")
+            names = tuple(part[1:-1] for part in parts if part.startswith("{"))
+            segments = tuple(None if part.startswith("{") else part for part in parts)
+            shape = shapes.setdefault(route.template, _Shape(segments, names, {}))
+            assert route.method not in shape.methods, "one route per method and template"
+            shape.methods[route.method] = route
+        self._by_length: dict[int, list[_Shape]] = {}
+        # Fixed segments go before parameters, whatever the order of the table.
+        for shape in sorted(shapes.values(), key=lambda shape: shape.segments.count(None)):
+            self._by_length.setdefault(len(shape.segments), []).append(shape)
+
+    def find(self, method: str, raw_path: bytes) -> Found:
+        """The route of `method` on a raw (still percent-encoded) path.
+
+        Raises `404 not_found` and `405 method_not_allowed` with `Allow`.
+        """
+        if not raw_path.startswith(b"/"):
+            raw_path = _origin_form(raw_path)
+        segments = raw_path[1:].split(b"/")
+        if b"%" in raw_path:
+            # Decoded after the split: an encoded slash is part of a name (and makes it a bad one), not a separator.
+            segments = [unquote_to_bytes(segment) for segment in segments]
+        for shape in self._by_length.get(len(segments), ()):
+            if not shape.fits(segments):
+                continue
+            route = shape.methods.get(method)
+            if route is None:
+                allow = ", ".join(sorted(shape.methods))
+                raise ApiError(
+                    "method_not_allowed", f"{method} is not allowed here, only {allow}", headers={"allow": allow}
+                )
+            values = [value for own, value in zip(shape.segments, segments, strict=True) if own is None]
+            return Found(route, segments, dict(zip(shape.names, values, strict=True)))
+        raise ApiError("not_found", "there is no such route")
+
+
+def _origin_form(target: bytes) -> bytes:
+    """The path of an absolute-form target (`GET http://host/path`), which a server has to take (RFC 9112, 3.2.2)."""
+    scheme, separator, rest = target.partition(b"://")
+    if separator and scheme.isalpha():
+        return b"/" + rest.partition(b"/")[2]
+    return b"/" + target
+
+
+def _text(value: bytes, name: str) -> str:
+    try:
+        return value.decode()
+    except UnicodeDecodeError:
+        raise invalid(name, "is not valid UTF-8") from None

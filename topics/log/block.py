@@ -1,0 +1,311 @@
+"""Blocks: the encoded JSON of a run of records, made once and sliced for every reader (`docs/design/architecture.md` section 5).
+
+A block covers `count` seqs from `first_seq`. `body` holds the records as a diff shows them by default (`$node` and `meta`, no `$tag`), each followed by a
+comma, so that any run of them is one slice. Tags stand in a blob of their own and are put in where a reader asks for them;
+`meta` is the last member of a record, so leaving it out is a cut. Whether a record is live is not a block's business: a seq that is
+not there has an empty place, and readers ask for runs that the index calls live.
+"""
+
+from __future__ import annotations
+
+from array import array
+from bisect import bisect_right
+from collections.abc import Sequence
+from itertools import accumulate
+from typing import Final, NamedTuple
+
+import msgspec
+
+BLOCK_RECORDS: Final = 1000
+"""Records of an open block before it is closed: one diff of the largest limit."""
+
+BLOCK_BYTES: Final = 256 << 10
+"""Bytes of an open block before it is closed: one watch frame of the default size."""
+
+_json = msgspec.json.encode
+_DATA_KEY: Final = b',"data":'
+
+
+class Projection(NamedTuple):
+    """Which members of a record a reader wants."""
+
+    tags: bool = False
+    meta: bool = True
+
+
+class Parts(NamedTuple):
+    """One record taken out of a block; empty bytes mean that there is none."""
+
+    node: bytes
+    tag: bytes
+    meta: bytes
+    data: bytes
+
+
+class Block:
+    """See the module. `body` is a bytearray while the block is open, bytes once it is closed."""
+
+    __slots__ = (
+        "body",
+        "count",
+        "first_seq",
+        "meta_lens",
+        "node_ids",
+        "nodes",
+        "pinned",
+        "starts",
+        "tag_starts",
+        "tags",
+        "views",
+    )
+
+    def __init__(self, first_seq: int, count: int, body: bytes | bytearray, starts: array[int]) -> None:
+        self.first_seq = first_seq
+        self.count = count
+        self.body = body
+        self.starts = starts
+        self.tags: bytes | bytearray | None = None
+        self.tag_starts: array[int] | None = None
+        self.meta_lens: array[int] | None = None
+        self.nodes: list[str] | None = None
+        """Distinct nodes, and in `node_ids` each record's index among them + 1 (0: none)."""
+        self.node_ids: array[int] | None = None
+        self.views: dict[Projection, tuple[bytes, array[int]]] | None = None
+        self.pinned = False
+
+    @property
+    def last_seq(self) -> int:
+        """The last seq covered."""
+        return self.first_seq + self.count - 1
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes held, views included (the unit of `TOPICS_CACHE_BYTES`)."""
+        total = len(self.body) + 4 * len(self.starts) + 400
+        if self.tags is not None and self.tag_starts is not None:
+            total += len(self.tags) + 4 * len(self.tag_starts)
+        if self.meta_lens is not None:
+            total += 4 * self.count
+        if self.node_ids is not None:
+            total += 2 * self.count
+        if self.views:
+            total += sum(len(body) + 4 * len(starts) for body, starts in self.views.values())
+        return total
+
+    @property
+    def full(self) -> bool:
+        """Whether an open block should be closed."""
+        return self.count >= BLOCK_RECORDS or len(self.body) >= BLOCK_BYTES
+
+    def close(self) -> None:
+        """Freeze the block: nothing is added any more."""
+        self.body = bytes(self.body)
+        if self.tags is not None:
+            self.tags = bytes(self.tags)
+
+    def extend(self, other: Block) -> None:
+        """Take over the records of `other`, which must follow directly."""
+        assert other.first_seq == self.first_seq + self.count, "blocks are contiguous"
+        if not isinstance(self.body, bytearray):
+            self.body = bytearray(self.body)
+        shift = len(self.body)
+        self.body += other.body
+        self.starts.pop()
+        self.starts.extend([start + shift for start in other.starts] if shift else other.starts)
+        self._extend_tags(other)
+        if self.meta_lens is not None or other.meta_lens is not None:
+            if self.meta_lens is None:
+                self.meta_lens = array("I", bytes(4 * self.count))
+            self.meta_lens.extend(other.meta_lens or array("I", bytes(4 * other.count)))
+        self._extend_nodes(other)
+        self.views = None
+        self.count += other.count
+
+    def _extend_tags(self, other: Block) -> None:
+        if self.tags is None and other.tags is None:
+            return
+        if self.tags is None or self.tag_starts is None:
+            self.tags, self.tag_starts = bytearray(), array("I", bytes(4 * (self.count + 1)))
+        if not isinstance(self.tags, bytearray):
+            self.tags = bytearray(self.tags)
+        shift = len(self.tags)
+        if other.tags is None or other.tag_starts is None:
+            self.tag_starts.extend([shift] * other.count)
+            return
+        self.tags += other.tags
+        self.tag_starts.pop()
+        self.tag_starts.extend([start + shift for start in other.tag_starts])
+
+    def _extend_nodes(self, other: Block) -> None:
+        if self.nodes is None and other.nodes is None:
+            return
+        if self.nodes is None or self.node_ids is None:
+            self.nodes, self.node_ids = [], array("H", bytes(2 * self.count))
+        if other.nodes is None or other.node_ids is None:
+            self.node_ids.extend(array("H", bytes(2 * other.count)))
+            return
+        known = {node: i for i, node in enumerate(self.nodes, 1)}
+        renumber = [0]
+        for node in other.nodes:
+            if node not in known:
+                self.nodes.append(node)
+                known[node] = len(self.nodes)
+            renumber.append(known[node])
+        self.node_ids.extend([renumber[i] for i in other.node_ids])
+
+    def view(self, projection: Projection) -> tuple[bytes | bytearray, array[int]]:
+        """The body and starts of this block in a projection; made when first asked for."""
+        with_tags = projection.tags and self.tags is not None
+        without_meta = not projection.meta and self.meta_lens is not None
+        if not with_tags and not without_meta:
+            return self.body, self.starts
+        wanted = Projection(with_tags, not without_meta)
+        if self.views is None:
+            self.views = {}
+        made = self.views.get(wanted)
+        if made is None:
+            made = self.views[wanted] = self._project(with_tags, without_meta)
+        return made
+
+    def _project(self, with_tags: bool, without_meta: bool) -> tuple[bytes, array[int]]:
+        body, starts = bytes(self.body), self.starts
+        pieces = []
+        for i in range(self.count):
+            start, end = starts[i], starts[i + 1]
+            if start == end:
+                pieces.append(b"")
+                continue
+            tail = b"},"
+            stop = end - 2
+            if without_meta and self.meta_lens is not None:
+                stop -= self.meta_lens[i]
+            tag = b""
+            if with_tags and self.tags is not None and self.tag_starts is not None:
+                tag = bytes(self.tags[self.tag_starts[i] : self.tag_starts[i + 1]])
+            pieces.append(b"{%b%b%b" % (tag, body[start + 1 : stop], tail))
+        return b"".join(pieces), array("I", accumulate(map(len, pieces), initial=0))
+
+    def cut(
+        self, first: int, last: int, budget: int, projection: Projection, *, at_least_one: bool
+    ) -> tuple[bytes, int]:
+        """Records `first`..`last` (all of them there) joined by commas, as many as fit into `budget` bytes.
+
+        Returns the bytes and the last seq taken (`first - 1` when none fits and none has to).
+        """
+        body, starts = self.view(projection)
+        i, j = first - self.first_seq, last - self.first_seq + 1
+        if starts[j] - starts[i] - 1 > budget:
+            j = bisect_right(starts, starts[i] + budget + 1, i, j + 1) - 1
+            if j <= i:
+                if not at_least_one:
+                    return b"", first - 1
+                j = i + 1
+        return bytes(body[starts[i] : starts[j] - 1]), self.first_seq + j - 1
+
+    def node_of(self, seq: int) -> str | None:
+        """The node of a record."""
+        if self.nodes is None or self.node_ids is None:
+            return None
+        i = self.node_ids[seq - self.first_seq]
+        return self.nodes[i - 1] if i else None
+
+    def parts_of(self, seq: int) -> Parts:
+        """The stored pieces of a record that is there, as they were appended (`node` and `tag` as UTF-8, not as JSON)."""
+        i = seq - self.first_seq
+        start, end = self.starts[i], self.starts[i + 1] - 2
+        body = bytes(self.body[start:end])
+        meta_len = self.meta_lens[i] if self.meta_lens is not None else 0
+        data_at = body.index(_DATA_KEY) + len(_DATA_KEY)
+        data_end = len(body) - meta_len
+        meta = body[data_end + len(b',"meta":') :] if meta_len else b""
+        tag = b""
+        if self.tags is not None and self.tag_starts is not None:
+            quoted = bytes(self.tags[self.tag_starts[i] + len(b'"$tag":') : self.tag_starts[i + 1] - 1])
+            tag = msgspec.json.decode(quoted, type=str).encode() if quoted else b""
+        return Parts((self.node_of(seq) or "").encode(), tag, meta, body[data_at:data_end])
+
+    def without(self, gone: Sequence[int]) -> Block:
+        """A copy in which the records `gone` (seqs) have empty places, so that their bytes are freed."""
+        missing = {seq - self.first_seq for seq in gone}
+        body, starts = bytes(self.body), self.starts
+        pieces = [b"" if i in missing else body[starts[i] : starts[i + 1]] for i in range(self.count)]
+        copy = Block(self.first_seq, self.count, b"".join(pieces), array("I", accumulate(map(len, pieces), initial=0)))
+        if self.tags is not None and self.tag_starts is not None:
+            tags, at = bytes(self.tags), self.tag_starts
+            kept = [b"" if i in missing else tags[at[i] : at[i + 1]] for i in range(self.count)]
+            copy.tags, copy.tag_starts = b"".join(kept), array("I", accumulate(map(len, kept), initial=0))
+        copy.meta_lens, copy.nodes, copy.node_ids, copy.pinned = self.meta_lens, self.nodes, self.node_ids, self.pinned
+        return copy
+
+
+def encode_block(
+    first_seq: int,
+    ts: int | Sequence[int],
+    datas: Sequence[bytes],
+    *,
+    nodes: Sequence[str] | None = None,
+    tags: Sequence[str | None] | None = None,
+    metas: Sequence[bytes] | None = None,
+) -> Block:
+    """Encode records of contiguous seqs. `nodes`, `tags`, `metas`: None when no record has one, empty items where one has none.
+
+    `ts` is one time for all, or one each.
+    """
+    count = len(datas)
+    seqs = range(first_seq, first_seq + count)
+    if nodes is None and metas is None and isinstance(ts, int):
+        template = b'{"$seq":%%d,"$ts":%d,"data":%%b},' % ts
+        arguments: list[object] = [None] * (2 * count)
+        arguments[0::2] = seqs
+        arguments[1::2] = datas
+        body = (template * count) % tuple(arguments)
+        fixed = len(template) - 4
+        if len(str(first_seq)) == len(str(seqs[-1])):
+            fixed += len(str(first_seq))
+            starts = array("I", accumulate([fixed + len(data) for data in datas], initial=0))
+        else:
+            lengths = [fixed + len(str(seq)) + len(data) for seq, data in zip(seqs, datas, strict=True)]
+            starts = array("I", accumulate(lengths, initial=0))
+        block = Block(first_seq, count, body, starts)
+    else:
+        block = _encode_full(first_seq, [ts] * count if isinstance(ts, int) else ts, datas, nodes, metas)
+    if tags is not None:
+        pieces = [b'"$tag":%b,' % _json(tag) if tag else b"" for tag in tags]
+        block.tags, block.tag_starts = b"".join(pieces), array("I", accumulate(map(len, pieces), initial=0))
+    return block
+
+
+def _encode_full(
+    first_seq: int,
+    times: Sequence[int],
+    datas: Sequence[bytes],
+    nodes: Sequence[str] | None,
+    metas: Sequence[bytes] | None,
+) -> Block:
+    count = len(datas)
+    seqs = range(first_seq, first_seq + count)
+    known: dict[str, int] = {}
+    texts = [b""]
+    node_ids = None
+    node_texts: Sequence[bytes] = (b"",) * count
+    if nodes is not None:
+        for node in nodes:
+            if node and node not in known:
+                known[node] = len(texts)
+                texts.append(b',"$node":%b' % _json(node))
+        known_or_none = {**known, "": 0}
+        node_ids = array("H", [known_or_none[node] for node in nodes])
+        node_texts = [texts[i] for i in node_ids]
+    meta_texts: Sequence[bytes] = (b"",) * count
+    if metas is not None:
+        meta_texts = [b',"meta":%b' % meta if meta else b"" for meta in metas]
+    pieces = [
+        b'{"$seq":%d,"$ts":%d%b,"data":%b%b},' % row
+        for row in zip(seqs, times, node_texts, datas, meta_texts, strict=True)
+    ]
+    block = Block(first_seq, count, b"".join(pieces), array("I", accumulate(map(len, pieces), initial=0)))
+    if metas is not None:
+        block.meta_lens = array("I", list(map(len, meta_texts)))
+    if known:
+        block.nodes, block.node_ids = list(known), node_ids
+    return block

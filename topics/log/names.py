@@ -1,0 +1,42 @@
+"""The names that clients choose: topics, routers, nodes (`api.md` section 1, "Names").
+
+A bad name is 400 wherever it appears, so whoever takes one from a client checks it here and says in which field it was.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Final
+
+from topics.errors import invalid
+
+_TOPIC: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:-]{0,254}")
+_ROUTER: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:>-]{0,254}")
+
+
+def check_topic_name(name: str, field: str = "topic") -> str:
+    """`name` itself if it may name a topic; else `400 invalid_request` about `field`."""
+    # fullmatch, because `$` would let a trailing newline through.
+    if not isinstance(name, str) or _TOPIC.fullmatch(name) is None:
+        raise invalid(field, "a topic name is 1 to 255 of A-Z a-z 0-9 . _ : - and starts with a letter or digit")
+    return name
+
+
+def check_router_name(name: str, field: str = "router") -> str:
+    """`name` itself if it may name a router (a topic name that may also contain `>`); else 400 about `field`."""
+    if not isinstance(name, str) or _ROUTER.fullmatch(name) is None:
+        raise invalid(field, "a router name is 1 to 255 of A-Z a-z 0-9 . _ : > - and starts with a letter or digit")
+    return name
+
+
+def check_node(node: str, max_bytes: int, field: str = "node") -> str:
+    """`node` itself if it is at most `max_bytes` of UTF-8 (`TOPICS_MAX_NODE_BYTES`); else 400 about `field`."""
+    if not isinstance(node, str):
+        raise invalid(field, "must be a string")
+    try:
+        size = len(node.encode())
+    except UnicodeEncodeError:
+        raise invalid(field, "is not valid Unicode") from None
+    if size > max_bytes:
+        raise invalid(field, f"is {size} bytes long, at most {max_bytes} are allowed", max=max_bytes)
+    return node

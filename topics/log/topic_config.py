@@ -1,0 +1,99 @@
+"""A topic's configuration: how a patch changes it, and its form in snapshots and the WAL (`api.md` section 2).
+
+Rules that need to know other topics (an `ephemeral` `dead_letter`) are the engine's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Final
+
+import msgspec
+from msgspec import UNSET
+
+from topics.errors import ApiError, invalid
+from topics.log.names import check_topic_name
+from topics.model import TopicConfig, TopicConfigPatch
+
+MAX_U64: Final = 2**64 - 1
+MAX_IDEMPOTENCY_WINDOW_MS: Final = 7 * 24 * 3600 * 1000
+
+_U64_FIELDS: Final = ("ttl_ms", "cap_records", "cap_bytes", "idempotency_window_ms", "max_deliveries")
+_CLAMPED: Final[Mapping[str, tuple[int, int]]] = {
+    "priority": (-1000, 1000),
+    "lease_ms": (100, 86_400_000),
+    "claim_jitter_ms": (0, 5000),
+}
+_CHOICES: Final[Mapping[str, tuple[str, ...]]] = {
+    "type": ("log", "queue"),
+    "discard": ("old", "reject"),
+    "durability": ("ephemeral", "memory", "disk", "fsync"),
+}
+
+# Of 100,000 topics most have one of a few configurations, so one object serves them all. The bound is there for the
+# daemon whose topics all differ: sharing then saves nothing, and the oldest entries make way.
+_MAX_INTERNED: Final = 4096
+_interned: dict[TopicConfig, TopicConfig] = {}
+
+
+def resolve_config(current: TopicConfig | None, patch: TopicConfigPatch, *, topic: str) -> TopicConfig:
+    """What `topic` is configured to after `patch`: merged over `current`, or over the defaults on creation (None).
+
+    Clamped fields are clamped; anything else out of range is `400 invalid_request` naming the field, a changed `type`
+    is `409 topic_exists_incompatible`. Equal results are the same object.
+    """
+    base = current if current is not None else TopicConfig()
+    present: dict[str, Any] = {
+        name: value for name in patch.__struct_fields__ if (value := getattr(patch, name)) is not UNSET
+    }
+    for name, value in present.items():
+        if name in _CHOICES and value not in _CHOICES[name]:
+            raise invalid(name, f"must be one of {', '.join(_CHOICES[name])}")
+        if name in _U64_FIELDS and not 0 <= value <= MAX_U64:
+            raise invalid(name, "must be between 0 and 2^64 - 1")
+        if name in _CLAMPED and value is not None:
+            low, high = _CLAMPED[name]
+            present[name] = max(low, min(high, value))
+    if present.get("idempotency_window_ms", 0) > MAX_IDEMPOTENCY_WINDOW_MS:
+        raise invalid("idempotency_window_ms", "must be at most 7 days", max=MAX_IDEMPOTENCY_WINDOW_MS)
+    if present.get("dead_letter") is not None:
+        check_topic_name(present["dead_letter"], "dead_letter")
+        if present["dead_letter"] == topic:
+            raise invalid("dead_letter", "must differ from the topic itself")
+    if current is not None and present.get("type", current.type) != current.type:
+        raise ApiError(
+            "topic_exists_incompatible",
+            f"type: topic {topic!r} is a {current.type} and stays one",
+            detail={"field": "type", "topic": topic, "type": current.type},
+        )
+    # Of the fields of one body `durability` wins; `durable` alone sets the class anew, whatever it was.
+    if "durability" not in present and "durable" in present:
+        present["durability"] = "fsync" if present["durable"] else "disk"
+    present["durable"] = present.get("durability", base.durability) == "fsync"
+    return _intern(msgspec.structs.replace(base, **present))
+
+
+def config_from_wire(value: Mapping[str, Any]) -> TopicConfig:
+    """A configuration read back from a snapshot or the WAL. A missing key has its default, an unknown one is ignored.
+
+    Nothing is clamped or checked against other fields: it was, when it was written. Raises ValueError on wrong types.
+    """
+    try:
+        return _intern(msgspec.convert(value, TopicConfig))
+    except msgspec.ValidationError as error:
+        raise ValueError(f"not a topic config: {error}") from error
+
+
+def config_to_wire(config: TopicConfig) -> dict[str, Any]:
+    """All fields by name, as CBOR and JSON take them. A new dict that the caller may keep."""
+    return msgspec.structs.asdict(config)
+
+
+def _intern(config: TopicConfig) -> TopicConfig:
+    known = _interned.get(config)
+    if known is not None:
+        return known
+    if len(_interned) >= _MAX_INTERNED:
+        del _interned[next(iter(_interned))]
+    _interned[config] = config
+    return config

@@ -1,0 +1,707 @@
+"""A topic in memory: which records there are, which are gone, and what a reader is told about those.
+
+Theory of operation (`semantics.md` sections 3 and 4)
+-----------------------------------------------------
+
+A seq up to `head_seq` is in one of three states; a live one becomes one of the other two, which are final:
+
+    live       a reader gets the record
+    deleted    somebody asked for it: never announced
+    lost       nobody asked for it (cap, ttl, restart, crash, damage, a router's gap): always announced, with a reason
+
+Two floors say how far the front has been eaten away.
+
+    1 ... evict_floor ... earliest_seq ... head_seq
+      |             |               |
+      |             |               '- live, deleted or lost (a *hole*); earliest_seq itself is live
+      |             '- every seq in [evict_floor, earliest_seq) was deleted
+      '- lost or deleted; evict_floor - 1 was lost
+
+`earliest_seq` is the first live seq, `head_seq + 1` when there is none. `evict_floor` is one past the highest seq below
+`earliest_seq` that was lost, 1 if none was. So a reader that wants what is at or above `evict_floor` has missed only
+what was deleted, and is told nothing; one that wants what is below it has missed at least seq `evict_floor - 1`, and
+is told so.
+
+What moves them:
+
+- *Eviction* (cap, ttl) makes live seqs at the front lost: both floors move. `evict_floor` follows the last record that
+  was live, not the watermark: deleted slots under the watermark are nobody's loss.
+- *Deletion* makes live seqs anywhere deleted. At the front it moves `earliest_seq` alone, in the middle neither.
+- A *hole* lies above `earliest_seq` at first, and is announced where a reader meets it. When everything live before it
+  is gone, for whatever reason, the front passes it: `earliest_seq` jumps behind it, the hole is forgotten as such, and
+  `evict_floor` moves past its end. A deletion can thereby move `evict_floor`, but only over a hole, never over its own.
+
+What can never happen: a floor that goes back; `evict_floor > earliest_seq`; a hole that reaches below `earliest_seq` or
+contains a live seq; a seq in [earliest_seq, head_seq] that has no slot and is in no hole.
+
+A floor gap always ends at `earliest_seq - 1`. Whether a reason belongs into it depends therefore only on the highest
+seq that was lost for that reason, and remembering one seq per reason is exact: `reason` is the one whose highest seq
+is inside the gap, `mixed` if there are several. `missed_estimate` needs to know which seqs below `evict_floor` were
+deleted; they are kept as at most `MAX_DELETED_RUNS` runs, the oldest forgotten, which is what makes it an estimate
+(it errs upwards). At or above `evict_floor` nothing needs to be remembered, and a topic that never lost anything
+remembers nothing.
+"""
+
+from __future__ import annotations
+
+from array import array
+from bisect import bisect_left
+from collections.abc import Mapping, Sequence
+from itertools import pairwise
+from typing import Any, Final, Literal, NamedTuple, cast
+
+from topics.log.index import DELETED, LOST, RecordIndex, Sum, from_little_endian, little_endian
+from topics.log.match import Match
+from topics.log.tags import TagIndex
+from topics.model import Tombstone
+
+LossReason = Literal["cap", "ttl", "mixed", "source_trim", "lost", "corrupt"]
+_REASONS: Final = frozenset({"cap", "ttl", "mixed", "source_trim", "lost", "corrupt"})
+
+# 4 KiB a topic at most. A reader far behind a topic with scattered deletions gets an estimate that is a little high.
+MAX_DELETED_RUNS = 256
+
+# A hole this short takes slots in the last span instead of a span break: a router that skips every other record
+# (one-seq holes) would otherwise make a span of each record between them.
+_SHORT_HOLE: Final = 64
+
+# Frames closer together than this are read in one go: reading a page more is cheaper than asking twice.
+_MAX_READ_GAP: Final = 4096
+_MAX_READ: Final = 4 << 20
+
+# Sweeping begins when a quarter of the tag postings is garbage and does four units of work for each further one that
+# dies, so a round of it ends before half is. A call is bounded all the same; see `tidy`.
+_SWEEP_SHARE: Final = 4
+_SWEEP_UNITS_PER_DEATH: Final = 4
+_SWEEP_MIN: Final = 64
+_SWEEP_UNITS: Final = 4096
+
+_UNTAGGED_FLAGS: Final = bytes(flags for flags in range(256) if not flags & 0x01)
+
+
+class Extent(NamedTuple):
+    """One published run of records with contiguous seqs, as a commit leaves it.
+
+    `ts` (epoch ms) is shared by all of them. `file` is the id of the file that holds the frames, 0 = nowhere (yet);
+    `offsets` are where each frame begins in it, zeros when unknown, and `frame_lens` how many bytes from there on
+    belong to the frame. `sizes` are the bytes of data + meta. `flags` has a byte per record: bit0 has_tag, bit1
+    has_node, bit5 has_origin. `tags` is None when no record has one.
+    """
+
+    first_seq: int
+    ts: int
+    file: int
+    offsets: Sequence[int]
+    frame_lens: array[int]
+    sizes: array[int]
+    flags: bytes
+    tags: Sequence[str | None] | None
+
+
+class Run(NamedTuple):
+    """Live records with contiguous seqs, both ends inclusive."""
+
+    first: int
+    last: int
+
+
+class Gap(NamedTuple):
+    """A hole that a reader has met, both ends inclusive. `missed` is without the seqs known to have been deleted."""
+
+    first: int
+    last: int
+    reason: LossReason
+    missed: int
+
+
+class FrameRange(NamedTuple):
+    """One read: `length` bytes of `file` from `offset` on. In them the frame of `seqs[i]` begins at `starts[i]`."""
+
+    file: int
+    offset: int
+    length: int
+    seqs: array[int]
+    starts: array[int]
+    frame_lens: array[int]
+
+
+class _Hole(NamedTuple):
+    first: int
+    last: int
+    reason: LossReason
+
+
+class TopicLog:
+    """The records of one topic instance and its floors. Pure: nothing in here waits, reads a clock or does I/O.
+
+    `head_seq`: the last seq given out to a published record or a hole, 0 for none. `earliest_seq`, `evict_floor`: see
+    above. `count`, `bytes`: live records and their payload bytes. `last_ts`: time of the newest record ever (epoch ms).
+    """
+
+    __slots__ = (
+        "_causes",
+        "_deleted",
+        "_holes",
+        "_index",
+        "_tags",
+        "bytes",
+        "count",
+        "earliest_seq",
+        "evict_floor",
+        "head_seq",
+        "last_ts",
+    )
+
+    def __init__(self) -> None:
+        self.head_seq = 0
+        self.earliest_seq = 1
+        self.evict_floor = 1
+        self.count = 0
+        self.bytes = 0
+        self.last_ts = 0
+        self._index = RecordIndex()
+        self._tags: TagIndex | None = None
+        # Ascending, disjoint, all at or above earliest_seq; neighbours that touch differ in their reason.
+        self._holes: list[_Hole] | None = None
+        # Reason -> the highest seq below earliest_seq that was lost for it.
+        self._causes: dict[LossReason, int] | None = None
+        # Known deleted seqs below evict_floor: first and last of each run, flat, ascending.
+        self._deleted: array[int] | None = None
+
+    # -- publication -------------------------------------------------------------------------------------------------
+
+    def extend(self, extent: Extent) -> None:
+        """Publish a commit's records: they follow the head, and are not older than the newest record."""
+        n = len(extent.flags)
+        self.extend_records(
+            extent.first_seq,
+            array("Q", (extent.ts,)) * n,
+            extent.file,
+            extent.offsets,
+            extent.frame_lens,
+            extent.sizes,
+            extent.flags,
+            extent.tags,
+        )
+
+    def extend_records(
+        self,
+        first_seq: int,
+        ts: array[int],
+        file: int,
+        offsets: Sequence[int],
+        frame_lens: array[int],
+        sizes: array[int],
+        flags: bytes | bytearray,
+        tags: Sequence[str | None] | None,
+    ) -> None:
+        """The same for records with times of their own (`ts`, u64, never decreasing), as replay finds them."""
+        n = len(flags)
+        tagged = len(flags.translate(None, _UNTAGGED_FLAGS))
+        assert n > 0
+        assert first_seq == self.head_seq + 1, (first_seq, self.head_seq)
+        assert ts[0] >= self.last_ts, (ts[0], self.last_ts)
+        assert len(ts) == len(offsets) == len(frame_lens) == len(sizes) == n
+        assert tagged == (0 if tags is None else n - tags.count(None)), "flags and tags disagree"
+        places = offsets if isinstance(offsets, array) else array("I", offsets)
+        self._index.append(first_seq, ts, array("I", (file,)) * n, places, frame_lens, sizes, flags, tagged=tagged)
+        self.head_seq += n
+        self.count += n
+        self.bytes += sum(sizes)
+        self.last_ts = ts[-1]
+        if tagged and tags is not None:
+            if self._tags is None:
+                self._tags = TagIndex()
+            self._tags.add_batch(first_seq, tags)
+            self._sweep(tagged)
+
+    def place(self, first_seq: int, file: int, offsets: Sequence[int], frame_lens: array[int] | None = None) -> None:
+        """Say where the frames of published records are: `offsets[i]` in `file` for seq `first_seq + i`.
+
+        `frame_lens` says how long they are where that was not known before. Records that are gone by now are skipped.
+        """
+        places = offsets if isinstance(offsets, array) else array("I", offsets)
+        for span, a, b in self._index.parts(first_seq, first_seq + len(places)):
+            at = span.first + a - first_seq
+            span.offset[a:b] = places[at : at + b - a]
+            span.file[a:b] = array("I", (file,)) * (b - a)
+            if frame_lens is not None:
+                span.frame_len[a:b] = frame_lens[at : at + b - a]
+
+    # -- where the bytes are -----------------------------------------------------------------------------------------
+
+    def locate(self, first: int, last: int, max_range: int = _MAX_READ) -> list[FrameRange]:
+        """The reads that fetch the live records from `first` to `last` (inclusive), in seq order.
+
+        Frames of one file that follow one another with at most 4,096 bytes between them share a read of up to
+        `max_range` bytes (a single frame may be longer). Records that have no place yet (`file` 0) are left out.
+        """
+        ranges: list[FrameRange] = []
+        file = begin = end = 0
+        seqs: array[int] = array("Q")
+        starts: array[int] = array("I")
+        lens: array[int] = array("I")
+        for span, a, b in self._index.parts(first, last + 1):
+            for i in range(a, b):
+                if span.dead[i] or not span.file[i]:
+                    continue
+                offset, length = span.offset[i], span.frame_len[i]
+                near = span.file[i] == file and end <= offset <= end + _MAX_READ_GAP
+                if not near or offset + length - begin > max_range:
+                    if seqs:
+                        ranges.append(FrameRange(file, begin, end - begin, seqs, starts, lens))
+                    file, begin = span.file[i], offset
+                    seqs, starts, lens = array("Q"), array("I"), array("I")
+                seqs.append(span.first + i)
+                starts.append(offset - begin)
+                lens.append(length)
+                end = offset + length
+        if seqs:
+            ranges.append(FrameRange(file, begin, end - begin, seqs, starts, lens))
+        return ranges
+
+    def live_files(self) -> set[int]:
+        """The ids of the files that hold a live record. Costs a look at every slot; for compaction, not for calls."""
+        files: set[int] = set()
+        for span in self._index.spans:
+            files |= span.live_files()
+        files.discard(0)
+        return files
+
+    def front_file(self) -> int:
+        """The id of the file that holds the first live record; 0 when there is none or it has no place yet."""
+        slot = self._index.at(self.earliest_seq)
+        return slot[0].file[slot[1]] if slot is not None else 0
+
+    def is_live(self, seq: int) -> bool:
+        """Whether `seq` is a record that a reader would get."""
+        return self._index.is_live(seq)
+
+    def ts_of(self, seq: int) -> int:
+        """`$ts` of a live record, epoch ms. Raises KeyError if `seq` is not one."""
+        slot = self._index.at(seq)
+        if slot is None or slot[0].dead[slot[1]]:
+            raise KeyError(seq)
+        return slot[0].ts[slot[1]]
+
+    # -- retention ---------------------------------------------------------------------------------------------------
+
+    def eviction_watermark(self, cap_records: int, cap_bytes: int, incoming: Sequence[array[int]]) -> int:
+        """For `discard: "old"`: the seq below which everything must go so that the caps (0 = off) hold; 0 for nothing.
+
+        `incoming` are the record sizes of the batches that have seqs but are not published, in order, the own batch
+        last; the caps hold once all of them are. The answer may lie among them: a batch larger than the cap keeps
+        only its newest records, or none. Costs what is evicted.
+        """
+        new_records = sum(map(len, incoming))
+        watermark = 0
+        if cap_records and (over := self.count + new_records - cap_records) > 0:
+            point, rest = self._index.eviction_point(over, by_bytes=False)
+            watermark = self.head_seq + rest + 1 if rest else point
+        if cap_bytes and (over := self.bytes + sum(map(sum, incoming)) - cap_bytes) > 0:
+            point, rest = self._index.eviction_point(over, by_bytes=True)
+            if rest:
+                point = self.head_seq + _shortest_prefix(incoming, rest) + 1
+            watermark = max(watermark, point)
+        return watermark
+
+    def room(
+        self, cap_records: int, cap_bytes: int, pending_records: int, pending_bytes: int, n: int, nbytes: int
+    ) -> bool:
+        """For `discard: "reject"`: whether `n` records of `nbytes` in all fit the caps (0 = off) beside the pending."""
+        return (not cap_records or self.count + pending_records + n <= cap_records) and (
+            not cap_bytes or self.bytes + pending_bytes + nbytes <= cap_bytes
+        )
+
+    def evict_below(self, seq: int, reason: LossReason) -> int:
+        """Live records below `seq` are lost for `reason`; how many there were. A seq past the head means all."""
+        assert reason in _REASONS, reason
+        seq = min(seq, self.head_seq + 1)
+        if seq <= self.earliest_seq:
+            return 0
+        last_lost = self._index.last_live(seq)
+        assert last_lost is not None, "earliest_seq is live and below seq"
+        return self._move_front(self._index.next_live(seq), reason, last_lost).records
+
+    def expire(self, now_ms: int, ttl_ms: int) -> int:
+        """Evict what is older than `ttl_ms` (`now - ts > ttl_ms`; 0 = off); how many records that were."""
+        if not ttl_ms or not self.count:
+            return 0
+        oldest_to_stay = now_ms - ttl_ms
+        slot = self._index.at(self.earliest_seq)
+        assert slot is not None
+        if slot[0].ts[slot[1]] >= oldest_to_stay:
+            return 0
+        first_to_stay = self._index.first_at_or_after(oldest_to_stay)
+        return self.evict_below(self.head_seq + 1 if first_to_stay is None else first_to_stay, "ttl")
+
+    def lose_all(self, reason: LossReason) -> None:
+        """Everything that is live is lost: the restart of an `ephemeral` topic. Holes keep their own reasons."""
+        self.evict_below(self.head_seq + 1, reason)
+
+    def add_hole(self, first: int, last: int, reason: LossReason) -> None:
+        """Seqs `first` to `last` (inclusive) were never stored, or are damaged.
+
+        What of them lies past the head, which `first` may exceed by one, moves the head. What lies between becomes
+        lost where it was live; deleted seqs stay deleted, known holes keep their reason, what the front has passed
+        stays passed. So saying it twice changes nothing.
+        """
+        assert reason in _REASONS, reason
+        assert 1 <= first <= last, (first, last)
+        assert first <= self.head_seq + 1, (first, self.head_seq)
+        old_head = self.head_seq
+        if first <= old_head:
+            self._lose_inside(max(first, self.earliest_seq), min(last, old_head), reason)
+        if last > old_head:
+            self._lose_after_head(last, reason)
+        if not self._index.is_live(self.earliest_seq):
+            self._move_front(self._index.next_live(self.earliest_seq), None, 0)
+
+    def _lose_inside(self, first: int, last: int, reason: LossReason) -> None:
+        for lo, hi in self._outside_holes(first, last):
+            # The ends of a hole are lost records, so that no part of it announces a loss where there was none.
+            begin, end = self._index.next_live(lo), self._index.last_live(hi + 1)
+            if begin is None or end is None or begin > end:
+                continue
+            self._account(self._index.kill(begin, end + 1, LOST))
+            self._insert_hole(_Hole(begin, end, reason))
+
+    def _lose_after_head(self, last: int, reason: LossReason) -> None:
+        first = self.head_seq + 1
+        n = last - first + 1
+        if n <= _SHORT_HOLE and self._index.has_room(first, n):
+            zeros = array("I", bytes(4 * n))
+            ts = array("Q", (self.last_ts,)) * n
+            self._index.append(first, ts, zeros, zeros, zeros, zeros, bytes(n), tagged=0, state=LOST)
+        self.head_seq = last
+        self._insert_hole(_Hole(first, last, reason))
+
+    def _outside_holes(self, first: int, last: int) -> list[tuple[int, int]]:
+        """The parts of the inclusive range that are in no hole."""
+        parts = []
+        for hole in self._holes or ():
+            if hole.last < first:
+                continue
+            if hole.first > last:
+                break
+            if hole.first > first:
+                parts.append((first, hole.first - 1))
+            first = hole.last + 1
+        if first <= last:
+            parts.append((first, last))
+        return parts
+
+    def _insert_hole(self, hole: _Hole) -> None:
+        """Put a hole that overlaps no other in its place, joined with neighbours that touch it and have its reason."""
+        if self._holes is None:
+            self._holes = []
+        holes = self._holes
+        at = bisect_left(holes, hole)
+        if at < len(holes) and holes[at].first == hole.last + 1 and holes[at].reason == hole.reason:
+            hole = _Hole(hole.first, holes.pop(at).last, hole.reason)
+        if at and holes[at - 1].last + 1 == hole.first and holes[at - 1].reason == hole.reason:
+            at -= 1
+            hole = _Hole(holes.pop(at).first, hole.last, hole.reason)
+        holes.insert(at, hole)
+
+    # -- deletion ----------------------------------------------------------------------------------------------------
+
+    def delete_below(self, before_seq: int, bound: int) -> int:
+        """Delete the live records below `before_seq` and up to `bound`; how many there were. Costs a step per span."""
+        end = min(before_seq, bound + 1, self.head_seq + 1)
+        if end <= self.earliest_seq:
+            return 0
+        front = self._index.next_live(end)
+        gone = 0
+        if self._holes and (front is None or self._holes[0].first < front):
+            # The floor is about to pass a hole, so what was deleted below it has to be told from what was lost.
+            killed = self._index.kill(self.earliest_seq, end, DELETED)
+            self._account(killed)
+            gone = killed.records
+        return gone + self._move_front(front, None, 0).records
+
+    def delete_seqs(self, seqs: Sequence[int]) -> int:
+        """Delete those of `seqs` (ascending) that are live; how many."""
+        gone = self._index.delete(seqs)
+        if not gone.records:
+            return 0
+        self._account(gone)
+        if not self._index.is_live(self.earliest_seq):
+            self._move_front(self._index.next_live(self.earliest_seq), None, 0)
+        self._sweep(gone.tagged)
+        return gone.records
+
+    def matching(self, match: Match, *, before_seq: int | None, bound: int) -> array[int]:
+        """The live seqs with a matching tag, below `before_seq` (None = any) and at most `bound`, ascending (u64)."""
+        if self._tags is None:
+            return array("Q")
+        last = bound if before_seq is None else min(bound, before_seq - 1)
+        return self._index.only_live(self._tags.find(match, self.earliest_seq, min(last, self.head_seq)))
+
+    # -- reading -----------------------------------------------------------------------------------------------------
+
+    def start(self, from_seq: int, same_epoch: bool) -> tuple[int, Tombstone | None]:
+        """Where a read that has everything up to `from_seq` goes on, and the tombstone that comes first, if any.
+
+        The position is the last seq examined, for `step`. `recreated` when the reader knows another instance (its
+        epoch, or a seq past the head); a floor gap when it missed something below `evict_floor`; deletions are
+        silent.
+        """
+        behind_front = self.earliest_seq - 1
+        if not same_epoch or from_seq > self.head_seq:
+            missed = self.head_seq - self._deleted_below_front(1)
+            missed -= self._index.deleted_in(self.earliest_seq, self.head_seq + 1)
+            return behind_front, self._tombstone(1, self.head_seq, "recreated", missed)
+        if from_seq + 1 < self.evict_floor:
+            first = from_seq + 1
+            reasons = [reason for reason, last in (self._causes or {}).items() if last >= first]
+            missed = behind_front - from_seq - self._deleted_below_front(first)
+            return behind_front, self._tombstone(
+                first, behind_front, reasons[0] if len(reasons) == 1 else "mixed", missed
+            )
+        return max(from_seq, behind_front), None
+
+    def step(self, after: int, limit: int) -> Run | Gap | None:
+        """What comes after position `after`: live records (at most `limit`), a hole, or None up to the head.
+
+        Deleted seqs are skipped. A Gap that `after` is inside of is what remains of it.
+        """
+        assert limit > 0
+        begin = max(after + 1, self.earliest_seq)
+        if begin > self.head_seq:
+            return None
+        live = self._index.next_live(begin)
+        if self._holes:
+            at = bisect_left(self._holes, begin, key=_hole_last)
+            if at < len(self._holes) and (live is None or self._holes[at].first < live):
+                hole = self._holes[at]
+                first = max(hole.first, begin)
+                missed = hole.last - first + 1 - self._index.deleted_in(first, hole.last + 1)
+                return Gap(first, hole.last, hole.reason, missed)
+        return None if live is None else Run(live, self._index.run_end(live, limit))
+
+    def tombstone_of(self, gap: Gap) -> Tombstone:
+        """A Gap as readers are told of it, with the floors as of now."""
+        return self._tombstone(gap.first, gap.last, gap.reason, gap.missed)
+
+    def _tombstone(self, first: int, last: int, reason: str, missed: int) -> Tombstone:
+        return Tombstone(
+            gap_from=first,
+            gap_to=last,
+            reason=cast("Any", reason),
+            missed_estimate=missed,
+            earliest_seq=self.earliest_seq,
+            head_seq=self.head_seq,
+        )
+
+    def _deleted_below_front(self, first: int) -> int:
+        """How many seqs of [first, earliest_seq) are known to have been deleted; `first` is at most `evict_floor`."""
+        total = self.earliest_seq - self.evict_floor
+        runs = self._deleted or ()
+        # From the newest back: mostly a reader is not far behind.
+        for at in range(len(runs) - 2, -1, -2):
+            if runs[at + 1] < first:
+                break
+            total += runs[at + 1] - max(runs[at], first) + 1
+        return total
+
+    # -- the front ---------------------------------------------------------------------------------------------------
+
+    def _move_front(self, front: int | None, reason: LossReason | None, last_lost: int) -> Sum:
+        """The one place where the floors move: `front` (None = none left) is the first live seq from now on.
+
+        Everything below it goes: holes are passed; if there is a `reason`, what was live is lost for it, the highest
+        being `last_lost`, else it was deleted.
+        """
+        old_front, self.earliest_seq = self.earliest_seq, self.head_seq + 1 if front is None else front
+        assert self.earliest_seq >= old_front
+        if reason is not None:
+            self._note_cause(reason, last_lost)
+        if self._holes:
+            passed = bisect_left(self._holes, self.earliest_seq, key=_hole_last)
+            for hole in self._holes[:passed]:
+                self._note_cause(hole.reason, hole.last)
+            self._holes = self._holes[passed:] or None
+        if self._causes:
+            floor = max(self._causes.values()) + 1
+            if floor > self.evict_floor:
+                self._raise_floor(floor, old_front)
+        gone = self._index.drop_below(self.earliest_seq)
+        self._account(gone)
+        self._sweep(gone.tagged)
+        return gone
+
+    def _note_cause(self, reason: LossReason, last: int) -> None:
+        if self._causes is None:
+            self._causes = {}
+        self._causes[reason] = max(last, self._causes.get(reason, 0))
+
+    def _raise_floor(self, floor: int, old_front: int) -> None:
+        """Before the slots below the front go: keep what is known of deletions below the new floor."""
+        runs = []
+        if self.evict_floor < old_front:
+            runs.append((self.evict_floor, old_front - 1))
+        if floor > old_front:
+            runs += self._index.deleted_runs(old_front, floor, MAX_DELETED_RUNS)
+        self.evict_floor = floor
+        if not runs:
+            return
+        known = self._deleted if self._deleted is not None else array("Q")
+        for first, last in runs:
+            if known and known[-1] + 1 == first:
+                known[-1] = last
+            else:
+                known.extend((first, last))
+        # A slice, so that a burst of runs does not stay allocated.
+        self._deleted = known[-2 * MAX_DELETED_RUNS :] if len(known) > 2 * MAX_DELETED_RUNS else known
+
+    def _account(self, gone: Sum) -> None:
+        self.count -= gone.records
+        self.bytes -= gone.bytes
+        if self._tags is not None:
+            self._tags.garbage += gone.tagged
+
+    # -- tag postings of gone records ----------------------------------------------------------------------------------
+
+    def tidy(self) -> bool:
+        """A bounded slice (a few ms) of clearing away after a large deletion; whether there is more to do.
+
+        Appends and deletions do their share themselves. This is for a topic where nothing happens any more.
+        """
+        self._sweep(_SWEEP_UNITS)
+        return self._has_litter()
+
+    def _has_litter(self) -> bool:
+        tags = self._tags
+        return tags is not None and tags.garbage >= _SWEEP_MIN and tags.garbage * _SWEEP_SHARE > tags.postings
+
+    def _sweep(self, deaths: int) -> None:
+        tags = self._tags
+        if tags is None:
+            return
+        if tags.garbage == tags.postings:
+            self._tags = None
+        elif self._has_litter():
+            units = min(_SWEEP_UNITS, _SWEEP_UNITS_PER_DEATH * deaths)
+            # With a dense index whatever is not below the front is live, and nobody has to look.
+            only_live = None if self._index.is_dense() else self._index.only_live
+            tags.sweep(units, self.earliest_seq, only_live)
+
+    # -- keeping -----------------------------------------------------------------------------------------------------
+
+    def dump(self) -> dict[str, object]:
+        """Everything, as ints, strings, bytes, lists and maps that CBOR takes; arrays as little-endian bytes."""
+        return {
+            "head_seq": self.head_seq,
+            "earliest_seq": self.earliest_seq,
+            "evict_floor": self.evict_floor,
+            "last_ts": self.last_ts,
+            "spans": self._index.dump(),
+            "tags": None if self._tags is None else self._tags.dump(),
+            "holes": [list(hole) for hole in self._holes or ()],
+            "causes": dict(self._causes or {}),
+            "deleted": little_endian(self._deleted) if self._deleted is not None else b"",
+        }
+
+    @classmethod
+    def load(cls, value: Mapping[str, Any]) -> TopicLog:
+        """The topic that `dump` was called on. Raises ValueError if `value` cannot have come from it."""
+        log = cls()
+        try:
+            log.head_seq = int(value["head_seq"])
+            log.earliest_seq = int(value["earliest_seq"])
+            log.evict_floor = int(value["evict_floor"])
+            log.last_ts = int(value["last_ts"])
+            log._index = RecordIndex.load(value["spans"])
+            if value["tags"] is not None:
+                log._tags = TagIndex.load(value["tags"])
+            log._holes = [_Hole(int(first), int(last), reason) for first, last, reason in value["holes"]] or None
+            log._causes = {reason: int(last) for reason, last in value["causes"].items()} or None
+            log._deleted = from_little_endian("Q", value["deleted"]) or None
+        except (KeyError, TypeError, AttributeError) as error:
+            raise ValueError(f"topic log: {error!r}") from error
+        log.count = sum(span.live for span in log._index.spans)
+        log.bytes = sum(span.bytes for span in log._index.spans)
+        if log._tags is not None:
+            log._tags.garbage = log._tags.postings - sum(span.tagged for span in log._index.spans)
+        try:
+            log._check_frame()
+        except AssertionError as error:
+            raise ValueError(f"topic log: contradicts itself: {error}") from error
+        return log
+
+    def check(self) -> None:
+        """Assert every invariant, by counting again from the slots. Costs a look at each of them."""
+        self._check_frame()
+        for span in self._index.spans:
+            kept = (span.live, span.lost, span.bytes, span.tagged)
+            span.recount()
+            assert kept == (span.live, span.lost, span.bytes, span.tagged), kept
+            assert all(a <= b for a, b in pairwise(span.ts)), "time goes back"
+            assert not any(size for size, dead in zip(span.size, span.dead, strict=True) if dead and size)
+        for a, b in pairwise(self._index.spans):
+            assert a.ts[-1] <= b.ts[0], "time goes back"
+        if self._tags is not None:
+            self._tags.check()
+            everything = self._tags.find(Match("", prefix=True), 0, self.head_seq)
+            assert len(everything) == self._tags.postings
+            live = self._index.only_live(everything)
+            assert self._tags.postings - self._tags.garbage == len(live)
+            assert len(live) == sum(span.tagged for span in self._index.spans)
+
+    def _check_frame(self) -> None:
+        """The invariants that cost a step per span, hole or run."""
+        spans, holes = self._index.spans, self._holes or []
+        assert 1 <= self.evict_floor <= self.earliest_seq <= self.head_seq + 1, "floors"
+        assert self.count == sum(span.live for span in spans), "count"
+        assert self.bytes == sum(span.bytes for span in spans), "bytes"
+        first = self._index.next_live(0)
+        assert self.earliest_seq == (self.head_seq + 1 if first is None else first), (
+            "earliest_seq is not the first live"
+        )
+        # Every seq from the front to the head has a slot or is in a hole.
+        assert not spans or spans[0].first + spans[0].start == self.earliest_seq, "slots below the front"
+        assert all(span.start == 0 for span in spans[1:]), "dropped slots in the middle"
+        assert all(a.end <= b.first for a, b in pairwise(spans)), "spans overlap"
+        assert not spans or (spans[-1].end <= self.head_seq + 1 and spans[-1].ts[-1] <= self.last_ts), (
+            "spans past the head"
+        )
+        assert all(self.earliest_seq <= hole.first <= hole.last <= self.head_seq for hole in holes), "hole outside"
+        assert all(hole.reason in _REASONS for hole in holes), "reason of a hole"
+        assert all(a.last < b.first for a, b in pairwise(holes)), "holes overlap"
+        for lo, hi in self._outside_holes(self.earliest_seq, self.head_seq):
+            slots = list(self._index.parts(lo, hi + 1))
+            assert sum(b - a for _, a, b in slots) == hi + 1 - lo, "neither slot nor hole"
+            assert all(not span.lost or span.dead.find(LOST, a, b) < 0 for span, a, b in slots), "lost outside a hole"
+        for hole in holes:
+            for span, a, b in self._index.parts(hole.first, hole.last + 1):
+                assert span.dead.find(0, a, b) < 0, "live record in a hole"
+        causes = self._causes or {}
+        assert _REASONS.issuperset(causes), "reason of a loss"
+        assert self.evict_floor == max(causes.values(), default=0) + 1, "evict_floor"
+        runs = self._deleted if self._deleted is not None else array("Q")
+        assert len(runs) % 2 == 0, "deleted runs"
+        assert all(a <= b for a, b in pairwise(runs)), "deleted runs"
+        assert not runs or runs[-1] < self.evict_floor, "deleted run above the floor"
+        if self._tags is not None:
+            assert 0 <= self._tags.garbage <= self._tags.postings, "tag garbage"
+
+
+def _shortest_prefix(batches: Sequence[array[int]], total: int) -> int:
+    """How many records from the first on it takes to reach `total` bytes."""
+    records = 0
+    for sizes in batches:
+        if sum(sizes) < total:
+            total -= sum(sizes)
+            records += len(sizes)
+            continue
+        for size in sizes:
+            records += 1
+            total -= size
+            if total <= 0:
+                return records
+    return records
+
+
+def _hole_last(hole: _Hole) -> int:
+    return hole.last

@@ -1,0 +1,192 @@
+"""Wire types: what requests carry and what the engine answers, as msgspec Structs (`api.md` sections 2 to 6).
+
+No rule is applied here; ranges and sizes are checked in `topics.log.topic_config` and `topics.http.bodies`.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+import msgspec
+from msgspec import UNSET, UnsetType
+
+TopicType = Literal["log", "queue"]
+Discard = Literal["old", "reject"]
+Durability = Literal["ephemeral", "memory", "disk", "fsync"]
+
+
+class TopicConfig(msgspec.Struct, frozen=True, kw_only=True):
+    """The resolved configuration of a topic, echoed whole in responses (`api.md` section 2)."""
+
+    type: TopicType = "log"
+    ttl_ms: int = 0
+    cap_records: int = 0
+    cap_bytes: int = 0
+    discard: Discard = "old"
+    durable: bool = False
+    durability: Durability = "disk"
+    priority: int | None = None
+    auto_priority: bool = True
+    auto_create: bool = True
+    idempotency_window_ms: int = 120_000
+    dedupe_node: bool = True
+    lease_ms: int = 30_000
+    claim_jitter_ms: int = 0
+    max_deliveries: int = 0
+    dead_letter: str | None = None
+    leases_durable: bool = False
+
+
+class TopicConfigPatch(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The fields of a config body that were present; the rest is UNSET."""
+
+    type: TopicType | UnsetType = UNSET
+    ttl_ms: int | UnsetType = UNSET
+    cap_records: int | UnsetType = UNSET
+    cap_bytes: int | UnsetType = UNSET
+    discard: Discard | UnsetType = UNSET
+    durable: bool | UnsetType = UNSET
+    durability: Durability | UnsetType = UNSET
+    priority: int | None | UnsetType = UNSET
+    auto_priority: bool | UnsetType = UNSET
+    auto_create: bool | UnsetType = UNSET
+    idempotency_window_ms: int | UnsetType = UNSET
+    dedupe_node: bool | UnsetType = UNSET
+    lease_ms: int | UnsetType = UNSET
+    claim_jitter_ms: int | UnsetType = UNSET
+    max_deliveries: int | UnsetType = UNSET
+    dead_letter: str | None | UnsetType = UNSET
+    leases_durable: bool | UnsetType = UNSET
+
+
+class RecordIn(msgspec.Struct):
+    """One record of an append. `data` is the client's bytes; nothing looks into it."""
+
+    data: msgspec.Raw
+    tag: str | None = None
+    node: str | None = None
+    meta: dict[str, str] | None = None
+
+
+class AppendRequest(msgspec.Struct, kw_only=True):
+    """The body of an append, checked against the limits before the engine sees it."""
+
+    records: list[RecordIn]
+    node: str | None = None
+    idempotency_key: str | None = None
+    create: bool | UnsetType = UNSET
+    config: TopicConfigPatch | None = None
+    disable_backpressure: bool = False
+
+
+class Tombstone(msgspec.Struct, frozen=True, kw_only=True):
+    """An announced gap, both ends inclusive (`api.md` section 5)."""
+
+    gap_from: int
+    gap_to: int
+    reason: Literal["cap", "ttl", "mixed", "recreated", "source_trim", "lost", "corrupt"]
+    missed_estimate: int
+    earliest_seq: int
+    head_seq: int
+
+
+class Performance(msgspec.Struct, omit_defaults=True):
+    """The `performance` block. Milliseconds; a field that does not apply stays UNSET and is left out."""
+
+    server_total_ms: float | UnsetType = UNSET
+    wal_append_ms: float | UnsetType = UNSET
+    fsync_ms: float | UnsetType = UNSET
+    throttle_wait_ms: float | UnsetType = UNSET
+    records_scanned: int | UnsetType = UNSET
+    cold_segments_read: int | UnsetType = UNSET
+
+
+class AppendResult(msgspec.Struct, kw_only=True):
+    """What an append did (`api.md` section 4)."""
+
+    topic: str
+    first_seq: int
+    last_seq: int
+    head_seq: int
+    count: int
+    created: bool
+    deduped: bool
+
+
+class ReadRequest(msgspec.Struct, kw_only=True):
+    """A diff after clamping (`api.md` section 5). `nodes` are the writers to leave out."""
+
+    from_seq: int = 0
+    epoch: int | None = None
+    limit: int = 256
+    nodes: frozenset[str] = frozenset()
+    include_tags: bool = False
+    include_meta: bool = True
+    wait_ms: int = 0
+    max_batch_bytes: int = 1 << 20
+
+
+class ReadResult(msgspec.Struct, kw_only=True):
+    """One answer of a read. `records` is the comma-joined JSON of the records, without brackets."""
+
+    topic: str
+    epoch: int
+    records: bytes
+    count: int
+    next_from_seq: int
+    head_seq: int
+    earliest_seq: int
+    caught_up: bool
+    tombstone: Tombstone | None
+    lag: int
+
+
+class DeleteRequest(msgspec.Struct, kw_only=True):
+    """The body of a record deletion (`api.md` section 6). `match` is still the client's JSON value."""
+
+    before_seq: int | UnsetType = UNSET
+    match: Any | UnsetType = UNSET
+
+
+class DeleteResult(msgspec.Struct, kw_only=True):
+    """What a record deletion did."""
+
+    topic: str
+    deleted: int
+    earliest_seq: int
+    head_seq: int
+    count: int
+    bytes: int
+
+
+class TopicState(msgspec.Struct, kw_only=True):
+    """A topic's state read (`api.md` section 3)."""
+
+    topic: str
+    type: TopicType
+    epoch: int
+    head_seq: int
+    earliest_seq: int
+    next_seq: int
+    count: int
+    bytes: int
+    synced_seq: int
+    config: TopicConfig
+    effective_priority: int
+    last_write_ts: int | None
+    last_read_ts: int | None
+
+
+class TopicSummary(msgspec.Struct, kw_only=True):
+    """One line of a topic list."""
+
+    topic: str
+    type: TopicType
+    epoch: int
+    head_seq: int
+    earliest_seq: int
+    count: int
+    bytes: int
+    durable: bool
+    durability: Durability
+    effective_priority: int

@@ -1,0 +1,319 @@
+"""WAL frames: the byte layout, and the only functions that write and read it (`storage.md` section 2).
+
+    off  size  field
+      0     4  frame_len   bytes after this field; 0 is preallocated space, the clean end of a log
+      4     1  type        see `FrameType`
+      5     1  flags       see `HAS_TAG` ... `HAS_ORIGIN`
+      6     8  topic_id    0 for frames about the shard itself
+     14     8  seq         0 for frames that carry none
+     22     8  ts          commit time, ms since the epoch
+     30     2  node_len
+     32     2  tag_len
+     34     4  data_len    bytes of payload
+     38        node | tag | payload
+      .     8  xxh3_64     over everything between frame_len and here
+
+All integers are little-endian. An Append's payload is `meta_len u32 | meta JSON | data JSON`, every other type's is one canonical
+CBOR map. An atomic batch is a run of frames: all but the last carry MORE, all but the first CONTINUES.
+
+This module knows bytes only: what a frame means is `recovery`'s business, where it goes is `wal`'s.
+"""
+
+from __future__ import annotations
+
+import struct
+from array import array
+from collections.abc import Iterable, Mapping, Sequence
+from enum import IntEnum
+from itertools import accumulate
+from typing import Any, Final, NamedTuple
+
+import cbor2
+import xxhash
+
+
+class FrameType(IntEnum):
+    """Frame types of version 1. The numbers are on disk."""
+
+    APPEND = 1
+    TOPIC_CREATE = 2
+    TOPIC_DELETE = 3
+    ROUTER_CREATE = 4
+    ROUTER_DELETE = 5
+    DELETE = 6
+    EVICT_WATERMARK = 7
+    CHECKPOINT_MARK = 8
+    CONFIG_UPDATE = 9
+    LEASE = 10
+    HEAD_WATERMARK = 11
+    IDEMPOTENCY = 12
+    FORWARDED = 13
+    SYNCED = 14
+    FILE_END = 15
+    HOLE = 16
+    SHARD_OPEN = 17
+    CLEAN_STOP = 18
+    STAGE = 19
+
+
+HAS_TAG: Final = 0x01
+HAS_NODE: Final = 0x02
+DURABLE: Final = 0x04
+MORE: Final = 0x08
+CONTINUES: Final = 0x10
+HAS_ORIGIN: Final = 0x20
+
+HEADER_BYTES: Final = 38
+CHECKSUM_BYTES: Final = 8
+MIN_FRAME_LEN: Final = HEADER_BYTES - 4 + CHECKSUM_BYTES
+"""`frame_len` of a frame without node, tag and payload."""
+
+_LEN: Final = struct.Struct("<I")
+_SUM: Final = struct.Struct("<Q")
+_BODY: Final = struct.Struct("<BBQQQHHI")
+_HEADER: Final = struct.Struct("<IBBQQQHHI")
+# Header of an Append and the meta length behind it, for the plain record that has neither node, tag nor meta.
+_PLAIN: Final = struct.Struct("<10sQQIIxxxx")
+_xxh3 = xxhash.xxh3_64_intdigest
+
+
+class UnknownFrameType(Exception):
+    """A frame whose checksum holds but whose type this version does not know: written by a newer one."""
+
+
+class Frame(NamedTuple):
+    """A verified frame's header, and where it lies. `offset` counts from the start of its file."""
+
+    offset: int
+    frame_len: int
+    type: int
+    flags: int
+    topic_id: int
+    seq: int
+    ts: int
+    node_len: int
+    tag_len: int
+    data_len: int
+
+    @property
+    def end(self) -> int:
+        """The offset behind the frame."""
+        return self.offset + 4 + self.frame_len
+
+
+class Appends(NamedTuple):
+    """The encoded Append frames of one batch: `frame_lens` are their bytes on disk, `sizes` the bytes of data + meta of each,
+    `flags` those kept in the index."""
+
+    data: bytes
+    frame_lens: array[int]
+    sizes: array[int]
+    flags: bytes
+
+
+def encode_control(
+    kind: FrameType,
+    payload: Mapping[str, Any],
+    *,
+    topic_id: int = 0,
+    seq: int = 0,
+    ts: int = 0,
+    flags: int = 0,
+) -> bytes:
+    """One frame with a CBOR payload."""
+    blob = cbor2.dumps(payload, canonical=True)
+    body = _BODY.pack(kind, flags, topic_id, seq, ts, 0, 0, len(blob)) + blob
+    return _LEN.pack(len(body) + CHECKSUM_BYTES) + body + _SUM.pack(_xxh3(body))
+
+
+def encode_appends(
+    topic_id: int,
+    first_seq: int,
+    ts: int,
+    datas: Sequence[bytes],
+    *,
+    nodes: Sequence[bytes] | None,
+    tags: Sequence[bytes] | None,
+    metas: Sequence[bytes] | None,
+    durable: bool,
+    closes_batch: bool,
+) -> Appends:
+    """The frames of records that become contiguous seqs from `first_seq`; they open a batch.
+
+    `nodes`, `tags` and `metas` are None when no record has one; an empty item means that this record has none.
+    `closes_batch` is false when control frames of the same batch follow.
+    """
+    if nodes is None and tags is None and metas is None:
+        return _encode_plain(topic_id, first_seq, ts, datas, durable=durable, closes_batch=closes_batch)
+    count = len(datas)
+    none = (b"",) * count
+    nodes, tags, metas = nodes or none, tags or none, metas or none
+    pack_body, pack_len, pack_sum, xxh3 = _BODY.pack, _LEN.pack, _SUM.pack, _xxh3
+    base = DURABLE if durable else 0
+    parts: list[bytes] = []
+    add = parts.append
+    kept = bytearray(count)
+    last = count - 1
+    seq = first_seq
+    for i, (node, tag, meta, data) in enumerate(zip(nodes, tags, metas, datas, strict=True)):
+        own = (HAS_TAG if tag else 0) | (HAS_NODE if node else 0)
+        kept[i] = own
+        flags = base | own | (CONTINUES if i else 0) | (MORE if i < last or not closes_batch else 0)
+        body = b"%b%b%b%b%b%b" % (
+            pack_body(1, flags, topic_id, seq, ts, len(node), len(tag), len(meta) + len(data) + 4),
+            node,
+            tag,
+            pack_len(len(meta)),
+            meta,
+            data,
+        )
+        add(pack_len(len(body) + 8))
+        add(body)
+        add(pack_sum(xxh3(body)))
+        seq += 1
+    frame_lens = array("I", [len(body) + 12 for body in parts[1::3]])
+    sizes = array("I", [len(meta) + len(data) for meta, data in zip(metas, datas, strict=True)])
+    return Appends(b"".join(parts), frame_lens, sizes, bytes(kept))
+
+
+def _encode_plain(
+    topic_id: int, first_seq: int, ts: int, datas: Sequence[bytes], *, durable: bool, closes_batch: bool
+) -> Appends:
+    """The hot loop: records of nothing but data."""
+    count = len(datas)
+    base = DURABLE if durable else 0
+    middle = struct.pack("<BBQ", 1, base | MORE | CONTINUES, topic_id)
+    pack, pack_len, pack_sum, xxh3 = _PLAIN.pack, _LEN.pack, _SUM.pack, _xxh3
+    sizes = array("I", list(map(len, datas)))
+    bodies = [
+        pack(middle, seq, ts, 0, size + 4) + data
+        for seq, size, data in zip(range(first_seq, first_seq + count), sizes, datas, strict=True)
+    ]
+    first_flags = base | (MORE if count > 1 or not closes_batch else 0)
+    bodies[0] = bodies[0][:1] + bytes((first_flags,)) + bodies[0][2:]
+    if count > 1:
+        last_flags = base | CONTINUES | (0 if closes_batch else MORE)
+        bodies[-1] = bodies[-1][:1] + bytes((last_flags,)) + bodies[-1][2:]
+    parts: list[bytes] = [b""] * (3 * count)
+    parts[0::3] = [pack_len(size + MIN_FRAME_LEN + 4) for size in sizes]
+    parts[1::3] = bodies
+    parts[2::3] = [pack_sum(xxh3(body)) for body in bodies]
+    frame_lens = array("I", [size + MIN_FRAME_LEN + 8 for size in sizes])
+    return Appends(b"".join(parts), frame_lens, sizes, bytes(count))
+
+
+def seal_batch(frames: Sequence[tuple[FrameType, Mapping[str, Any]]], *, topic_id: int, ts: int, opened: bool) -> bytes:
+    """Control frames that stand together as one batch, or close the batch that Append frames have opened."""
+    out = []
+    last = len(frames) - 1
+    for i, (kind, payload) in enumerate(frames):
+        flags = (CONTINUES if opened or i else 0) | (MORE if i < last else 0)
+        out.append(encode_control(kind, payload, topic_id=topic_id, ts=ts, flags=flags))
+    return b"".join(out)
+
+
+class Scan(NamedTuple):
+    """What a window of a log held: its verified frames, and how it ended.
+
+    `stop` is the offset (in the file) of the first byte not consumed; `reason` is "window" when the window ended inside a frame that may be
+    whole in the file, "zeros" at a frame_len of 0, "bad" at bytes that are no valid frame.
+    """
+
+    frames: list[Frame]
+    stop: int
+    reason: str
+
+
+def scan_window(window: bytes, base: int, *, file_end: int) -> Scan:
+    """Verify frames from the start of `window`, which lies at offset `base` of its file of `file_end` bytes.
+
+    Raises `UnknownFrameType` for a checksummed frame of an unknown type.
+    """
+    view = memoryview(window)
+    unpack, unpack_sum, xxh3 = _HEADER.unpack_from, _SUM.unpack_from, _xxh3
+    frames: list[Frame] = []
+    add = frames.append
+    make = Frame._make
+    size = len(window)
+    at = 0
+    while True:
+        if size - at < HEADER_BYTES:
+            if base + size < file_end:
+                return Scan(frames, base + at, "window")
+            rest = window[at:]
+            return Scan(frames, base + at, "zeros" if not rest.strip(b"\0") else "bad")
+        header = unpack(window, at)
+        frame_len = header[0]
+        end = at + 4 + frame_len
+        if frame_len < MIN_FRAME_LEN:
+            return Scan(frames, base + at, "bad" if frame_len else "zeros")
+        if frame_len != MIN_FRAME_LEN + header[6] + header[7] + header[8] or base + end > file_end:
+            return Scan(frames, base + at, "bad")
+        if end > size:
+            return Scan(frames, base + at, "window")
+        if xxh3(view[at + 4 : end - 8]) != unpack_sum(window, end - 8)[0]:
+            return Scan(frames, base + at, "bad")
+        if not 1 <= header[1] <= 19:
+            raise UnknownFrameType(f"frame of unknown type {header[1]} at offset {base + at}")
+        add(make((base + at, *header)))
+        at = end
+
+
+def control_payload(window: bytes, base: int, frame: Frame) -> dict[str, Any]:
+    """The CBOR map of a control frame that lies in `window` (at offset `base` of the file)."""
+    end = frame.end - CHECKSUM_BYTES - base
+    payload = cbor2.loads(window[end - frame.data_len : end])
+    if not isinstance(payload, dict):
+        raise ValueError(f"the payload at offset {frame.offset} is not a map")
+    return payload
+
+
+class StoredRecord(NamedTuple):
+    """An Append frame taken apart. Empty bytes mean that there is none."""
+
+    seq: int
+    ts: int
+    node: bytes
+    tag: bytes
+    meta: bytes
+    data: bytes
+
+
+def decode_append(window: bytes, at: int, size: int) -> StoredRecord | None:
+    """The record of the Append frame of `size` bytes at index `at` of `window`; None when the bytes there are no such frame."""
+    end = at + size
+    frame_len = size - 4
+    if frame_len < MIN_FRAME_LEN + 4 or end > len(window):
+        return None
+    length, kind, flags, _topic, seq, ts, node_len, tag_len, data_len = _HEADER.unpack_from(window, at)
+    if length != frame_len or kind != FrameType.APPEND or frame_len != MIN_FRAME_LEN + node_len + tag_len + data_len:
+        return None
+    if _xxh3(memoryview(window)[at + 4 : end - 8]) != _SUM.unpack_from(window, end - 8)[0]:
+        return None
+    node_at = at + HEADER_BYTES
+    tag_at = node_at + node_len
+    payload_at = tag_at + tag_len + (17 if flags & HAS_ORIGIN else 0)
+    meta_at = payload_at + 4
+    data_at = meta_at + _LEN.unpack_from(window, payload_at)[0]
+    if data_at > end - 8:
+        return None
+    return StoredRecord(
+        seq,
+        ts,
+        window[node_at:tag_at],
+        window[tag_at : tag_at + tag_len],
+        window[meta_at:data_at],
+        window[data_at : end - 8],
+    )
+
+
+def offsets_of(start: int, frame_lens: Iterable[int]) -> list[int]:
+    """The offset of each frame of a run that begins at `start`, from their bytes on disk."""
+    out = list(accumulate(frame_lens, initial=start))
+    out.pop()
+    return out
+
+
+def digest(data: bytes) -> int:
+    """XXH3-64, the checksum of every frame and the hash that maps a topic to its shard."""
+    return _xxh3(data)

@@ -1,0 +1,782 @@
+"""Recovery: from a data directory to topics in memory, and the judgement between a torn end and damage (`storage.md` section 3).
+
+Theory of operation
+-------------------
+The newest valid snapshot gives the topics as of a position in each shard; each shard is replayed from there. A frame that belongs to a
+topic and lies before that topic's own position in the snapshot is skipped: it is in there already. Replay applies what the log says and decides
+nothing by itself: evictions are logged, so are deletions, so are the holes that an earlier recovery has found.
+
+*The end.* What a sync has covered is vouched for: by a Synced frame, by a snapshot, by the existence of a later file. A bad frame at or
+after the highest vouched position of the shard is the torn end of unsynced writes and is cut off, together with the batch that it tears. A bad frame before it
+is damage: bytes that were on disk and are not any more. Strict recovery then refuses, naming what is affected; salvage (`salvage.py`)
+replaces the bad range by a filler frame of the same length that carries the verdict, and recovery begins again.
+
+*The verdict.* A topic whose class does not wait for syncs may have shown seqs that are gone. Its head becomes its ceiling, and the
+seqs between are a `lost` hole, unless the machine stayed up (the boot id and the directory are the same and no sync has failed), in which case what
+write(2) took is still there. The verdict is logged and synced (`ShardOpen` and its Hole frames) before anybody is served, and so is
+everything that was replayed: bytes beyond the vouched position are written again, because after a failed sync the page cache may show what the disk does
+not hold.
+
+Everything here blocks; the daemon runs it in a worker thread.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, Final, NamedTuple
+
+from topics.log.dedupe import DedupeWindow
+from topics.log.match import parse_match
+from topics.log.topic_config import config_from_wire
+from topics.log.topic_log import TopicLog
+from topics.logs import get_logger
+from topics.model import TopicConfig
+from topics.storage import frames
+from topics.storage.datadir import DataDir, DataDirError, FoundShard, discover_shards, parse_wal_name, wal_path
+from topics.storage.frames import CONTINUES, HAS_ORIGIN, HAS_TAG, MORE, Frame, FrameType
+from topics.storage.fs import Fs, write_all
+from topics.storage.resync import find_frames
+from topics.storage.snapshot import ShardPosition, Snapshot, TopicPart, decode_part, load_newest
+from topics.storage.wal import Position, WalFile, WalFiles
+
+log = get_logger(__name__)
+
+WINDOW_BYTES: Final = 4 << 20
+"""Files are read in windows of this size (or of one frame, where that is larger)."""
+
+_UNUSED: Final = array("Q")
+
+
+class RecoveredTopic:
+    """A topic as recovery knows it."""
+
+    __slots__ = ("ceiling", "config", "end", "id", "keys", "last_read", "last_write", "log", "name", "stash")
+
+    def __init__(self, topic_id: int, name: str, config: TopicConfig) -> None:
+        self.id = topic_id
+        self.name = name
+        self.config = config
+        self.log = TopicLog()
+        self.ceiling = 0
+        self.end = Position(-1, 0)
+        self.keys: DedupeWindow | None = None
+        self.last_write: int | None = None
+        self.last_read: int | None = None
+        self.stash: list[tuple[int, int, list[int], list[int]]] = []
+        """Places of records that an `ephemeral` topic is writing out; they count when its ConfigUpdate follows."""
+
+
+class RecoveredShard:
+    """Where a shard's log ends, for its writer."""
+
+    __slots__ = (
+        "boot_id",
+        "clean",
+        "directory",
+        "end",
+        "ended",
+        "failed_shards",
+        "file",
+        "frame_count",
+        "identity",
+        "last_seqs",
+        "shard",
+        "shards",
+        "truncated",
+        "vouched",
+    )
+
+    def __init__(self, shard: int, directory: str) -> None:
+        self.shard = shard
+        self.directory = directory
+        self.file: WalFile | None = None
+        self.end = 0
+        self.ended = False
+        """The last file is complete (FileEnd): its successor was never named."""
+        self.frame_count = 0
+        self.last_seqs: dict[int, int] = {}
+        self.vouched = Position(0, 0)
+        self.boot_id: str | None = None
+        self.identity: str | None = None
+        self.shards = 0
+        self.failed_shards: set[int] = set()
+        self.clean = False
+        """The last frame is a clean-stop mark."""
+        self.truncated: Position | None = None
+
+
+class Damage(Exception):
+    """Bytes that were synced are not there any more. `start`..`stop` is the range of the file that has to be given up."""
+
+    def __init__(
+        self,
+        *,
+        shard: RecoveredShard,
+        path: str,
+        ordinal: int,
+        start: int,
+        stop: int,
+        frames_before: int,
+        next_ordinal: int | None,
+        losses: dict[int, tuple[int, int | None]],
+        names: dict[int, str],
+        control_lost: bool,
+    ) -> None:
+        self.shard = shard
+        self.path = path
+        self.ordinal = ordinal
+        self.start = start
+        self.stop = stop
+        self.frames_before = frames_before
+        """Ordinal of the first frame of the range."""
+        self.next_ordinal = next_ordinal
+        """Ordinal of the next file, None for the last one."""
+        self.losses = losses
+        """Topic id to (first seq lost, last seq lost or None where nothing behind the range tells)."""
+        self.names = names
+        self.control_lost = control_lost
+        super().__init__(self.sentence())
+
+    def sentence(self) -> str:
+        """What the operator has to know."""
+        parts = []
+        for topic_id, (first, last) in sorted(self.losses.items()):
+            name = self.names.get(topic_id, f"id {topic_id}")
+            parts.append(f"{name} seqs {first} to {last if last is not None else 'an unknown one'}")
+        affected = "; ".join(parts) or "no records of a known topic"
+        return (
+            f"the log is damaged: {self.path} at offset {self.start} (bad up to {self.stop}), below what was synced; affected: {affected}. "
+            f"Restore the file from a copy, or start with TOPICS_RECOVERY=salvage to give the range up"
+        )
+
+
+class Recovered(NamedTuple):
+    """The result: what the daemon starts with."""
+
+    topics: dict[int, RecoveredTopic]
+    shards: list[RecoveredShard]
+    files: WalFiles
+    next_topic_id: int
+    clock: int
+    snapshot_number: int
+
+
+class Progress:
+    """Bytes replayed of bytes to replay; read by the readiness answer from another thread."""
+
+    __slots__ = ("done", "total")
+
+    def __init__(self) -> None:
+        self.done = 0
+        self.total = 0
+
+    @property
+    def share(self) -> float:
+        """0..1."""
+        return self.done / self.total if self.total else 0.0
+
+
+def recover(fs: Fs, datadir: DataDir, progress: Progress) -> Recovered:
+    """Read everything. Changes nothing on disk.
+
+    Raises `Damage` for the first bad range below a synced position, `DataDirError` where the directory cannot be used at all,
+    `UnknownFrameType` for frames of a newer version.
+    """
+    snapshot, damaged = load_newest(fs, datadir)
+    for sentence in damaged:
+        log.error("snapshot_damaged", problem=sentence)
+    replay = _Replay(fs, datadir, snapshot, progress)
+    shards = [found for found in discover_shards(fs, datadir) if _ordinals(fs, found.path)]
+    if snapshot is None and damaged and not all(_ordinals(fs, found.path)[0] == 0 for found in shards):
+        raise DataDirError(f"no snapshot can be read ({damaged[0]}), and the WAL does not reach back to its start")
+    if len({found.path == datadir.wal_dir for found in shards}) > 1:
+        raise DataDirError(f"{datadir.wal_dir} holds WAL files of two layouts")
+    for found in shards:
+        for ordinal in _ordinals(fs, found.path):
+            handle = fs.open(wal_path(found.path, ordinal), read_only=True)
+            progress.total += handle.size()
+            handle.close()
+    recovered = [replay.shard(found) for found in shards]
+    replay.check_files()
+    if snapshot is not None:
+        known = {shard.shard for shard in recovered}
+        for shard, position in snapshot.positions.items():
+            if shard not in known and position[1] > 0:
+                raise DataDirError(f"the WAL files of shard {shard} are missing")
+    return Recovered(
+        replay.topics,
+        recovered,
+        replay.files,
+        replay.next_topic_id,
+        replay.clock,
+        snapshot.number if snapshot is not None else 0,
+    )
+
+
+def _ordinals(fs: Fs, directory: str) -> list[int]:
+    found = (parse_wal_name(name) for name in fs.listdir(directory))
+    return sorted(ordinal for ordinal in found if ordinal is not None)
+
+
+class _Batch:
+    """Frames of one batch with what replay needs of their bodies."""
+
+    __slots__ = ("extras", "frames")
+
+    def __init__(self) -> None:
+        self.frames: list[Frame] = []
+        self.extras: dict[int, Any] = {}
+        """By frame offset: the tag of an Append, the payload of any other."""
+
+
+class _Replay:
+    """The state while the shards are read one after another."""
+
+    def __init__(self, fs: Fs, datadir: DataDir, snapshot: Snapshot | None, progress: Progress) -> None:
+        self._fs = fs
+        self._datadir = datadir
+        self._snapshot = snapshot
+        self._progress = progress
+        self.topics: dict[int, RecoveredTopic] = {}
+        self.files = WalFiles()
+        self.next_topic_id = 1
+        self.clock = 0
+        self._positions: dict[int, ShardPosition] = {}
+        self._file_ids: dict[tuple[int, int], int] = {}
+        self._unknown: set[int] = set()
+        if snapshot is not None:
+            self.next_topic_id = snapshot.next_topic_id
+            self.clock = snapshot.clock
+            self._positions = {shard: ShardPosition(*position) for shard, position in snapshot.positions.items()}
+            self._file_ids = {(shard, ordinal): file_id for file_id, shard, ordinal in snapshot.files}
+            self.files.reserve(max(self._file_ids.values(), default=0))
+            for blob in snapshot.topics:
+                self._load_part(decode_part(blob))
+
+    def _load_part(self, part: TopicPart) -> None:
+        topic = RecoveredTopic(part.id, part.name, config_from_wire(part.config))
+        topic.log = TopicLog.load(part.log)
+        for first_seq, file_id, offset, lens in part.placed:
+            sizes = array("I")
+            sizes.frombytes(lens)
+            topic.log.place(first_seq, file_id, frames.offsets_of(offset, sizes))
+        topic.ceiling = part.ceiling
+        topic.end = Position(*part.end)
+        topic.last_write, topic.last_read = part.last_write, part.last_read
+        topic.keys = DedupeWindow.load(part.keys) if part.keys else None
+        self.topics[topic.id] = topic
+
+    # -- one shard ----------------------------------------------------------------------------------------------------
+
+    def shard(self, found: FoundShard) -> RecoveredShard:
+        """Replay one shard to its end."""
+        shard = RecoveredShard(found.shard, found.path)
+        ordinals = _ordinals(self._fs, found.path)
+        begin = self._positions.get(found.shard)
+        if begin is None:
+            begin = ShardPosition(0, 0, 0)
+        shard.vouched = Position(begin.ordinal, begin.offset)
+        self._check_start(shard, ordinals, begin)
+        for ordinal in ordinals:
+            self.files.add(
+                found.shard, ordinal, wal_path(found.path, ordinal), file_id=self._file_ids.get((found.shard, ordinal))
+            )
+        later = [ordinal for ordinal in ordinals if ordinal >= begin.ordinal]
+        self._progress.done += sum(self._size(found.path, ordinal) for ordinal in ordinals if ordinal < begin.ordinal)
+        offset, count = begin.offset, begin.frames
+        for i, ordinal in enumerate(later):
+            following = later[i + 1] if i + 1 < len(later) else None
+            if ordinal != count and offset == 0:
+                raise self._missing_file(shard, ordinal, count)
+            count = self._file(shard, ordinal, offset, count, following)
+            offset = 0
+        return shard
+
+    def _check_start(self, shard: RecoveredShard, ordinals: list[int], begin: ShardPosition) -> None:
+        """The log has to reach back to where the snapshot begins, and to the records that the snapshot places in older files."""
+        if begin.ordinal not in ordinals:
+            if ordinals and ordinals[0] <= begin.ordinal:
+                raise self._missing_file(shard, ordinals[-1], begin.ordinal)
+            raise DataDirError(
+                f"the WAL in {shard.directory} does not reach back to frame {begin.ordinal}, where "
+                + ("its snapshot ends" if self._snapshot is not None else "it starts, and there is no snapshot")
+            )
+
+    def check_files(self) -> None:
+        """No live record may be in a file that is gone. Raises DataDirError."""
+        gone = {
+            file_id: (shard, ordinal)
+            for (shard, ordinal), file_id in self._file_ids.items()
+            if not self.files.has(file_id)
+        }
+        if not gone:
+            return
+        for topic in self.topics.values():
+            for file_id in topic.log.live_files() & gone.keys():
+                shard, ordinal = gone[file_id]
+                raise DataDirError(
+                    f"WAL file {ordinal} of shard {shard} is missing; topic {topic.name!r} has records in it"
+                )
+
+    def _missing_file(self, shard: RecoveredShard, ordinal: int, expected: int) -> DataDirError:
+        return DataDirError(
+            f"the WAL in {shard.directory} has a gap: frame {expected} should begin a file, and the next file begins "
+            f"with frame {ordinal}"
+        )
+
+    def _size(self, directory: str, ordinal: int) -> int:
+        handle = self._fs.open(wal_path(directory, ordinal), read_only=True)
+        try:
+            return handle.size()
+        finally:
+            handle.close()
+
+    def _file(self, shard: RecoveredShard, ordinal: int, offset: int, count: int, following: int | None) -> int:
+        """Replay one file from `offset`; the ordinal of the frame behind it."""
+        path = wal_path(shard.directory, ordinal)
+        file = self.files.get(self._file_id(shard.shard, ordinal))
+        shard.file = file
+        shard.last_seqs = {}
+        handle = self._fs.open(path, read_only=True)
+        try:
+            size = handle.size()
+            at = offset
+            batch = _Batch()
+            batch_at, batch_count = at, count
+            ended = False
+            reason = "window"
+            for scan, window, base in self._scans(handle, at, size):
+                for frame in scan.frames:
+                    batch.frames.append(frame)
+                    if frame.type != FrameType.APPEND:
+                        batch.extras[frame.offset] = frames.control_payload(window, base, frame)
+                    elif frame.tag_len:
+                        tag_at = frame.offset - base + frames.HEADER_BYTES + frame.node_len
+                        batch.extras[frame.offset] = window[tag_at : tag_at + frame.tag_len].decode()
+                    if frame.flags & MORE:
+                        continue
+                    self._apply(shard, file, batch)
+                    count += self._weight(batch)
+                    batch_at, batch_count = frame.end, count
+                    ended = frame.type == FrameType.FILE_END or self._is_last_filler(batch)
+                    batch = _Batch()
+                self._progress.done += scan.stop - at
+                at, reason = scan.stop, scan.reason
+                if ended:
+                    break
+            self._progress.done += size - at
+            if ended:
+                if following is not None and count != following:
+                    raise self._missing_file(shard, following, count)
+                shard.end, shard.ended, shard.frame_count = batch_at, True, count
+                shard.vouched = max(shard.vouched, Position(ordinal, batch_at))
+                return count
+            self._judge(shard, handle, path, file, at, size, reason, batch_at, batch_count, following)
+            return batch_count
+        finally:
+            handle.close()
+
+    def _file_id(self, shard: int, ordinal: int) -> int:
+        return next(file.file_id for file in self.files.of_shard(shard) if file.ordinal == ordinal)
+
+    @staticmethod
+    def _weight(batch: _Batch) -> int:
+        """How many frames a batch stands for: a salvage filler stands for those that it replaces."""
+        if len(batch.frames) == 1 and batch.frames[0].type == FrameType.SHARD_OPEN:
+            return int(batch.extras[batch.frames[0].offset].get("replaces", 1))
+        return len(batch.frames)
+
+    @staticmethod
+    def _is_last_filler(batch: _Batch) -> bool:
+        only = batch.frames[-1]
+        return only.type == FrameType.SHARD_OPEN and bool(batch.extras[only.offset].get("ends_file"))
+
+    @staticmethod
+    def _scans(handle: Any, at: int, size: int) -> Iterator[tuple[frames.Scan, bytes, int]]:
+        """The verified frames of a file, window by window, up to its end or the first thing that is no frame."""
+        length = WINDOW_BYTES
+        while True:
+            window = handle.pread(min(length, size - at), at)
+            scan = frames.scan_window(window, at, file_end=size)
+            yield scan, window, at
+            if scan.reason != "window":
+                return
+            length = WINDOW_BYTES if scan.stop > at else length * 2
+            at = scan.stop
+
+    def _judge(
+        self,
+        shard: RecoveredShard,
+        handle: Any,
+        path: str,
+        file: WalFile,
+        at: int,
+        size: int,
+        reason: str,
+        batch_at: int,
+        batch_count: int,
+        following: int | None,
+    ) -> None:
+        """The log stops at `at` with zeros or a bad frame: is it the end, or damage?"""
+        ordinal = file.ordinal
+        vouched = shard.vouched.offset if shard.vouched.ordinal == ordinal else 0
+        clean = reason == "zeros" and self._only_zeros(handle, at, size)
+        if not clean:
+            for payload in self._synced_beyond(handle, at, size):
+                if payload.get("file") == ordinal:
+                    vouched = max(vouched, int(payload["offset"]))
+        if following is None and batch_at >= vouched:
+            shard.end, shard.ended, shard.frame_count = batch_at, False, batch_count
+            if not clean or batch_at != at:
+                shard.truncated = Position(ordinal, batch_at)
+                log.warning("wal_torn_end", file=path, offset=batch_at, shard=shard.shard)
+            return
+        stop, later = self._behind(handle, at, size)
+        if following is None and stop == size:
+            stop = max(stop if not clean else at, vouched)
+        raise Damage(
+            shard=shard,
+            path=path,
+            ordinal=ordinal,
+            start=batch_at,
+            stop=stop,
+            frames_before=batch_count,
+            next_ordinal=following,
+            losses=self._losses(shard, later, ordinal),
+            names={topic.id: topic.name for topic in self.topics.values()},
+            control_lost=True,
+        )
+
+    @staticmethod
+    def _only_zeros(handle: Any, at: int, size: int) -> bool:
+        while at < size:
+            window = handle.pread(min(WINDOW_BYTES, size - at), at)
+            if window.strip(b"\0"):
+                return False
+            at += len(window)
+        return True
+
+    @staticmethod
+    def _synced_beyond(handle: Any, at: int, size: int) -> Iterator[dict[str, Any]]:
+        """Payloads of the valid Synced frames somewhere behind `at`."""
+        for frame, window, base in find_frames(handle, at, size, only=FrameType.SYNCED):
+            yield frames.control_payload(window, base, frame)
+
+    @staticmethod
+    def _behind(handle: Any, at: int, size: int) -> tuple[int, dict[int, tuple[int, bool]]]:
+        """Where the log goes on behind a bad frame (a batch boundary; `size` if nowhere), and what follows there.
+
+        The latter maps a topic id to (first seq of an Append behind it, True), or (last seq that FileEnd knows, False).
+        """
+        stop = size
+        inside = True
+        later: dict[int, tuple[int, bool]] = {}
+        for frame, window, base in find_frames(handle, at, size):
+            if inside and frame.flags & CONTINUES:
+                continue
+            if inside:
+                inside = False
+                stop = frame.offset
+            if frame.type == FrameType.APPEND:
+                later.setdefault(frame.topic_id, (frame.seq, True))
+            elif frame.type == FrameType.FILE_END:
+                for topic_id, last in frames.control_payload(window, base, frame)["last"].items():
+                    later.setdefault(topic_id, (last, False))
+        return stop, later
+
+    def _losses(
+        self, shard: RecoveredShard, later: Mapping[int, tuple[int, bool]], ordinal: int
+    ) -> dict[int, tuple[int, int | None]]:
+        """Seqs that the bad range held, topic by topic; None where nothing behind it tells how many."""
+        losses: dict[int, tuple[int, int | None]] = {}
+        told = any(not exact for _, exact in later.values())
+        behind = {**self._first_seqs_of_later_files(shard, ordinal), **later}
+        for topic_id in sorted({*self.topics, *behind}):
+            topic = self.topics.get(topic_id)
+            head = topic.log.head_seq if topic is not None else 0
+            if topic is not None and topic_id not in behind:
+                if not told and self._shard_of(topic) == shard.shard and topic.config.durability != "ephemeral":
+                    losses[topic_id] = (head + 1, None)
+                continue
+            seq, exact = behind[topic_id]
+            last = seq - 1 if exact else seq
+            if last > head:
+                losses[topic_id] = (head + 1, last)
+        return losses
+
+    def _shard_of(self, topic: RecoveredTopic) -> int:
+        return shard_of(topic.id, max((shard_count(self._fs, self._datadir)), 1))
+
+    def _first_seqs_of_later_files(self, shard: RecoveredShard, ordinal: int) -> dict[int, tuple[int, bool]]:
+        """The first Append of each topic in the files behind `ordinal`."""
+        firsts: dict[int, tuple[int, bool]] = {}
+        for file in self.files.of_shard(shard.shard):
+            if file.ordinal <= ordinal:
+                continue
+            handle = self._fs.open(file.path, read_only=True)
+            try:
+                for scan, _, _ in self._scans(handle, 0, handle.size()):
+                    for frame in scan.frames:
+                        if frame.type == FrameType.APPEND:
+                            firsts.setdefault(frame.topic_id, (frame.seq, True))
+            finally:
+                handle.close()
+        return firsts
+
+    # -- frames ---------------------------------------------------------------------------------------------------------
+
+    def _apply(self, shard: RecoveredShard, file: WalFile, batch: _Batch) -> None:
+        """Apply one whole batch."""
+        first = batch.frames[0]
+        shard.clean = first.type == FrameType.CLEAN_STOP
+        topic_id = first.topic_id
+        if topic_id:
+            topic = self.topics.get(topic_id)
+            if first.type == FrameType.TOPIC_CREATE:
+                topic = self._create(topic, first, batch.extras[first.offset])
+            if topic is None:
+                if topic_id not in self._unknown and topic_id >= self.next_topic_id:
+                    log.warning("frames_of_unknown_topic", topic_id=topic_id, file=file.path, offset=first.offset)
+                self._unknown.add(topic_id)
+                return
+            if Position(file.ordinal, first.offset) < topic.end:
+                return
+            topic.end = Position(file.ordinal, batch.frames[-1].end)
+            self._apply_to(topic, shard, file, batch)
+            return
+        self._apply_shard_frame(shard, file, first, batch.extras[first.offset])
+
+    def _apply_shard_frame(self, shard: RecoveredShard, file: WalFile, frame: Frame, payload: dict[str, Any]) -> None:
+        if frame.type == FrameType.SYNCED:
+            shard.vouched = max(shard.vouched, Position(payload["file"], payload["offset"]))
+        elif frame.type == FrameType.CLEAN_STOP:
+            self.clock = max(self.clock, payload["clock"])
+        elif frame.type == FrameType.SHARD_OPEN:
+            if "holes" in payload:
+                for topic_id, (first, last) in payload["holes"].items():
+                    topic = self.topics.get(topic_id)
+                    if (
+                        topic is not None
+                        and Position(file.ordinal, frame.offset) >= topic.end
+                        and last > topic.log.head_seq
+                    ):
+                        topic.log.add_hole(max(first, topic.log.head_seq + 1), last, "corrupt")
+                        topic.ceiling = max(topic.ceiling, last)
+                        topic.end = Position(file.ordinal, frame.end)
+                return
+            shard.failed_shards.update(payload.get("failed", ()))
+            if "boot" in payload:
+                shard.boot_id, shard.identity = payload["boot"], payload["identity"]
+                shard.shards = payload["shards"]
+                shard.failed_shards = set()
+
+    def _create(self, topic: RecoveredTopic | None, frame: Frame, payload: dict[str, Any]) -> RecoveredTopic | None:
+        self.next_topic_id = max(self.next_topic_id, frame.topic_id + 1)
+        self.clock = max(self.clock, frame.ts)
+        if topic is not None:
+            return topic
+        if self._snapshot is not None and frame.topic_id < self._snapshot.next_topic_id:
+            return None  # created and deleted before the snapshot
+        topic = RecoveredTopic(frame.topic_id, payload["name"], config_from_wire(payload["config"]))
+        topic.ceiling = payload.get("ceiling", 0)
+        self.topics[topic.id] = topic
+        return topic
+
+    def _apply_to(self, topic: RecoveredTopic, shard: RecoveredShard, file: WalFile, batch: _Batch) -> None:
+        """Apply a batch of one topic: its records first, then what the batch says about them."""
+        appends = [frame for frame in batch.frames if frame.type == FrameType.APPEND]
+        if appends:
+            self._append(topic, shard, file, appends, batch.extras)
+        if len(appends) == len(batch.frames):
+            return
+        for frame in batch.frames:
+            if frame.type != FrameType.APPEND:
+                self.clock = max(self.clock, frame.ts)
+                self._control(topic, frame, batch.extras[frame.offset])
+
+    def _append(
+        self,
+        topic: RecoveredTopic,
+        shard: RecoveredShard,
+        file: WalFile,
+        appends: list[Frame],
+        extras: Mapping[int, Any],
+    ) -> None:
+        offsets, frame_lens, _, flags, _, seqs, times, _, _, data_lens = zip(*appends, strict=True)
+        totals = [length + 4 for length in frame_lens]
+        if topic.config.durability == "ephemeral":
+            topic.stash.append((seqs[0], file.file_id, list(offsets), totals))
+            return
+        log_ = topic.log
+        if seqs[0] > log_.head_seq + 1:
+            log.error("seqs_missing", topic=topic.name, first=log_.head_seq + 1, last=seqs[0] - 1, file=file.path)
+            log_.add_hole(log_.head_seq + 1, seqs[0] - 1, "corrupt")
+        if seqs[0] <= log_.head_seq:
+            log.error("seqs_repeated", topic=topic.name, first=seqs[0], head=log_.head_seq, file=file.path)
+            return
+        with_origin = any(flag & HAS_ORIGIN for flag in flags)
+        sizes = [
+            size - 4 - (17 if with_origin and flag & HAS_ORIGIN else 0)
+            for size, flag in zip(data_lens, flags, strict=True)
+        ]
+        tags = None
+        if any(flag & HAS_TAG for flag in flags):
+            tags = [extras.get(offset) for offset in offsets]
+        log_.extend_records(
+            seqs[0],
+            array("Q", times),
+            file.file_id,
+            offsets,
+            array("I", totals),
+            array("I", sizes),
+            bytes([flag & 0x23 for flag in flags]),
+            tags,
+        )
+        shard.last_seqs[topic.id] = seqs[-1]
+        topic.last_write = times[-1]
+        self.clock = max(self.clock, times[-1])
+
+    def _control(self, topic: RecoveredTopic, frame: Frame, payload: dict[str, Any]) -> None:
+        kind = frame.type
+        if kind == FrameType.HEAD_WATERMARK:
+            topic.ceiling = payload["ceiling"]
+        elif kind == FrameType.IDEMPOTENCY:
+            if topic.keys is None:
+                topic.keys = DedupeWindow()
+            topic.keys.remember(payload["key"], payload["first"], payload["count"], max(frame.ts, topic.log.last_ts))
+        elif kind == FrameType.EVICT_WATERMARK:
+            topic.log.evict_below(payload["below"], payload["reason"])
+        elif kind == FrameType.DELETE:
+            self._delete(topic, payload)
+        elif kind == FrameType.CONFIG_UPDATE:
+            self._configure(topic, payload)
+        elif kind == FrameType.HOLE:
+            if payload["last"] > topic.log.head_seq:
+                topic.log.add_hole(max(payload["first"], topic.log.head_seq + 1), payload["last"], payload["reason"])
+        elif kind == FrameType.TOPIC_DELETE:
+            del self.topics[topic.id]
+        elif kind != FrameType.TOPIC_CREATE:
+            raise frames.UnknownFrameType(
+                f"a frame of type {kind} at offset {frame.offset} is not known to this version"
+            )
+
+    @staticmethod
+    def _delete(topic: RecoveredTopic, payload: dict[str, Any]) -> None:
+        bound, before = payload["bound"], payload.get("before_seq")
+        if "match" in payload:
+            match = parse_match(payload["match"])
+            topic.log.delete_seqs(topic.log.matching(match, before_seq=before, bound=bound))
+        elif before is not None:
+            topic.log.delete_below(before, bound)
+
+    @staticmethod
+    def _configure(topic: RecoveredTopic, payload: dict[str, Any]) -> None:
+        topic.config = config_from_wire(payload["config"])
+        topic.ceiling = payload["ceiling"]
+        if "log" in payload:
+            topic.log = TopicLog.load(payload["log"])
+            for first_seq, file_id, offsets, totals in topic.stash:
+                topic.log.place(first_seq, file_id, offsets, array("I", totals))
+        topic.stash = []
+
+
+def shard_of(topic_id: int, shards: int) -> int:
+    """A topic's shard (`storage.md` section 2)."""
+    return frames.digest(topic_id.to_bytes(8, "little")) % shards
+
+
+def shard_count(fs: Fs, datadir: DataDir) -> int:
+    """How many shards the directory holds; 0 for an empty one."""
+    return len(discover_shards(fs, datadir))
+
+
+class Verdict(NamedTuple):
+    """What recovery has decided about one topic beyond what the log says."""
+
+    topic_id: int
+    hole: tuple[int, int] | None
+    ceiling: int
+
+
+def decide(
+    recovered: Recovered, *, boot_id: str, identity: str, failed: Callable[[int], bool], shards: int
+) -> dict[int, list[Verdict]]:
+    """The verdicts by shard; applied to the topics in memory, to be logged and synced before anybody is served."""
+    verdicts: dict[int, list[Verdict]] = {}
+    by_number = {shard.shard: shard for shard in recovered.shards}
+    noted = {number for shard in recovered.shards for number in shard.failed_shards}
+    for topic in recovered.topics.values():
+        number = shard_of(topic.id, shards)
+        shard = by_number.get(number)
+        stayed_up = (
+            shard is not None
+            and shard.boot_id == boot_id
+            and shard.identity == identity
+            and number not in noted
+            and not failed(number)
+        )
+        verdict = _decide_topic(topic, stayed_up=stayed_up)
+        if verdict is not None:
+            verdicts.setdefault(number, []).append(verdict)
+    return verdicts
+
+
+def _decide_topic(topic: RecoveredTopic, *, stayed_up: bool) -> Verdict | None:
+    durability = topic.config.durability
+    head, ceiling = topic.log.head_seq, topic.ceiling
+    if durability == "fsync":
+        topic.ceiling = head
+        return None
+    exempt = durability == "disk" and stayed_up
+    hole = None
+    if ceiling > head and not exempt:
+        topic.log.add_hole(head + 1, ceiling, "lost")
+        hole = (head + 1, ceiling)
+    topic.ceiling = topic.log.head_seq
+    if durability == "ephemeral":
+        topic.log.lose_all("lost")
+        topic.keys = None
+    if hole is None and ceiling == topic.log.head_seq:
+        return None
+    return Verdict(topic.id, hole, topic.ceiling)
+
+
+def cut_torn_end(fs: Fs, shard: RecoveredShard) -> None:
+    """Blocking: cut the shard's last file behind its last whole batch and make all before that durable.
+
+    The cut bytes are kept aside if a valid frame is among them: they may interest somebody who looks for lost writes.
+    """
+    if shard.file is None:
+        return
+    handle = fs.open(shard.file.path)
+    try:
+        size = handle.size()
+        if shard.truncated is not None:
+            next_valid = next(find_frames(handle, shard.end, size), None)
+            if next_valid is not None:
+                _keep_aside(fs, handle, shard, size)
+            handle.truncate(shard.end)
+        at = min(shard.vouched.offset if shard.vouched.ordinal == shard.file.ordinal else 0, shard.end)
+        while at < shard.end:
+            # After a failed sync the page cache may show what the disk does not hold: written again, it is synced for sure.
+            window = handle.pread(min(WINDOW_BYTES, shard.end - at), at)
+            write_all(handle, window, at)
+            at += len(window)
+        handle.fdatasync()
+    finally:
+        handle.close()
+
+
+def _keep_aside(fs: Fs, handle: Any, shard: RecoveredShard, size: int) -> None:
+    assert shard.file is not None
+    aside = fs.open(f"{shard.file.path}.{shard.end}.cut", create=True)
+    try:
+        at = shard.end
+        while at < size:
+            window = handle.pread(min(WINDOW_BYTES, size - at), at)
+            write_all(aside, window, at - shard.end)
+            at += len(window)
+        aside.fdatasync()
+    finally:
+        aside.close()

@@ -1,0 +1,128 @@
+"""Salvage: giving up a damaged range of a WAL file so that the rest can be used (`storage.md` section 3, `crash.md` 15).
+
+The bad range is replaced by one *filler*: a ShardOpen frame of exactly its length, whose payload says what was lost. No other byte of the file moves, so
+every position that snapshots, Synced frames and the index know stays what it was. The filler is the durable record of the decision: replay turns
+it into `corrupt` holes, and the next strict start finds nothing wrong. The original file is kept aside.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from topics.logs import get_logger
+from topics.storage import frames
+from topics.storage.frames import FrameType
+from topics.storage.fs import File, Fs, parent, write_all
+from topics.storage.recovery import Damage
+
+log = get_logger(__name__)
+
+COPY_BYTES: Final = 8 << 20
+MIN_APPEND_BYTES: Final = frames.HEADER_BYTES + 4 + 1 + frames.CHECKSUM_BYTES
+"""The smallest Append there is: it bounds how many records a range can have held."""
+
+
+def repair(fs: Fs, damage: Damage) -> None:
+    """Blocking: replace the damaged range by a filler. Atomic: the file is either the old or the repaired one.
+
+    The repaired copy is made under a temporary name, the original is renamed aside, then the copy takes its name; a crash between the
+    two leaves the copy under `.repaired`, which is finished by `finish_repairs`.
+    """
+    handle = fs.open(damage.path, read_only=True)
+    copy_path = damage.path + ".repaired"
+    try:
+        size = handle.size()
+        filler = _filler(damage, at_least=damage.stop - damage.start, ends_file=damage.stop >= size)
+        copy = fs.open(copy_path + ".tmp", create=True)
+        try:
+            copy.truncate(0)
+            _copy(handle, copy, 0, damage.start)
+            write_all(copy, filler, damage.start)
+            if damage.stop < size:
+                _copy(handle, copy, damage.stop, size)
+            copy.fdatasync()
+        finally:
+            copy.close()
+    finally:
+        handle.close()
+    fs.rename(copy_path + ".tmp", copy_path)
+    fs.sync_dir(parent(damage.path))
+    _swap(fs, damage.path)
+    for topic_id, (first, last) in sorted(damage.losses.items()):
+        log.error(
+            "salvaged",
+            file=damage.path,
+            topic=damage.names.get(topic_id, topic_id),
+            first_seq=first,
+            last_seq=last if last is not None else "unknown",
+        )
+    log.error(
+        "salvaged_control_frames_may_be_missing",
+        file=damage.path,
+        offset=damage.start,
+        until=damage.stop,
+        kinds="topic creations and deletions, config changes, record deletions, evictions, idempotency keys",
+    )
+
+
+def finish_repairs(fs: Fs, directory: str) -> None:
+    """Blocking: finish a swap that a crash has interrupted."""
+    for name in fs.listdir(directory):
+        if name.endswith(".repaired"):
+            _swap(fs, f"{directory}/{name.removesuffix('.repaired')}")
+
+
+def _swap(fs: Fs, path: str) -> None:
+    """Keep the original aside, give the repaired copy its name. Repeatable at every step."""
+    directory = parent(path)
+    number = 0
+    while fs.exists(f"{path}.{number}.damaged"):
+        number += 1
+    if fs.exists(path):
+        fs.rename(path, f"{path}.{number}.damaged")
+        fs.sync_dir(directory)
+    fs.rename(path + ".repaired", path)
+    fs.sync_dir(directory)
+
+
+def _copy(source: File, target: File, start: int, end: int) -> None:
+    while start < end:
+        window = source.pread(min(COPY_BYTES, end - start), start)
+        write_all(target, window, start)
+        start += len(window)
+
+
+def _filler(damage: Damage, *, at_least: int, ends_file: bool) -> bytes:
+    """A ShardOpen frame as long as the range (longer only where it ends the file) with the verdict in it."""
+    most = max((damage.stop - damage.start) // MIN_APPEND_BYTES, 1)
+    holes = {
+        topic_id: [first, last if last is not None else first + most - 1]
+        for topic_id, (first, last) in damage.losses.items()
+    }
+    payload: dict[str, object] = {"holes": holes, "salvaged": True}
+    last_file = damage.next_ordinal is None
+    if ends_file and not last_file:
+        payload["ends_file"] = True
+        payload["replaces"] = max((damage.next_ordinal or 0) - damage.frames_before, 1)
+    bare = frames.encode_control(FrameType.SHARD_OPEN, payload)
+    missing = at_least - len(bare)
+    if missing < 0:
+        if not ends_file:
+            raise ValueError(f"the damaged range of {damage.path} is too short for its verdict")
+        return bare
+    return _padded(payload, at_least, missing)
+
+
+def _padded(payload: dict[str, object], length: int, missing: int) -> bytes:
+    """The frame with a pad that makes it exactly `length` bytes."""
+    for pad in range(missing, -1, -1):
+        data = frames.encode_control(FrameType.SHARD_OPEN, {**payload, "pad": b"\0" * pad})
+        if len(data) == length:
+            return data
+        if len(data) < length:
+            # Canonical CBOR lengths jump by a byte now and then: a second key fills what the pad cannot.
+            rest = length - len(data)
+            return frames.encode_control(
+                FrameType.SHARD_OPEN, {**payload, "pad": b"\0" * (pad - 8), "gap": b"\0" * rest}
+            )
+    return frames.encode_control(FrameType.SHARD_OPEN, payload)

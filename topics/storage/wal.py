@@ -1,0 +1,606 @@
+"""Shard writers: group commit, rotation, preallocation, vouching and failure (`storage.md` section 2, `crash.md` 3 to 5, 25).
+
+Theory of operation
+-------------------
+A shard is one append-only log in files `wal-<ordinal of first frame>.log`. Everything that must survive is a `Batch`: bytes of one or more frames that
+stand or fall together. Batches are queued in the order in which they were decided and are written in that order; the queue is the only
+order there is.
+
+One task (`ShardWriter.run`) drains the queue into a group and hands it to one worker-thread call: a write and, if something in the group
+waits for it or the background tick is due, an fdatasync. The next group gathers meanwhile. A batch hears of three things, each at
+most once and always on the loop: `on_written`, `on_synced` or `on_failed`. Between write and sync the thread posts the former, so a batch that waits only for
+write(2) never waits for another's sync.
+
+What a sync has covered is *vouched for* by a Synced frame, so that recovery can tell damage (below a vouched position) from a torn end
+(above it). The frame travels in front of the next group; when nothing follows, it is written once at the next idle tick, synced once, and then the shard
+is silent: a Synced frame never asks for another. A rotated file ends in FileEnd and is synced whole before its successor gets its name,
+so a successor vouches for its predecessor.
+
+A failed write, sync, preallocation or rotation ends the writer's life: everything not yet acked fails, the shard is read-only until a
+restart, and nothing is retried, because after a failed fdatasync the kernel may call clean what never reached the disk.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Any, Final, NamedTuple, Protocol
+
+import trio
+
+from topics.clock import Clock
+from topics.errors import ApiError, read_only, throttled
+from topics.figures import WalFigures
+from topics.logs import get_logger
+from topics.offload import Kind, Offload
+from topics.storage import frames
+from topics.storage.datadir import wal_name
+from topics.storage.frames import FrameType
+from topics.storage.fs import File, Fs, write_all
+
+log = get_logger(__name__)
+
+SYNC_TICK_MS: Final = 20
+"""The background sync: at most this long an acked `disk` record is only in the page cache."""
+
+GROUP_BYTES: Final = 8 << 20
+"""Most bytes of one group: two of them fit into what a disk takes in a few ms, and the next gathers meanwhile."""
+
+QUEUE_BYTES: Final = 32 << 20
+QUEUE_BATCHES: Final = 4096
+"""Bounds of a shard's queue. At the bound an append waits (admission) and is refused with 429 after `TOPICS_ADMISSION_MS`.
+
+Control frames use room beyond it, as they must never wait for an append (`crash.md` 25).
+"""
+
+
+class WalFile:
+    """One file of a shard's log. `file_id` is what the index stores; 0 is never used."""
+
+    __slots__ = ("end", "file_id", "ordinal", "path", "shard")
+
+    def __init__(self, file_id: int, shard: int, ordinal: int, path: str, end: int = 0) -> None:
+        self.file_id = file_id
+        self.shard = shard
+        self.ordinal = ordinal
+        self.path = path
+        self.end = end
+        """Offset behind the last frame written."""
+
+
+class Position(NamedTuple):
+    """A place in a shard's log. Positions of one shard are ordered as the log is."""
+
+    ordinal: int
+    """Of the file's first frame."""
+    offset: int
+
+
+class Batch(Protocol):
+    """What a shard writer writes: frames that stand or fall together."""
+
+    data: bytes
+    frames: int
+    topic_id: int
+    last_seq: int
+    """The highest seq of the topic in these frames; 0 when they carry none."""
+    wants_sync: bool
+
+    def on_written(self, file: WalFile, offset: int) -> None:
+        """write(2) has taken the batch at `offset` of `file`."""
+        ...
+
+    def on_synced(self) -> None:
+        """A sync has covered it."""
+        ...
+
+    def on_failed(self, error: ApiError) -> None:
+        """It may or may not be on disk; it will never be confirmed."""
+        ...
+
+
+class ControlBatch:
+    """A batch of control frames that somebody may wait for. Nothing is published by it."""
+
+    __slots__ = ("_done", "data", "end", "error", "file_id", "frames", "last_seq", "offset", "topic_id", "wants_sync")
+
+    def __init__(self, data: bytes, frames_: int, *, topic_id: int = 0, wants_sync: bool = False) -> None:
+        self.data = data
+        self.frames = frames_
+        self.topic_id = topic_id
+        self.last_seq = 0
+        self.wants_sync = wants_sync
+        self.error: ApiError | None = None
+        self.file_id = 0
+        self.offset = 0
+        self.end: Position | None = None
+        self._done = trio.Event()
+
+    def on_written(self, file: WalFile, offset: int) -> None:
+        self.file_id, self.offset = file.file_id, offset
+        self.end = Position(file.ordinal, offset + len(self.data))
+
+    def on_synced(self) -> None:
+        self._done.set()
+
+    def on_failed(self, error: ApiError) -> None:
+        self.error = error
+        self._done.set()
+
+    async def wait_synced(self) -> None:
+        """Wait until a sync has covered the batch. Raises the shard's `ApiError` if it failed. Cancelling stops only the waiting."""
+        await self._done.wait()
+        if self.error is not None:
+            raise self.error
+
+
+class WalFiles:
+    """The files of all shards by the id that the index stores."""
+
+    def __init__(self) -> None:
+        self._by_id: dict[int, WalFile] = {}
+        self._next_id = 1
+
+    def add(self, shard: int, ordinal: int, path: str, *, file_id: int | None = None) -> WalFile:
+        """Register a file; `file_id` restores the id that a snapshot knows it by."""
+        if file_id is None:
+            file_id = self._next_id
+        self._next_id = max(self._next_id, file_id + 1)
+        file = self._by_id[file_id] = WalFile(file_id, shard, ordinal, path)
+        return file
+
+    def reserve(self, file_id: int) -> None:
+        """Give no new file an id up to this one: a snapshot uses it."""
+        self._next_id = max(self._next_id, file_id + 1)
+
+    def has(self, file_id: int) -> bool:
+        """Whether the file is (still) there."""
+        return file_id in self._by_id
+
+    def get(self, file_id: int) -> WalFile:
+        """The file of an id. KeyError when it was dropped."""
+        return self._by_id[file_id]
+
+    def drop(self, file: WalFile) -> None:
+        """Forget a file that was unlinked."""
+        del self._by_id[file.file_id]
+
+    def of_shard(self, shard: int) -> list[WalFile]:
+        """A shard's files, oldest first."""
+        return sorted((file for file in self._by_id.values() if file.shard == shard), key=lambda file: file.ordinal)
+
+    def to_wire(self) -> list[list[Any]]:
+        """For a snapshot: `[id, shard, ordinal]` each."""
+        return [[file.file_id, file.shard, file.ordinal] for file in self._by_id.values()]
+
+
+class ShardWriter:
+    """One shard's log and the task that writes it. See the module for how it works."""
+
+    def __init__(
+        self,
+        *,
+        shard: int,
+        directory: str,
+        fs: Fs,
+        clock: Clock,
+        offload: Offload,
+        files: WalFiles,
+        file_bytes: int,
+        figures: WalFigures,
+        on_failure: Callable[[int], None],
+    ) -> None:
+        self.shard = shard
+        self.figures = figures
+        self.failed: ApiError | None = None
+        self.commit_window_ms = 0.0
+        """How long a group gathers before it is written; the governor widens it under pressure."""
+        self.rotated = trio.Event()
+        """Replaced at each rotation: the compactor waits for it."""
+        self._directory = directory
+        self._fs = fs
+        self._clock = clock
+        self._offload = offload
+        self._files = files
+        self._file_bytes = file_bytes
+        self._on_failure = on_failure
+        self._queue: deque[Batch] = deque()
+        self._queue_bytes = 0
+        self._room = trio.lowlevel.ParkingLot()
+        self._wake = trio.Event()
+        self._stopping = False
+        self._stopped = trio.Event()
+        self._handle: File | None = None
+        self._file: WalFile | None = None
+        self._frame_count = 0
+        """Ordinal of the next frame."""
+        self._last_seqs: dict[int, int] = {}
+        """Highest seq of each topic in the current file (for FileEnd)."""
+        self._unsynced: list[Batch] = []
+        self._in_group: list[Batch] = []
+        self._group_written = 0
+        """How many of the group in the thread have heard `on_written`."""
+        self._data_end = 0
+        """Offset behind the last frame that is not a Synced frame; what is below `_synced_end` is on disk."""
+        self._synced_end = 0
+        self._synced_frames = 0
+        self._vouched = 0
+        self._tick_from_ms = clock.monotonic_ms()
+        """Since when something has been waiting for the background tick."""
+        self._spare_lock = trio.Lock()
+        self._spare_ready = False
+
+    # -- what the engine calls -------------------------------------------------------------------------------------
+
+    def submit(self, batch: Batch) -> None:
+        """Queue a batch; never waits. Raises `503 read_only` on a failed shard, and then the batch is not queued."""
+        if self.failed is not None:
+            raise self.failed
+        if self._stopping:
+            raise ApiError("shutting_down", "the daemon is shutting down", retry_after_s=1)
+        self._queue.append(batch)
+        self._queue_bytes += len(batch.data)
+        depth = len(self._queue)
+        self.figures.queue_depth_peak = max(self.figures.queue_depth_peak, depth)
+        self._wake.set()
+
+    @property
+    def queue_depth(self) -> int:
+        """Batches queued and not yet taken into a group."""
+        return len(self._queue)
+
+    @property
+    def full(self) -> bool:
+        """Whether an append has to wait for room."""
+        return self._queue_bytes >= QUEUE_BYTES or len(self._queue) >= QUEUE_BATCHES
+
+    async def admit(self, admission_ms: int | None) -> float:
+        """Wait for room in the queue, before seqs are assigned; returns the ms waited.
+
+        `None` waits without limit (`disable_backpressure`). Raises `429 throttled` at the limit, `503 read_only` on a failed shard.
+        Cancellation leaves nothing behind.
+        """
+        if self.failed is not None:
+            raise self.failed
+        if not self.full:
+            return 0.0
+        self.figures.submit_full += 1
+        started = self._clock.perf_ns()
+        with trio.move_on_after(math.inf if admission_ms is None else admission_ms / 1000):
+            while self.full and self.failed is None:
+                await self._room.park()
+            if self.failed is not None:
+                raise self.failed
+            return (self._clock.perf_ns() - started) / 1e6
+        raise throttled("wal_queue", QUEUE_BATCHES)
+
+    def synced_position(self) -> tuple[Position, int]:
+        """How far the disk is known to hold the log, and the number of frames up to there.
+
+        Everything before it has reached its commit point, so a replay that begins with the state as it is now may start there.
+        """
+        assert self._file is not None
+        return Position(self._file.ordinal, self._synced_end), self._synced_frames
+
+    @property
+    def file(self) -> WalFile:
+        """The active file."""
+        assert self._file is not None
+        return self._file
+
+    # -- opening ----------------------------------------------------------------------------------------------------
+
+    def resume(self, file: WalFile, *, end: int, frame_count: int, last_seqs: Mapping[int, int]) -> None:
+        """Take over a recovered log whose last file ends at `end` (synced up to there). Blocking; called before `run`."""
+        self._handle = self._fs.open(file.path)
+        if self._handle.size() < self._file_bytes:
+            self._handle.preallocate(self._file_bytes)
+            self._handle.fdatasync()
+        self._file = file
+        file.end = self._data_end = self._synced_end = self._vouched = end
+        self._frame_count = self._synced_frames = frame_count
+        self._last_seqs = dict(last_seqs)
+
+    def create(self, frame_count: int = 0) -> None:
+        """Start an empty log, or its next file, whose first frame is the `frame_count`-th of the shard. Blocking."""
+        self._make_spare()
+        self._begin_file(*self._enter_spare(frame_count))
+
+    def write_opening(self, data: bytes, count: int) -> None:
+        """Blocking: write and sync the frames with which this life of the log begins (`crash.md` 2). Called before `run`."""
+        handle, file = self._handle, self.file
+        assert handle is not None
+        write_all(handle, data, file.end)
+        handle.fdatasync()
+        file.end += len(data)
+        self._frame_count += count
+        self._data_end = file.end
+        self._synced()
+
+    # -- the task -----------------------------------------------------------------------------------------------------
+
+    async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
+        """Write until `stop`, or until the shard fails; a failed shard's task waits for the stop. Never raises OSError."""
+        task_status.started()
+        try:
+            async with trio.open_nursery() as nursery:
+                while self.failed is None and not (self._stopping and not self._queue and self._clean):
+                    if not self._queue:
+                        await self._wait_for_work()
+                    if self._queue and self.commit_window_ms > 0 and not self._stopping:
+                        await trio.sleep(self.commit_window_ms / 1000)
+                    await self._write_group()
+                    if (
+                        not self._spare_ready
+                        and not self._spare_lock.locked()
+                        and self.file.end > self._file_bytes // 2
+                    ):
+                        nursery.start_soon(self._prepare_spare)
+            if self._stopping and self.failed is None:
+                await self._write_clean_stop()
+        finally:
+            if self._handle is not None:
+                self._handle.close()
+                self._handle = None
+            self._stopped.set()
+
+    async def stop(self) -> None:
+        """Refuse new batches, write and sync what is queued, leave a clean-stop mark, end the task. Returns when it has ended."""
+        self._stopping = True
+        self._wake.set()
+        await self._stopped.wait()
+
+    async def _write_clean_stop(self) -> None:
+        """The mark that nothing was in flight; it counts only as the log's last frame."""
+        handle, file = self._handle, self.file
+        assert handle is not None
+        data = frames.encode_control(FrameType.CLEAN_STOP, {"clock": self._clock.now_ms()}, ts=self._clock.now_ms())
+        try:
+            await self._offload.run(Kind.WAL, partial(self._write_blocking, handle, data, file.end, True, None))
+        except OSError as error:
+            self._fail(error)
+        else:
+            self._frame_count += 1
+            file.end += len(data)
+            self._synced()
+
+    @property
+    def _dirty(self) -> bool:
+        return self.file.end > self._synced_end
+
+    @property
+    def _clean(self) -> bool:
+        """Nothing unsynced, nothing unvouched."""
+        return not self._dirty and self._data_end <= self._vouched
+
+    @property
+    def _due(self) -> bool:
+        """Whether the background tick has come for what waits for it."""
+        return not self._clean and (self._stopping or self._clock.monotonic_ms() - self._tick_from_ms >= SYNC_TICK_MS)
+
+    async def _wait_for_work(self) -> None:
+        """Sleep until a batch comes or the tick of an unsynced or unvouched shard is due."""
+        if self._wake.is_set():
+            self._wake = trio.Event()
+        if self._queue or self._stopping:
+            return
+        if self._clean:
+            await self._wake.wait()
+            return
+        left = self._tick_from_ms + SYNC_TICK_MS - self._clock.monotonic_ms()
+        with trio.move_on_after(max(left, 0) / 1000):
+            await self._wake.wait()
+
+    def _take_group(self) -> list[Batch]:
+        """What the next write takes: bounded by bytes, and by what still fits into the file (one batch always does)."""
+        group: list[Batch] = []
+        total = 0
+        room = max(self._file_bytes - self.file.end, 0)
+        while self._queue and total < GROUP_BYTES:
+            size = len(self._queue[0].data)
+            if group and total + size > room:
+                break
+            group.append(self._queue.popleft())
+            total += size
+        self._queue_bytes -= total
+        if not self.full:
+            self._room.unpark_all()
+        return group
+
+    async def _write_group(self) -> None:
+        """One turn: rotate if the next batch does not fit, write a group, sync if it is due, tell the batches."""
+        try:
+            if self._queue and self.file.end and self.file.end + len(self._queue[0].data) > self._file_bytes:
+                await self._rotate()
+            group = self._take_group()
+            due = self._due
+            vouch = self._data_end > self._vouched and not self._dirty and (bool(group) or due)
+            sync = due or any(batch.wants_sync for batch in group)
+            if not group and not sync:
+                return
+            await self._write(group, vouch=vouch, sync=sync)
+        except OSError as error:
+            self._fail(error)
+
+    async def _write(self, group: list[Batch], *, vouch: bool, sync: bool) -> None:
+        file, handle = self.file, self._handle
+        assert handle is not None
+        start = file.end
+        pieces = []
+        if vouch:
+            pieces.append(frames.encode_control(FrameType.SYNCED, {"file": file.ordinal, "offset": self._synced_end}))
+            self._vouched = self._synced_end
+        data_start = start + sum(map(len, pieces))
+        pieces.extend(batch.data for batch in group)
+        data = pieces[0] if len(pieces) == 1 else b"".join(pieces)
+        self._in_group = group
+        self._group_written = 0
+        mixed = sync and not all(batch.wants_sync for batch in group)
+        written = partial(self._tell_written, group, file, data_start)
+        after_write = partial(self._offload.post, written) if mixed else None
+        if not self._dirty:
+            self._tick_from_ms = self._clock.monotonic_ms()
+        sync_ns = await self._offload.run(
+            Kind.WAL, partial(self._write_blocking, handle, data, start, sync, after_write)
+        )
+        written()
+        file.end = start + len(data)
+        self._frame_count += len(pieces) - len(group) + sum(batch.frames for batch in group)
+        if group:
+            self._data_end = file.end
+        for batch in group:
+            if batch.last_seq:
+                self._last_seqs[batch.topic_id] = batch.last_seq
+        figures = self.figures
+        figures.bytes_written += len(data)
+        figures.frames += len(pieces) - len(group) + sum(batch.frames for batch in group)
+        figures.batches += 1 if data else 0
+        self._unsynced.extend(group)
+        self._in_group = []
+        if sync:
+            figures.fsyncs += 1
+            figures.fsync_latency.observe(sync_ns / 1000)
+            self._synced()
+
+    def _write_blocking(
+        self, handle: File, data: bytes, start: int, sync: bool, after_write: Callable[[], None] | None
+    ) -> int:
+        """In a worker thread: write, then sync; returns the ns of the sync."""
+        if data:
+            write_all(handle, data, start)
+        if not sync:
+            return 0
+        if after_write is not None:
+            after_write()
+        before = self._clock.perf_ns()
+        handle.fdatasync()
+        return self._clock.perf_ns() - before
+
+    def _tell_written(self, group: list[Batch], file: WalFile, offset: int) -> None:
+        """Tell each batch of the group where it lies, once."""
+        if self._group_written or self._in_group is not group:
+            return
+        self._group_written = len(group)
+        for batch in group:
+            size = len(batch.data)
+            batch.on_written(file, offset)
+            offset += size
+
+    def _synced(self) -> None:
+        """A sync has covered all that was written."""
+        self._synced_end = self.file.end
+        self._synced_frames = self._frame_count
+        self._tick_from_ms = self._clock.monotonic_ms()
+        done, self._unsynced = self._unsynced, []
+        for batch in done:
+            batch.on_synced()
+
+    # -- rotation ---------------------------------------------------------------------------------------------------
+
+    @property
+    def _spare_path(self) -> str:
+        return f"{self._directory}/next.tmp"
+
+    def _make_spare(self) -> None:
+        """In a worker thread: the next file, preallocated under a temporary name. Its zeros are on disk before it is used."""
+        handle = self._fs.open(self._spare_path, create=True)
+        try:
+            handle.truncate(0)
+            handle.preallocate(self._file_bytes)
+            handle.fdatasync()
+        finally:
+            handle.close()
+
+    async def _prepare_spare(self) -> None:
+        """Preallocate ahead of the rotation. A failure is left to the rotation, which tries again and counts."""
+        async with self._spare_lock:
+            try:
+                await self._offload.run(Kind.FILES, self._make_spare)
+                self._spare_ready = True
+            except OSError as error:
+                log.warning("wal_preallocation_failed", shard=self.shard, error=str(error))
+
+    async def _rotate(self) -> None:
+        """End the current file and begin the next. What was written before is synced by it."""
+        file, handle = self.file, self._handle
+        assert handle is not None
+        async with self._spare_lock:
+            if not self._spare_ready:
+                await self._offload.run(Kind.FILES, self._make_spare)
+            self._spare_ready = False
+            ordinal = self._frame_count + 1
+            ending = frames.encode_control(
+                FrameType.FILE_END,
+                {"last": dict(sorted(self._last_seqs.items())), "next": ordinal},
+                ts=self._clock.now_ms(),
+            )
+            entered = await self._offload.run(
+                Kind.WAL, partial(self._rotate_blocking, handle, ending, file.end, ordinal)
+            )
+        self.figures.frames += 1
+        self.figures.rotations += 1
+        self.figures.fsyncs += 1
+        file.end += len(ending)
+        self._frame_count += 1
+        self._synced()
+        self._begin_file(*entered)
+        self.rotated.set()
+        self.rotated = trio.Event()
+
+    def _rotate_blocking(self, handle: File, ending: bytes, at: int, ordinal: int) -> tuple[int, str, File]:
+        """In a worker thread. FileEnd and all before it are synced before the next file gets its name (`crash.md` 5)."""
+        write_all(handle, ending, at)
+        handle.truncate(at + len(ending))
+        handle.fdatasync()
+        entered = self._enter_spare(ordinal)
+        handle.close()
+        return entered
+
+    def _enter_spare(self, ordinal: int) -> tuple[int, str, File]:
+        """Give the preallocated file its name, durably, and open it."""
+        name = wal_name(ordinal)
+        path = f"{self._directory}/{name}"
+        self._fs.rename(self._spare_path, path)
+        self._fs.sync_dir(self._directory)
+        write_current(self._fs, self._directory, name)
+        return ordinal, path, self._fs.open(path)
+
+    def _begin_file(self, ordinal: int, path: str, handle: File) -> None:
+        """Make the file the active one."""
+        self._handle = handle
+        self._file = self._files.add(self.shard, ordinal, path)
+        self._frame_count = self._synced_frames = ordinal
+        self._last_seqs = {}
+        self._data_end = self._synced_end = self._vouched = 0
+
+    # -- failure ----------------------------------------------------------------------------------------------------
+
+    def _fail(self, error: OSError) -> None:
+        """End of this shard's writing: everything not yet acked fails, nothing is retried."""
+        self.failed = read_only(
+            f"WAL shard {self.shard} has failed ({error.strerror or error}); it stays read-only until a restart"
+        )
+        self.figures.read_only = 1
+        log.error("wal_shard_read_only", shard=self.shard, error=str(error))
+        waiting = [*self._in_group, *self._unsynced, *self._queue]
+        self._in_group, self._unsynced = [], []
+        self._queue.clear()
+        self._queue_bytes = 0
+        for batch in waiting:
+            batch.on_failed(self.failed)
+        self._room.unpark_all()
+        self._on_failure(self.shard)
+
+
+def write_current(fs: Fs, directory: str, name: str) -> None:
+    """Advisory: names the active file for people. The listing decides, so it is not synced."""
+    path = f"{directory}/CURRENT"
+    handle = fs.open(path + ".tmp", create=True)
+    try:
+        handle.truncate(0)
+        write_all(handle, name.encode() + b"\n", 0)
+    finally:
+        handle.close()
+    fs.rename(path + ".tmp", path)

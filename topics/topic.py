@@ -1,0 +1,306 @@
+"""A live topic: its log in memory together with everything the engine keeps beside it, and the commits on their way.
+
+A `Commit` is one decided change (append, delete) that travels through the shard's queue. Each topic publishes its commits strictly in
+the order in which they were decided: a commit whose gate is reached waits for the one before it. So what readers see passes through
+the same states, in the same order, as a replay of the log does.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections import deque
+from collections.abc import Callable
+from enum import IntEnum
+from typing import Any, Final
+
+import trio
+
+from topics.errors import ApiError
+from topics.log.dedupe import DedupeWindow
+from topics.log.topic_log import TopicLog
+from topics.model import TopicConfig
+from topics.storage.frames import offsets_of
+from topics.storage.payloads import BlockList, PayloadCache
+from topics.storage.wal import Position, WalFile
+
+MIN_CEILING_BLOCK: Final = 1024
+MAX_CEILING_BLOCK: Final = 262_144
+"""Seqs reserved ahead of the head: a block doubles while raises come faster than one a second, and starts over when they do not."""
+
+
+class Gate(IntEnum):
+    """What a commit waits for before it may be published and acked."""
+
+    HANDED = 0
+    WRITTEN = 1
+    SYNCED = 2
+
+
+class Topic:
+    """One topic instance. `id` is its epoch; a topic created again under the same name is another instance."""
+
+    __slots__ = (
+        "applied_end",
+        "floor_logged",
+        "part",
+        "assigned",
+        "barrier",
+        "blocks",
+        "ceiling",
+        "ceiling_block",
+        "ceiling_queued",
+        "changed",
+        "config",
+        "counted_bytes",
+        "counted_records",
+        "deleted",
+        "keys",
+        "last_raise_ms",
+        "last_read_ms",
+        "last_ts",
+        "last_write_ms",
+        "log",
+        "id",
+        "keys_in_flight",
+        "name",
+        "pending",
+        "pending_bytes",
+        "pending_records",
+        "shard",
+        "synced_seq",
+        "touched_ms",
+        "unwritten",
+        "working",
+    )
+
+    def __init__(self, topic_id: int, name: str, config: TopicConfig, shard: int, cache: PayloadCache) -> None:
+        self.id = topic_id
+        self.name = name
+        self.config = config
+        self.shard = shard
+        self.log = TopicLog()
+        self.blocks = BlockList(cache)
+        self.keys: DedupeWindow | None = None
+        self.keys_in_flight: dict[str, trio.Event] | None = None
+        self.assigned = 0
+        """The last seq given out; what lies between it and `log.head_seq` is on its way."""
+        self.last_ts = 0
+        self.ceiling = 0
+        """Seqs up to it are reserved on disk (`semantics.md` section 1)."""
+        self.ceiling_queued = 0
+        self.ceiling_block = MIN_CEILING_BLOCK
+        self.last_raise_ms = 0
+        self.synced_seq = 0
+        self.pending: deque[Commit] | None = None
+        self.pending_records = 0
+        self.pending_bytes = 0
+        self.unwritten: deque[Commit] | None = None
+        """Published before they were written (`memory`), oldest first."""
+        self.applied_end: Position | None = None
+        """Where the last published commit ends in the shard's log."""
+        self.part: bytes | None = None
+        """Its encoded part of a snapshot, until something changes."""
+        self.floor_logged = 0
+        """The `evict_floor` that is known to the log (ttl advances it without a frame of its own)."""
+        self.barrier: trio.Event | None = None
+        """Set while the topic is reconfigured or deleted: whoever wants to change it waits, then looks it up again."""
+        self.working: trio.Event | None = None
+        """Set while a large deletion is worked off in slices: reads of this topic wait, so that nobody sees half of it."""
+        self.changed: trio.Event | None = None
+        """Made by whoever waits for the next change; set and forgotten by the change."""
+        self.deleted = False
+        self.counted_records = 0
+        self.counted_bytes = 0
+        self.last_write_ms: int | None = None
+        self.last_read_ms: int | None = None
+        self.touched_ms: int | None = None
+        """When it was last consumed, by the monotonic clock (for the automatic priority)."""
+
+    @property
+    def ephemeral(self) -> bool:
+        """Whether its records are in memory only."""
+        return self.config.durability == "ephemeral"
+
+    @property
+    def gate(self) -> Gate:
+        """The commit class's gate."""
+        durability = self.config.durability
+        if durability == "fsync":
+            return Gate.SYNCED
+        return Gate.WRITTEN if durability == "disk" else Gate.HANDED
+
+    @property
+    def quiet(self) -> bool:
+        """Nothing on its way: everything decided is published and written."""
+        return not self.pending and not self.unwritten
+
+    def wake(self) -> None:
+        """Tell those who wait for a change."""
+        if self.changed is not None:
+            self.changed.set()
+            self.changed = None
+
+    def settle(self) -> None:
+        """Publish what is ready, in order."""
+        pending = self.pending
+        while pending and pending[0].ready and self.working is None:
+            commit = pending.popleft()
+            commit.publish()
+        self.wake()
+
+    async def drained(self) -> None:
+        """Wait until nothing is on its way (a barrier is up, so nothing new comes)."""
+        while not self.quiet or self.working is not None:
+            if self.changed is None:
+                self.changed = trio.Event()
+            await self.changed.wait()
+
+
+class Commit:
+    """A change on its way through a shard. The writer owns it from `submit` on; a caller who goes away changes nothing."""
+
+    __slots__ = (
+        "apply",
+        "bytes",
+        "data",
+        "done",
+        "end",
+        "error",
+        "file",
+        "frame_lens",
+        "frames",
+        "gate",
+        "last_seq",
+        "offset",
+        "on_fail",
+        "published",
+        "ready",
+        "records",
+        "result",
+        "sizes",
+        "submitted_ns",
+        "synced_ns",
+        "topic",
+        "topic_id",
+        "wants_sync",
+        "written_ns",
+        "_clock_ns",
+    )
+
+    def __init__(
+        self,
+        topic: Topic,
+        data: bytes,
+        frames: int,
+        gate: Gate,
+        apply: Callable[[Commit], Any],
+        clock_ns: Callable[[], int],
+        *,
+        last_seq: int = 0,
+        records: int = 0,
+        sizes: array[int] | None = None,
+        frame_lens: array[int] | None = None,
+    ) -> None:
+        self.topic = topic
+        self.topic_id = topic.id
+        self.data = data
+        self.frames = frames
+        self.gate = gate
+        self.wants_sync = gate is Gate.SYNCED
+        self.apply = apply
+        """Called once, in order, at the commit point; what it returns is the result."""
+        self.on_fail: Callable[[], None] | None = None
+        self.last_seq = last_seq
+        self.records = records
+        self.sizes = sizes
+        self.frame_lens = frame_lens
+        self.bytes = sum(sizes) if sizes is not None else 0
+        self.file = 0
+        self.offset = 0
+        self.end: Position | None = None
+        self.ready = gate is Gate.HANDED
+        self.published = False
+        self.error: ApiError | None = None
+        self.result: Any = None
+        self.done = trio.Event()
+        self._clock_ns = clock_ns
+        self.submitted_ns = clock_ns()
+        self.written_ns = 0
+        self.synced_ns = 0
+
+    def join(self) -> None:
+        """Take the place at the end of the topic's pending commits."""
+        topic = self.topic
+        if topic.pending is None:
+            topic.pending = deque()
+        topic.pending.append(self)
+        topic.pending_records += self.records
+        topic.pending_bytes += self.bytes
+
+    def on_written(self, file: WalFile, offset: int) -> None:
+        topic = self.topic
+        self.file, self.offset = file.file_id, offset
+        self.end = Position(file.ordinal, offset + len(self.data))
+        self.data = b""
+        self.written_ns = self._clock_ns()
+        topic.blocks.written_seq = max(topic.blocks.written_seq, self.last_seq)
+        if self.published:
+            topic.applied_end = self.end
+            if topic.unwritten and topic.unwritten[0] is self:
+                topic.unwritten.popleft()
+            if self.frame_lens is not None:
+                first_seq = self.last_seq - self.records + 1
+                topic.log.place(first_seq, self.file, offsets_of(offset, self.frame_lens))
+            topic.part = None
+            topic.wake()
+        elif self.gate is not Gate.SYNCED:
+            self.ready = True
+            topic.settle()
+
+    def on_synced(self) -> None:
+        self.synced_ns = self._clock_ns()
+        topic = self.topic
+        topic.synced_seq = max(topic.synced_seq, self.last_seq)
+        if not self.ready:
+            self.ready = True
+            topic.settle()
+
+    def on_failed(self, error: ApiError) -> None:
+        if self.published or self.ready:
+            return
+        topic = self.topic
+        assert topic.pending is not None
+        topic.pending.remove(self)
+        self._leave()
+        self.error = error
+        if self.on_fail is not None:
+            self.on_fail()
+        self.done.set()
+        topic.wake()
+
+    def publish(self) -> None:
+        """The commit point."""
+        topic = self.topic
+        self.published = True
+        topic.part = None
+        self._leave()
+        if self.end is not None:
+            topic.applied_end = self.end
+        elif not topic.ephemeral:
+            if topic.unwritten is None:
+                topic.unwritten = deque()
+            topic.unwritten.append(self)
+        self.result = self.apply(self)
+        if topic.working is None:
+            self.done.set()
+
+    def _leave(self) -> None:
+        self.topic.pending_records -= self.records
+        self.topic.pending_bytes -= self.bytes
+
+    async def wait(self) -> Any:
+        """Wait for the commit point; its result. Raises the shard's `ApiError`. Cancelling stops only the waiting."""
+        await self.done.wait()
+        if self.error is not None:
+            raise self.error
+        return self.result
