@@ -1,4 +1,5 @@
-"""The daemon: the nursery tree, the order of starting and the order of stopping (`runtime.md` section 1). Read this first.
+"""The daemon: the nursery tree, the order of starting and the order of stopping (`runtime.md` section 1). Read this
+first.
 
     daemon
      ├─ storage     shard writer x N · compactor · free-space watch
@@ -6,8 +7,9 @@
      ├─ engine      commits that outlive the request that asked for them
      └─ http        hypercorn
 
-What a failure means is said where the task is started: a shard writer that fails goes read-only and lives on; the compactor is restarted with
-backoff and counted; a request handler that fails is that request's 500; anything else brings the daemon down in order.
+What a failure means is said where the task is started: a shard writer that fails goes read-only and lives on; the
+compactor is restarted with backoff and counted; a request handler that fails is that request's 500; anything else
+brings the daemon down in order.
 """
 
 from __future__ import annotations
@@ -55,7 +57,8 @@ class Refused(Exception):
 
 
 def run(settings: Settings) -> int:
-    """Run the daemon to its end; the process's exit code: 0 after a clean stop, 1 after a failure, 2 when the start is refused."""
+    """Run the daemon to its end; the process's exit code: 0 after a clean stop, 1 after a failure, 2 when the start is
+    refused."""
     code = EXIT_FAILED
     try:
         code = trio.run(partial(_main, settings), strict_exception_groups=True)
@@ -220,7 +223,8 @@ class Daemon:
                 await trio.sleep(RESTART_BACKOFF_S[min(failures, len(RESTART_BACKOFF_S)) - 1])
 
     async def _drain(self, server: Server, background: trio.CancelScope) -> None:
-        """Stop in order: no new requests, what is in flight finishes, everything synced, clean-stop marks, a last snapshot."""
+        """Stop in order: no new requests, what is in flight finishes, everything synced, clean-stop marks, a last
+        snapshot."""
         self.engine.start_draining()
         server.stop_accepting()
         background.cancel()

@@ -1,8 +1,9 @@
 """The engine: the one door through which HTTP, and later queues, routers and jobs, change and read topics.
 
-Responsible for the registry of topics, for admission, for deciding changes (seqs, times, frames) in single steps of the loop, and for
-publishing them when their commit point has come. What a topic's state means is `topics.log`'s business, how bytes reach the disk is
-`topics.storage`'s. Between two awaits the loop is the lock: seqs are assigned and frames queued without one in between.
+Responsible for the registry of topics, for admission, for deciding changes (seqs, times, frames) in single steps of
+the loop, and for publishing them when their commit point has come. What a topic's state means is `topics.log`'s
+business, how bytes reach the disk is `topics.storage`'s. Between two awaits the loop is the lock: seqs are assigned
+and frames queued without one in between.
 """
 
 from __future__ import annotations
@@ -84,7 +85,8 @@ class EngineStatus:
 
 
 class CeilingBatch:
-    """A HeadWatermark on its way: when a sync has covered it, the topic may hand out seqs up to `ceiling` without waiting."""
+    """A HeadWatermark on its way: when a sync has covered it, the topic may hand out seqs up to `ceiling` without
+    waiting."""
 
     __slots__ = ("ceiling", "data", "frames", "last_seq", "topic", "topic_id", "wants_sync")
 
@@ -101,7 +103,8 @@ class CeilingBatch:
         """Nothing hangs on it."""
 
     def on_synced(self) -> None:
-        self.topic.ceiling = max(self.topic.ceiling, self.ceiling)
+        if self.ceiling <= self.topic.ceiling_queued:  # else it was lowered again behind this frame
+            self.topic.ceiling = max(self.topic.ceiling, self.ceiling)
 
     def on_failed(self, error: ApiError) -> None:
         """The shard is read-only; no more seqs are handed out."""
@@ -163,8 +166,13 @@ class Engine:
             topic.wake()
 
     async def quiesce(self) -> None:
-        """Wait until nothing is on its way on any topic (after `start_draining`)."""
+        """Wait until nothing is on its way on any topic (after `start_draining`), changes whose client has gone
+        included."""
+        for making in list(self._creating.values()):
+            await making.wait()
         for topic in list(self.topics.values()):
+            if topic.barrier is not None:
+                await topic.barrier.wait()
             if not self.store.failed(topic.shard):
                 await topic.drained()
 
@@ -284,15 +292,15 @@ class Engine:
         return topic
 
     async def put_topic(self, name: str, patch: TopicConfigPatch) -> tuple[TopicConfig, bool]:
-        """Create or reconfigure a topic (`api.md` section 3); the resolved config and whether it was created. Synced when it returns."""
+        """Create or reconfigure a topic (`api.md` section 3); the resolved config and whether it was created. Synced
+        when it returns."""
         while True:
             topic = self.topics.get(name)
             if topic is None:
                 config = resolve_config(None, patch, topic=name)
                 self._check_dead_letter(name, config)
-                topic, created = await self._create(name, config)
-                if created:
-                    return topic.config, True
+                if await self._create(name, config):
+                    return config, True
                 continue
             if topic.barrier is not None:
                 await topic.barrier.wait()
@@ -302,6 +310,7 @@ class Engine:
                 return config, False
             self._check_dead_letter(name, config)
             self._check_writable(topic)
+            topic.barrier = trio.Event()
             return await self._detached(partial(self._reconfigure, topic, config)), False
 
     def _check_dead_letter(self, name: str, config: TopicConfig) -> None:
@@ -320,18 +329,21 @@ class Engine:
                 detail={"field": "dead_letter"},
             )
 
-    async def _create(self, name: str, config: TopicConfig) -> tuple[Topic, bool]:
-        """Make a topic, synced; or wait for whoever is making it. The topic, and whether this call made it."""
+    async def _create(self, name: str, config: TopicConfig) -> bool:
+        """Make a topic, synced: True. Or wait for whoever is making it: False, and the caller looks whether it is
+        there."""
         making = self._creating.get(name)
         if making is not None:
             await making.wait()
-            return self.topic(name), False
-        if self.settings.max_topics and len(self.topics) + len(self._creating) >= self.settings.max_topics:
+            return False
+        on_the_way = sum(other not in self.topics for other in self._creating)
+        if self.settings.max_topics and len(self.topics) + on_the_way >= self.settings.max_topics:
             raise self._throttle("max_topics", self.settings.max_topics)
         self._creating[name] = trio.Event()
-        return await self._detached(partial(self._create_synced, name, config)), True
+        await self._detached(partial(self._create_synced, name, config))
+        return True
 
-    async def _create_synced(self, name: str, config: TopicConfig) -> Topic:
+    async def _create_synced(self, name: str, config: TopicConfig) -> None:
         try:
             topic_id = self.next_topic_id
             self.next_topic_id += 1
@@ -340,21 +352,27 @@ class Engine:
             ceiling = 0 if config.durability == "fsync" else MIN_CEILING_BLOCK
             now = self.now_ms()
             entries = [(FrameType.TOPIC_CREATE, {"name": name, "config": config_to_wire(config), "ceiling": ceiling})]
+
+            def apply(batch: ControlBatch) -> None:
+                topic.ceiling = topic.ceiling_queued = ceiling
+                topic.applied_end = batch.end
+                self.adopt(topic)
+
             batch = ControlBatch(
-                seal_batch(entries, topic_id=topic_id, ts=now, opened=False), 1, topic_id=topic_id, wants_sync=True
+                seal_batch(entries, topic_id=topic_id, ts=now, opened=False),
+                1,
+                topic_id=topic_id,
+                wants_sync=True,
+                apply=apply,
             )
             self.store.writers[shard].submit(batch)
             await batch.wait_synced()
-            topic.ceiling = topic.ceiling_queued = ceiling
-            topic.applied_end = batch.end
-            self.adopt(topic)
-            return topic
         finally:
             self._creating.pop(name).set()
 
     async def _reconfigure(self, topic: Topic, config: TopicConfig) -> TopicConfig:
-        """Change a topic's config behind a barrier: everything before it is settled (and synced, when the class changes) first."""
-        topic.barrier = trio.Event()
+        """Change a topic's config behind its barrier: everything before it is settled (and synced, when the class
+        changes) first."""
         try:
             await topic.drained()
             old = topic.config
@@ -376,6 +394,7 @@ class Engine:
             update: dict[str, Any] = {"config": config_to_wire(config), "ceiling": ceiling}
             if old.durability == "ephemeral" and config.durability != "ephemeral":
                 update["log"] = topic.log.dump()
+                update["keys"] = topic.keys.dump() if topic.keys is not None else []
             entries: list[tuple[FrameType, dict[str, Any]]] = []
             if topic.log.evict_floor > 1:
                 entries.append((FrameType.EVICT_WATERMARK, {"below": topic.log.earliest_seq, "reason": "ttl"}))
@@ -383,25 +402,35 @@ class Engine:
             entries.append((FrameType.HEAD_WATERMARK, {"ceiling": ceiling}))
             if below > topic.log.earliest_seq:
                 entries.append((FrameType.EVICT_WATERMARK, {"below": below, "reason": "cap"}))
+
+            def apply(batch: ControlBatch) -> None:
+                topic.applied_end = batch.end
+                if config.durability != old.durability:
+                    topic.synced_seq = topic.assigned
+                self._apply_config(topic, config, ceiling)
+                topic.log.evict_below(below, "cap")
+                topic.log.expire(self.now_ms(), config.ttl_ms)
+                self.account(topic)
+
             batch = ControlBatch(
                 seal_batch(entries, topic_id=topic.id, ts=now, opened=False),
                 len(entries),
                 topic_id=topic.id,
                 wants_sync=True,
+                apply=apply,
             )
             self._writer(topic).submit(batch)
             await batch.wait_synced()
-            topic.applied_end = batch.end
-            self._apply_config(topic, config, ceiling)
-            if below > topic.log.earliest_seq:
-                topic.log.evict_below(below, "cap")
-            topic.log.expire(self.now_ms(), config.ttl_ms)
-            self.account(topic)
             return config
         finally:
-            barrier, topic.barrier = topic.barrier, None
-            barrier.set()
-            topic.wake()
+            self._lift_barrier(topic)
+
+    @staticmethod
+    def _lift_barrier(topic: Topic) -> None:
+        barrier, topic.barrier = topic.barrier, None
+        assert barrier is not None
+        barrier.set()
+        topic.wake()
 
     def _apply_config(self, topic: Topic, config: TopicConfig, ceiling: int) -> None:
         if topic.config.dead_letter is not None:
@@ -422,26 +451,29 @@ class Engine:
         await batch.wait_synced()
 
     async def _write_out(self, topic: Topic) -> None:
-        """Log the live records of an `ephemeral` topic that is about to be stored (`crash.md` 24); a barrier keeps new ones out.
+        """Log the live records of an `ephemeral` topic that is about to be stored (`crash.md` 24); a barrier keeps new
+        ones out.
 
         They mean nothing until the ConfigUpdate that follows them, which carries the structure they belong to.
         """
         position = topic.log.earliest_seq - 1
-        while True:
-            step = topic.log.step(position, BLOCK_RECORDS)
-            if step is None:
-                return
-            position = step.last
+        loaded: Block | None = None
+        while (step := topic.log.step(position, BLOCK_RECORDS)) is not None:
             if isinstance(step, Gap):
+                position = step.last
                 continue
-            first = step.first
-            while first <= step.last:
-                block = topic.blocks.find(first)
-                assert block is not None, "an ephemeral record is in memory while it lives"
-                last = min(step.last, block.last_seq)
-                await self._write_out_run(topic, block, first, last)
+            block = topic.blocks.find(step.first)
+            if block is None and loaded is not None and loaded.first_seq <= step.first <= loaded.last_seq:
+                block = loaded
+            if block is None:
+                # It is from before the topic became `ephemeral`, and on disk; some may have expired after the wait.
+                loaded = await self._load(topic, step.first, step.last)
+                continue
+            last = min(step.last, block.last_seq)
+            await self._write_out_run(topic, block, step.first, last)
+            if block.pinned and topic.blocks.find(last) is block:
                 self.cache.unpin(topic.blocks, block)
-                first = last + 1
+            position = last
 
     async def _write_out_run(self, topic: Topic, block: Block, first: int, last: int) -> None:
         parts = [block.parts_of(seq) for seq in range(first, last + 1)]
@@ -470,7 +502,8 @@ class Engine:
         topic.blocks.written_seq = max(topic.blocks.written_seq, last)
 
     async def delete_topic(self, name: str, *, if_empty: bool) -> tuple[bool, list[str]]:
-        """Delete a topic with all it has (`api.md` section 3); whether it was there, and the routers that went with it."""
+        """Delete a topic with all it has (`api.md` section 3); whether it was there, and the routers that went with
+        it."""
         while True:
             topic = self.topics.get(name)
             if topic is None:
@@ -482,11 +515,11 @@ class Engine:
                 await topic.barrier.wait()
                 continue
             self._check_writable(topic)
+            topic.barrier = trio.Event()
             await self._detached(partial(self._delete_synced, topic, if_empty))
             return True, []
 
     async def _delete_synced(self, topic: Topic, if_empty: bool) -> None:
-        topic.barrier = trio.Event()
         try:
             await topic.drained()
             topic.log.expire(self.now_ms(), topic.config.ttl_ms)
@@ -498,14 +531,11 @@ class Engine:
                     detail={"topic": topic.name, "count": topic.log.count},
                 )
             data = encode_control(FrameType.TOPIC_DELETE, {"name": topic.name}, topic_id=topic.id, ts=self.now_ms())
-            batch = ControlBatch(data, 1, topic_id=topic.id, wants_sync=True)
+            batch = ControlBatch(data, 1, topic_id=topic.id, wants_sync=True, apply=lambda batch: self._forget(topic))
             self._writer(topic).submit(batch)
             await batch.wait_synced()
-            self._forget(topic)
         finally:
-            barrier, topic.barrier = topic.barrier, None
-            barrier.set()
-            topic.wake()
+            self._lift_barrier(topic)
 
     def _forget(self, topic: Topic) -> None:
         topic.deleted = True
@@ -584,17 +614,16 @@ class Engine:
 
     def _expire(self, topic: Topic) -> None:
         """Advance the floors to now (`crash.md` 7)."""
-        if topic.config.ttl_ms:
-            if topic.log.expire(self.now_ms(), topic.config.ttl_ms):
-                self.account(topic)
+        if topic.config.ttl_ms and topic.log.expire(self.now_ms(), topic.config.ttl_ms):
+            self.account(topic)
 
     # -- append -------------------------------------------------------------------------------------------------------
 
     async def append(self, name: str, request: AppendRequest, perf: Performance) -> AppendResult:
         """Append a checked batch (`api.md` section 4); returns at its commit point.
 
-        Raises the `ApiError`s of that section. Cancelling before seqs are assigned leaves nothing; after that the batch is committed
-        all the same and only the answer is lost.
+        Raises the `ApiError`s of that section. Cancelling before seqs are assigned leaves nothing; after that the
+        batch is committed all the same and only the answer is lost.
         """
         if request.config is not None:
             wanted = resolve_config(None, request.config, topic=name)
@@ -606,8 +635,8 @@ class Engine:
             topic = self.topics.get(name)
             if topic is None:
                 self._check_space()
-                topic, made = await self._create_for_append(name, request)
-                created = created or made
+                if await self._create_for_append(name, request):
+                    created = True
                 continue
             if topic.barrier is not None:
                 await topic.barrier.wait()
@@ -634,8 +663,9 @@ class Engine:
                 continue
             break
         self._check_caps(topic, request)
-        if key is not None and self.key_count >= self.settings.max_idempotency_keys:
-            raise self._throttle("max_idempotency_keys", self.settings.max_idempotency_keys)
+        max_keys = self.settings.max_idempotency_keys
+        if key is not None and max_keys and self.key_count >= max_keys:
+            raise self._throttle("max_idempotency_keys", max_keys)
         if waited:
             perf.throttle_wait_ms = waited
         commit = self._commit_append(topic, request, key)
@@ -660,7 +690,7 @@ class Engine:
                 self._throttled[reason] = self._throttled.get(reason, 0) + 1
             raise
 
-    async def _create_for_append(self, name: str, request: AppendRequest) -> tuple[Topic, bool]:
+    async def _create_for_append(self, name: str, request: AppendRequest) -> bool:
         patch = request.config if request.config is not None else TopicConfigPatch()
         config = resolve_config(None, patch, topic=name)
         if request.create is False or (request.create is msgspec.UNSET and not config.auto_create):
@@ -698,7 +728,8 @@ class Engine:
         await topic.changed.wait()
 
     def _check_caps(self, topic: Topic, request: AppendRequest) -> None:
-        """Caps with `reject`, and the quota, against what is published and what is on its way (`semantics.md` section 2)."""
+        """Caps with `reject`, and the quota, against what is published and what is on its way (`semantics.md` section
+        2)."""
         config, quota = topic.config, self.settings.max_total_bytes
         if config.discard != "reject" and not quota:
             return
@@ -706,7 +737,10 @@ class Engine:
         nbytes = sum(len(record.data) + len(_json(record.meta) if record.meta else b"") for record in request.records)
         on_the_way = sum(other.pending_bytes for other in self.by_id.values()) if quota else 0
         if quota and self.total_bytes + on_the_way + nbytes > quota:
-            raise self._throttle("max_total_bytes", quota)
+            for other in self.by_id.values():
+                self._expire(other)  # what nobody has looked at since may have expired
+            if self.total_bytes + on_the_way + nbytes > quota:
+                raise self._throttle("max_total_bytes", quota)
         if config.discard != "reject" or not (config.cap_records or config.cap_bytes):
             return
         if (config.cap_records and count > config.cap_records) or (config.cap_bytes and nbytes > config.cap_bytes):
@@ -757,6 +791,7 @@ class Engine:
             sizes = array("I", [len(data) + len(meta) for data, meta in zip(datas, metas, strict=True)])
             appended = frames.Appends(b"", array("I", bytes(4 * count)), sizes, _flags(node_texts, tag_texts))
         if self._evicts(topic):
+            self._expire(topic)
             incoming = [commit.sizes for commit in topic.pending or () if commit.sizes is not None]
             own = array("I", [len(data) + len(meta) for data, meta in zip(datas, metas, strict=True)])
             watermark = topic.log.eviction_watermark(topic.config.cap_records, topic.config.cap_bytes, [*incoming, own])
@@ -789,10 +824,9 @@ class Engine:
             offsets: Sequence[int] = (
                 offsets_of(commit.offset, appended.frame_lens) if commit.file else array("I", bytes(4 * count))
             )
+            file = 0 if ephemeral else commit.file  # an ephemeral commit may have waited for a sync all the same
             topic.log.extend(
-                Extent(
-                    first_seq, ts, commit.file, offsets, appended.frame_lens, appended.sizes, appended.flags, some_tags
-                )
+                Extent(first_seq, ts, file, offsets, appended.frame_lens, appended.sizes, appended.flags, some_tags)
             )
             for block in blocks:
                 topic.blocks.append(block)
@@ -858,7 +892,8 @@ class Engine:
             topic.settle()
 
     def _reserve(self, topic: Topic, last_seq: int, ts: int, gate: Gate) -> Gate:
-        """Keep the ceiling ahead of the seqs; an append beyond it waits for the sync that raises it (`semantics.md` section 1)."""
+        """Keep the ceiling ahead of the seqs; an append beyond it waits for the sync that raises it (`semantics.md`
+        section 1)."""
         if last_seq + topic.ceiling_block // 2 > topic.ceiling_queued:
             now = self.clock.monotonic_ms()
             fast = now - topic.last_raise_ms < 1000
@@ -871,7 +906,8 @@ class Engine:
         return gate if last_seq <= topic.ceiling else Gate.SYNCED
 
     def _lower_ceiling(self, topic: Topic) -> None:
-        """Fall back to the head. Only while everything assigned is synced, and in the step that queues the frame (`crash.md` 1)."""
+        """Fall back to the head. Only while everything assigned is synced, and in the step that queues the frame
+        (`crash.md` 1)."""
         topic.ceiling = topic.ceiling_queued = topic.assigned
         topic.ceiling_block = MIN_CEILING_BLOCK
         topic.part = None
@@ -886,6 +922,8 @@ class Engine:
         """Called every second: topics that have had no append for one and are synced give their reserve back."""
         now = self.clock.monotonic_ms()
         for topic in list(self._raised.values()):
+            if topic.barrier is not None:
+                continue  # a ConfigUpdate with a ceiling of its own may be on its way
             synced = (
                 topic.ephemeral or topic.synced_seq >= topic.assigned or topic.assigned == topic.log.earliest_seq - 1
             )
@@ -908,7 +946,8 @@ class Engine:
     async def delete_records(
         self, name: str, before_seq: int | None, match: Match | None, perf: Performance
     ) -> DeleteResult:
-        """Delete records that are present now (`api.md` section 6); returns at the commit point. Silent for readers, always."""
+        """Delete records that are present now (`api.md` section 6); returns at the commit point. Silent for readers,
+        always."""
         while True:
             topic = self.topic(name)
             if topic.barrier is not None:
@@ -942,8 +981,18 @@ class Engine:
             selector["match"] = match.to_wire()
         now = self.now_ms()
         data = b""
+        count = 0
         if not topic.ephemeral:
-            data = encode_control(FrameType.DELETE, selector, topic_id=topic.id, seq=bound, ts=now)
+            floor = topic.log.evict_floor
+            if topic.config.ttl_ms and floor > topic.floor_logged:
+                # What has expired is lost, not deleted: replay has to know before it applies the deletion.
+                topic.floor_logged = floor
+                mark = {"below": floor, "reason": "ttl"}
+                data = encode_control(FrameType.EVICT_WATERMARK, mark, topic_id=topic.id, ts=now, flags=frames.MORE)
+                count = 1
+            flags = frames.CONTINUES if count else 0
+            data += encode_control(FrameType.DELETE, selector, topic_id=topic.id, seq=bound, ts=now, flags=flags)
+            count += 1
 
         def apply(commit: Commit) -> int:
             if match is None:
@@ -962,7 +1011,7 @@ class Engine:
             self._nursery.start_soon(self._work_off, topic, commit, seqs)
             return 0
 
-        commit = Commit(topic, data, 1 if data else 0, topic.gate if data else Gate.HANDED, apply, self.clock.perf_ns)
+        commit = Commit(topic, data, count, topic.gate if data else Gate.HANDED, apply, self.clock.perf_ns)
         self._send(topic, commit)
         return commit
 
@@ -990,7 +1039,8 @@ class Engine:
     # -- read ---------------------------------------------------------------------------------------------------------
 
     async def read(self, name: str, request: ReadRequest, perf: Performance) -> ReadResult:
-        """One diff, with its long poll (`api.md` section 5). Raises 404, and 503 when the daemon stops while it waits."""
+        """One diff, with its long poll (`api.md` section 5). Raises 404, and 503 when the daemon stops while it
+        waits."""
         topic = self.topic(name)
         self._touch(topic)
         deadline = trio.current_time() + request.wait_ms / 1000
@@ -1027,15 +1077,28 @@ class Engine:
     async def _collect(
         self, topic: Topic, request: ReadRequest, from_seq: int, same_epoch: bool
     ) -> tuple[ReadResult, int]:
-        """Everything deliverable after `from_seq` up to the limits, in the order floor, hole, ttl, deleted, node, deliver."""
+        """Everything deliverable after `from_seq` up to the limits, in the order floor, hole, ttl, deleted, node,
+        deliver."""
         log_ = topic.log
+        same_epoch = same_epoch and from_seq <= log_.head_seq
         position, tombstone = log_.start(from_seq, same_epoch)
         hidden = request.nodes if topic.config.dedupe_node else frozenset()
         projection = Projection(request.include_tags, request.include_meta)
         pieces: list[bytes] = []
         count = scanned = since_pause = 0
         budget = request.max_batch_bytes
+        loaded: Block | None = None
         while count < request.limit and budget > 0:
+            # Every round may follow a wait (for the disk, or to let others run), so the topic is looked at anew.
+            if topic.deleted:
+                raise topic_not_found(topic.name)
+            if topic.working is not None:
+                await topic.working.wait()
+                continue
+            if position + 1 < log_.evict_floor:
+                if pieces:
+                    break
+                position, tombstone = log_.start(from_seq, same_epoch)
             step = log_.step(position, request.limit - count)
             if step is None:
                 position = max(position, log_.head_seq)
@@ -1047,12 +1110,15 @@ class Engine:
                 position = step.last
                 continue
             block = topic.blocks.find(step.first)
+            if block is None and loaded is not None and loaded.first_seq <= step.first <= loaded.last_seq:
+                block = loaded
             if block is None:
-                block = await self._load(topic, step.first, step.last)
-                if block is None:
-                    continue
+                loaded = await self._load(topic, step.first, step.last)
+                continue
             last = min(step.last, block.last_seq)
             taken, n, position = _take(block, step.first, last, budget, projection, hidden, at_least_one=not pieces)
+            if block.views:
+                self.cache.grown(block)
             scanned += position - step.first + 1
             if taken:
                 pieces.append(taken)
@@ -1089,17 +1155,16 @@ class Engine:
         )
 
     async def _load(self, topic: Topic, first: int, last: int) -> Block | None:
-        """Read live records from disk into a block that begins at `first`; None when the state has changed and the caller must look again.
+        """Read live records from disk into a block that begins at `first`.
 
+        The caller looks at the state again, as it may have changed: then there may be no block (None), and what is live
+        now of the block's range is all there.
         Records whose bytes do not verify become `corrupt` holes, never data.
         """
         following = topic.blocks.next_first(first)
         last = min(last, first + LOAD_RECORDS - 1, following - 1 if following is not None else last)
         frame_range = topic.log.locate(first, last)[0]
-        try:
-            path = self.store.files.get(frame_range.file).path
-        except KeyError:
-            return None
+        path = self.store.files.get(frame_range.file).path
         read = partial(read_records, self._fs, path, frame_range)
         try:
             records, damaged = await self._offload.run(Kind.HOT_READ, read)
@@ -1119,7 +1184,8 @@ class Engine:
             topic.blocks.insert(block)
         return block
 
-    # -- housekeeping ---------------------------------------------------------------------------------------------------
+    # -- housekeeping
+    # ---------------------------------------------------------------------------------------------------
 
     def expire_keys(self) -> None:
         """Called every second: forget idempotency keys whose window is over, a bounded number a call."""

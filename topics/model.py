@@ -47,7 +47,7 @@ class TopicConfigPatch(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
     discard: Discard | UnsetType = UNSET
     durable: bool | UnsetType = UNSET
     durability: Durability | UnsetType = UNSET
-    priority: int | None | UnsetType = UNSET
+    priority: int | UnsetType | None = UNSET
     auto_priority: bool | UnsetType = UNSET
     auto_create: bool | UnsetType = UNSET
     idempotency_window_ms: int | UnsetType = UNSET
@@ -55,7 +55,7 @@ class TopicConfigPatch(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
     lease_ms: int | UnsetType = UNSET
     claim_jitter_ms: int | UnsetType = UNSET
     max_deliveries: int | UnsetType = UNSET
-    dead_letter: str | None | UnsetType = UNSET
+    dead_letter: str | UnsetType | None = UNSET
     leases_durable: bool | UnsetType = UNSET
 
 

@@ -36,7 +36,8 @@ class Offload(Protocol):
         ...
 
     def post(self, call: Callable[[], None]) -> None:
-        """From inside an offloaded call: run `call` on the loop soon, in the order of posting, without waiting for it."""
+        """From inside an offloaded call: run `call` on the loop soon, in the order of posting, without waiting for
+        it."""
         ...
 
     def busy_share(self) -> float:

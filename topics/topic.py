@@ -1,8 +1,8 @@
 """A live topic: its log in memory together with everything the engine keeps beside it, and the commits on their way.
 
-A `Commit` is one decided change (append, delete) that travels through the shard's queue. Each topic publishes its commits strictly in
-the order in which they were decided: a commit whose gate is reached waits for the one before it. So what readers see passes through
-the same states, in the same order, as a replay of the log does.
+A `Commit` is one decided change (append, delete) that travels through the shard's queue. Each topic publishes its
+commits strictly in the order in which they were decided: a commit whose gate is reached waits for the one before it.
+So what readers see passes through the same states, in the same order, as a replay of the log does.
 """
 
 from __future__ import annotations
@@ -25,7 +25,8 @@ from topics.storage.wal import Position, WalFile
 
 MIN_CEILING_BLOCK: Final = 1024
 MAX_CEILING_BLOCK: Final = 262_144
-"""Seqs reserved ahead of the head: a block doubles while raises come faster than one a second, and starts over when they do not."""
+"""Seqs reserved ahead of the head: a block doubles while raises come faster than one a second, and starts over when
+they do not."""
 
 
 class Gate(IntEnum):
@@ -41,8 +42,6 @@ class Topic:
 
     __slots__ = (
         "applied_end",
-        "floor_logged",
-        "part",
         "assigned",
         "barrier",
         "blocks",
@@ -54,15 +53,17 @@ class Topic:
         "counted_bytes",
         "counted_records",
         "deleted",
+        "floor_logged",
+        "id",
         "keys",
+        "keys_in_flight",
         "last_raise_ms",
         "last_read_ms",
         "last_ts",
         "last_write_ms",
         "log",
-        "id",
-        "keys_in_flight",
         "name",
+        "part",
         "pending",
         "pending_bytes",
         "pending_records",
@@ -105,7 +106,8 @@ class Topic:
         self.barrier: trio.Event | None = None
         """Set while the topic is reconfigured or deleted: whoever wants to change it waits, then looks it up again."""
         self.working: trio.Event | None = None
-        """Set while a large deletion is worked off in slices: reads of this topic wait, so that nobody sees half of it."""
+        """Set while a large deletion is worked off in slices: reads of this topic wait, so that nobody sees half of
+        it."""
         self.changed: trio.Event | None = None
         """Made by whoever waits for the next change; set and forgotten by the change."""
         self.deleted = False
@@ -157,9 +159,11 @@ class Topic:
 
 
 class Commit:
-    """A change on its way through a shard. The writer owns it from `submit` on; a caller who goes away changes nothing."""
+    """A change on its way through a shard. The writer owns it from `submit` on; a caller who goes away changes
+    nothing."""
 
     __slots__ = (
+        "_clock_ns",
         "apply",
         "bytes",
         "data",
@@ -184,7 +188,6 @@ class Commit:
         "topic_id",
         "wants_sync",
         "written_ns",
-        "_clock_ns",
     )
 
     def __init__(
@@ -266,17 +269,30 @@ class Commit:
             topic.settle()
 
     def on_failed(self, error: ApiError) -> None:
-        if self.published or self.ready:
-            return
+        """Fail this commit and those behind it: they would leave a gap, and the shard takes nothing any more."""
         topic = self.topic
+        if self.published:
+            # It stays readable until the restart; nobody has to wait for it to be written.
+            if topic.unwritten:
+                topic.unwritten.clear()
+                topic.wake()
+            return
+        if self.error is not None:
+            return
         assert topic.pending is not None
-        topic.pending.remove(self)
+        failed = [topic.pending.pop()]
+        while failed[-1] is not self:
+            failed.append(topic.pending.pop())
+        for commit in reversed(failed):
+            commit._fail(error)
+        topic.wake()
+
+    def _fail(self, error: ApiError) -> None:
         self._leave()
         self.error = error
         if self.on_fail is not None:
             self.on_fail()
         self.done.set()
-        topic.wake()
 
     def publish(self) -> None:
         """The commit point."""

@@ -13,7 +13,7 @@ from daemon_process import DaemonProcess
 TOPIC = "bench"
 CACHE = "64MiB"
 FEW = 100
-CONNECTIONS = 8
+CONNECTIONS = 16
 
 
 def run(bench: Bench) -> list[Figure]:

@@ -1,4 +1,4 @@
-"""An engine of a few lists, for tests of HTTP alone: enough behaviour to answer every route, and knobs to make it fail."""
+"""An engine of a few lists, for tests of HTTP alone: it answers every route, and can be made to fail."""
 
 from __future__ import annotations
 

@@ -202,6 +202,12 @@ def test_names_of_records_are_limited_in_bytes(name: str, limit: int) -> None:
         assert refused(append, record(**{name: bad})) == f"records[0].{name}"
 
 
+@pytest.mark.parametrize("name", ["t\\u0061g", "n\\u006fde", "met\\u0061"])
+def test_names_are_checked_however_their_keys_are_written(name: str) -> None:
+    value = '{"_topics":""}' if name.startswith("met") else '""'
+    refused(append, b'{"records":[{"data":1,"%b":%b}]}' % (name.encode(), value.encode()))
+
+
 def test_the_node_of_an_append_is_limited_too() -> None:
     assert refused(append, {**record(), "node": "x" * 129}) == "node"
     assert refused(append, {**record(), "node": ""}) == "node"
@@ -324,7 +330,8 @@ def test_a_bad_read_names_its_field(body: Any, field: str) -> None:
         (b"from_seq=0x1", "from_seq"), (b"from_seq=%D9%A1", "from_seq"), (b"from_seq=+1", "from_seq"),
         (b"from_seq=18446744073709551616", "from_seq"), (b"from_seq=" + b"9" * 5000, "from_seq"),
         (b"from_seq=1&from_seq=2", "from_seq"), (b"limit=x", "limit"), (b"wait_ms=-5", "wait_ms"),
-        (b"include_tags=yes", "include_tags"), (b"include_tags=True", "include_tags"), (b"include_meta=", "include_meta"),
+        (b"include_tags=yes", "include_tags"), (b"include_tags=True", "include_tags"),
+        (b"include_meta=", "include_meta"),
         (b"epoch=none", "epoch"), (b"node=", "node"), (b"node=%ff", "query"),
     ],
 )  # fmt: skip
@@ -365,7 +372,8 @@ def test_deletions() -> None:
     [
         ({"before_seq": -1}, "before_seq"), ({"before_seq": 2**64}, "before_seq"), ({"before_seq": None}, "before_seq"),
         ({"before_seq": "1"}, "before_seq"), ({"before_seq": True}, "before_seq"), ({"match": None}, "match"),
-        ({"match": {}}, "match"), ({"match": ["tag", "Like", "x"]}, "match"), ({"match": ["tag", "Glob", "x"]}, "match"),
+        ({"match": {}}, "match"), ({"match": ["tag", "Like", "x"]}, "match"),
+        ({"match": ["tag", "Glob", "x"]}, "match"),
         ({"match": ["node", "Eq", "x"]}, "match"), ({"match": 5, "before_seq": 1}, "match"), ([], "body"),
     ],
 )  # fmt: skip
@@ -409,9 +417,17 @@ def test_a_cursor_means_names_after_one(name: str) -> None:
 
 @pytest.mark.parametrize(
     "cursor",
-    ["x", "!!!!", "abcd", "%ff", base64.urlsafe_b64encode(b"jobs").decode(), base64.urlsafe_b64encode(b"t:a/b").decode(),
-     bodies.encode_cursor("jobs") + "x", bodies.encode_cursor("jobs")[:-1] + "~"],
-)  # fmt: skip
+    [
+        "x",
+        "!!!!",
+        "abcd",
+        "%ff",
+        base64.urlsafe_b64encode(b"jobs").decode(),
+        base64.urlsafe_b64encode(b"t:a/b").decode(),
+        bodies.encode_cursor("jobs") + "x",
+        bodies.encode_cursor("jobs")[:-1] + "~",
+    ],
+)
 def test_a_corrupt_cursor_is_refused(cursor: str) -> None:
     with pytest.raises(ApiError) as caught:
         bodies.decode_list_query(f"cursor={cursor}".encode())

@@ -10,6 +10,7 @@ from typing import Any
 import httpx
 import pytest
 import trio
+from structlog.testing import capture_logs
 
 from tests.http.conftest import SMALL, Served, serving, until
 from topics.config import Settings
@@ -168,7 +169,9 @@ async def test_a_body_needs_the_right_content_type(served: Served, method: str, 
     assert not served.engine.topics
 
 
-@pytest.mark.parametrize("content_type", ["application/json", "Application/JSON; charset=utf-8", "application/json;x=y"])
+@pytest.mark.parametrize(
+    "content_type", ["application/json", "Application/JSON; charset=utf-8", "application/json;x=y"]
+)
 async def test_json_with_parameters_is_json(served: Served, content_type: str) -> None:
     async with served.client() as client:
         headers = {"content-type": content_type}
@@ -354,11 +357,22 @@ async def test_memory_is_given_back_when_the_client_leaves_in_the_middle(served:
 @pytest.mark.parametrize(
     ("header", "accepted"),
     [
-        (b"", False), (b"gzip", True), (b"GZIP", True), (b"br, gzip;q=0.5", True), (b"gzip;q=0", False),
-        (b"gzip; q=0.0", False), (b"*", True), (b"*;q=0", False), (b"gzip;q=0, *", False), (b"br", False),
-        (b"identity, gzip;q=0.5", False), (b"identity;q=0.2, gzip;q=0.5", True), (b"gzip;q=x", False), (b"x-gzip", True),
+        (b"", False),
+        (b"gzip", True),
+        (b"GZIP", True),
+        (b"br, gzip;q=0.5", True),
+        (b"gzip;q=0", False),
+        (b"gzip; q=0.0", False),
+        (b"*", True),
+        (b"*;q=0", False),
+        (b"gzip;q=0, *", False),
+        (b"br", False),
+        (b"identity, gzip;q=0.5", False),
+        (b"identity;q=0.2, gzip;q=0.5", True),
+        (b"gzip;q=x", False),
+        (b"x-gzip", True),
     ],
-)  # fmt: skip
+)
 async def test_accept_encoding(header: bytes, accepted: bool) -> None:
     assert accepts_gzip(header) is accepted
 
@@ -388,17 +402,19 @@ async def test_request_ids_come_back(served: Served) -> None:
         assert not ids & {"", "x" * 129, "a b"}
 
 
-async def test_a_failure_nobody_thought_of_is_a_500_of_that_request_only(
-    served: Served, capfd: pytest.CaptureFixture[str]
-) -> None:
+async def test_a_failure_nobody_thought_of_is_a_500_of_that_request_only(served: Served) -> None:
     async def fail() -> None:
         raise ZeroDivisionError("oh")
 
     async with served.client() as client:
         await client.put("/v0/topics/a")
         served.engine.before = fail
-        for method, path in (("PUT", "/v0/topics/a"), ("GET", "/v0/topics/a/diff"), ("GET", "/v0/topics/a/diff?wait_ms=9")):
-            error_of(await client.request(method, path), 500, "internal")
+        with capture_logs() as logged:
+            error_of(await client.put("/v0/topics/a"), 500, "internal")
+            for path in ("/v0/topics/a/diff", "/v0/topics/a/diff?wait_ms=9"):
+                error_of(await client.get(path), 500, "internal")
+        assert [entry["event"] for entry in logged] == ["request_failed"] * 3
+        assert logged[0]["route"] == "PUT /v0/topics/{topic}"
         served.engine.before = None
         assert (await client.get("/v0/topics/a/diff")).status_code == 200
 
@@ -515,14 +531,18 @@ async def test_metrics_as_text_and_as_json_agree(served: Served) -> None:
 @pytest.mark.parametrize(
     ("accept", "kind"),
     [
-        ("", "text/plain"), ("*/*", "text/plain"), ("text/plain", "text/plain"), ("application/json", "application/json"),
-        ("application/json, text/plain;q=0.5", "application/json"), ("text/plain, application/json;q=0.5", "text/plain"),
-        ("application/json, */*", "application/json"), ("application/json;q=0", "text/plain"), ("nonsense;q=x", "text/plain"),
+        ("", "text/plain"),
+        ("*/*", "text/plain"),
+        ("text/plain", "text/plain"),
+        ("application/json", "application/json"),
+        ("application/json, text/plain;q=0.5", "application/json"),
+        ("text/plain, application/json;q=0.5", "text/plain"),
+        ("application/json, */*", "application/json"),
+        ("application/json;q=0", "text/plain"),
+        ("nonsense;q=x", "text/plain"),
     ],
-)  # fmt: skip
+)
 async def test_metrics_come_in_the_format_asked_for(served: Served, accept: str, kind: str) -> None:
     async with served.client() as client:
         response = await client.get("/v0/metrics", headers={"accept": accept})
         assert response.headers["content-type"].startswith(kind)
-
-

@@ -190,9 +190,7 @@ def decode_append(raw: bytes, settings: Settings, header_key: str | None = None)
         longest = max(map(len, datas))
         if longest > settings.max_record_bytes or longest >= _DEEP_BYTES:
             _check_datas(datas, settings.max_record_bytes)
-    # One look at the whole body (escapes could hide the prefix) instead of one at each key.
-    reserved = _RESERVED in raw or b"\\u" in raw
-    metas = _check_extras(records, datas, settings, reserved)
+    metas = _check_extras(raw, records, datas, settings)
     if request.node is not None:
         _check_text("node", request.node, settings.max_node_bytes)
     return CheckedAppend(
@@ -229,21 +227,23 @@ def _record_too_large(i: int, size: int, maximum: int) -> ApiError:
     )
 
 
-def _check_extras(
-    records: list[RecordIn], datas: list[bytes], settings: Settings, reserved: bool
-) -> list[bytes] | None:
+def _check_extras(raw: bytes, records: list[RecordIn], datas: list[bytes], settings: Settings) -> list[bytes] | None:
     """Check tags, nodes and metas; returns the metas encoded. One loop without calls but for what looks too long."""
     max_tag, max_node, max_meta = settings.max_tag_bytes, settings.max_node_bytes, settings.max_meta_bytes
     max_record = settings.max_record_bytes
     # As many characters always fit, without being encoded.
     sure_tag, sure_node = max_tag // 4, max_node // 4
     with_meta: dict[int, bytes] = {}
+    reserved = False
     for i, record in enumerate(records):
         if (tag := record.tag) is not None and not 0 < len(tag) <= sure_tag:
             _check_text(f"records[{i}].tag", tag, max_tag)
         if (node := record.node) is not None and not 0 < len(node) <= sure_node:
             _check_text(f"records[{i}].node", node, max_node)
         if meta := record.meta:
+            if not with_meta:
+                # One look at the whole body instead of one at each key; only an escape could hide the prefix from it.
+                reserved = b"\\" in raw or _RESERVED in raw
             text = with_meta[i] = _encode(meta)
             if reserved or len(text) > max_meta or len(meta) > MAX_META_KEYS:
                 _check_meta(i, meta, text, max_meta)

@@ -15,17 +15,20 @@ from __future__ import annotations
 
 import errno
 import logging
+import math
 import socket
 import struct
 import sys
 from collections.abc import Iterable
 from typing import Any, Final
 
+import h2.connection
 import h2.events
 import h2.exceptions
 import h11
 import msgspec
 import trio
+from h2.frame_buffer import FrameBuffer
 from hypercorn.app_wrappers import ASGIWrapper
 from hypercorn.config import Config
 from hypercorn.events import Closed, Event, RawData, Updated
@@ -35,9 +38,10 @@ from hypercorn.protocol.h11 import H2CProtocolRequiredError, H2ProtocolAssumedEr
 from hypercorn.trio.task_group import TaskGroup
 from hypercorn.trio.tcp_server import MAX_RECV, TCPServer
 from hypercorn.trio.worker_context import WorkerContext
-from hypercorn.typing import ASGIFramework, ConnectionState
+from hypercorn.typing import ASGIFramework, ConnectionState, H11SendableEvent
 from hypercorn.utils import parse_socket_addr
-from priority.priority import PriorityTree
+from hyperframe.frame import Frame
+from priority.priority import DeadlockError, MissingStreamError
 
 from topics.config import Settings
 from topics.logs import get_logger
@@ -223,11 +227,14 @@ async def _abort_when_cancelled(server: Server) -> None:
 
 
 class _TCPServer(TCPServer):
-    """A connection whose tasks end with it.
+    """A connection whose tasks end with it, with one keep-alive timer for its whole life.
 
-    Hypercorn (trio) leaves its keep-alive timer running when the peer has closed, which would hold the descriptor for
-    `KEEP_ALIVE_S`, and restarts it when a request that was in flight is answered.
+    Hypercorn (trio) starts a task for the timer after every request, which is a fifth of the cost of a small one;
+    leaves it running when the peer has closed, which would hold the descriptor for `KEEP_ALIVE_S`; and starts it again
+    when a request that was in flight is answered.
     """
+
+    protocol: _Protocols
 
     def __init__(
         self,
@@ -240,6 +247,8 @@ class _TCPServer(TCPServer):
         super().__init__(app, config, context, {"connection": connection}, stream)  # type: ignore[arg-type]
         self._connection = connection
         self._ended = False
+        self._idle = True
+        self._idle_scope = trio.CancelScope(deadline=trio.current_time() + KEEP_ALIVE_S)
 
     async def run(self) -> None:
         sock: Any = self.stream.socket
@@ -263,10 +272,10 @@ class _TCPServer(TCPServer):
                         "http/1.1",
                     )
                     await self.protocol.initiate()
-                    await self.idle_task.restart(task_group, self._idle_timeout)
+                    task_group.spawn(self._close_when_idle)
                     await self._read_data()
                     self._ended = True
-                    await self.idle_task.stop()
+                    self._idle_scope.cancel()
                     await self.protocol.ended()
         except OSError:
             pass
@@ -274,8 +283,26 @@ class _TCPServer(TCPServer):
             await self._close()
 
     async def protocol_send(self, event: Event) -> None:
-        if not (self._ended and isinstance(event, Updated)):
+        if isinstance(event, Updated):
+            self._idle = event.idle
+            if not event.idle:
+                self._idle_scope.deadline = math.inf
+            elif self.context.terminated.is_set():
+                self._idle_scope.cancel()
+            else:
+                self._idle_scope.deadline = trio.current_time() + KEEP_ALIVE_S
+        else:
             await super().protocol_send(event)
+
+    async def _close_when_idle(self) -> None:
+        """Close after `KEEP_ALIVE_S` without a request, and in a drain as soon as there is none."""
+        with self._idle_scope:
+            await self.context.terminated.wait()
+            if not self._idle:
+                await trio.sleep_forever()
+        if not self._ended:
+            with trio.CancelScope(shield=True):
+                await self._initiate_server_close()
 
     async def _close(self) -> None:
         # What the peer still sends is read for a moment: input that is left unread would reset the connection, and the
@@ -289,8 +316,6 @@ class _TCPServer(TCPServer):
         except (trio.BrokenResourceError, trio.BusyResourceError, trio.ClosedResourceError):
             pass
         await self.stream.aclose()
-
-    protocol: _Protocols
 
 
 class _Protocols(ProtocolWrapper):
@@ -341,7 +366,27 @@ class _Protocols(ProtocolWrapper):
 
 
 class _H11(H11Protocol):
-    """Refuses what is not HTTP with the error envelope, which hypercorn would do with an empty body."""
+    """Sends the head of an answer together with the first of its body, and refuses what is not HTTP with the error
+    envelope.
+
+    Hypercorn makes three writes of every answer, the last one empty, and refuses with an empty body.
+    """
+
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
+        self._head = b""
+
+    async def _send_h11_event(self, event: H11SendableEvent) -> None:
+        try:
+            data = self._head + (self.connection.send(event) or b"")
+        except h11.LocalProtocolError:
+            if self.connection.their_state != h11.ERROR:
+                raise
+            return
+        # An application that streams sends the first of its body at once.
+        self._head = data if isinstance(event, h11.Response) else b""
+        if data and not self._head:
+            await self.send(RawData(data=data))
 
     async def _send_error_response(self, status_code: int) -> None:
         error = {"code": "invalid_request", "message": "the request is not valid HTTP", "detail": {}}
@@ -356,17 +401,37 @@ class _H11(H11Protocol):
         await self._send_h11_event(h11.Data(data=body))
         await self._send_h11_event(h11.EndOfMessage())
 
+    async def _maybe_recycle(self) -> None:
+        """After an answer: the next request, or the end.
+
+        Once the server stops, hypercorn begins no further cycle and leaves its reader paused for ever; so it is begun
+        here, to be closed at once.
+        """
+        state = self.connection
+        stopping = self.context.terminated.is_set()
+        if stopping and state.our_state is h11.DONE and state.their_state is h11.DONE:
+            await self._close_stream()
+            state.start_next_cycle()
+            await self.can_read.set()
+            await self.send(Closed())
+        else:
+            await super()._maybe_recycle()
+
 
 class _H2(H2Protocol):
-    """Keeps three promises that hypercorn's defaults break: headers of 128 KiB (h2 takes the announced size as agreed
-    only after a change), more than 1000 streams (the limit of `PriorityTree`), and a connection that survives body data
-    which arrives after the answer (a KeyError).
+    """Keeps promises that hypercorn or h2 break: headers of 128 KiB (h2 takes the announced size as agreed only after a
+    change), thousands of streams, and a connection that survives body data which arrives after the answer (a KeyError).
     """
 
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
+        local_settings = self.connection.local_settings
+        self.connection = _H2Connection(self.connection.config)
+        self.connection.local_settings = local_settings
         self.connection.decoder.max_header_list_size = MAX_HEADER_BYTES
-        self.priority = PriorityTree(maximum_streams=2 * MAX_STREAMS)
+        self.connection.incoming_buffer = _FrameBuffer(server=True)
+        self.connection.incoming_buffer.max_frame_size = self.connection.max_inbound_frame_size
+        self.priority = _RoundRobin()  # type: ignore[assignment]
 
     async def _handle_events(self, events: list[h2.events.Event]) -> None:
         for event in events:
@@ -376,3 +441,69 @@ class _H2(H2Protocol):
             else:
                 await super()._handle_events([event])
         await self._flush()
+
+
+class _H2Connection(h2.connection.H2Connection):
+    """Counts its streams, which h2 does by looking at all of them, only when it might matter."""
+
+    _counted = 0
+
+    @property
+    def open_inbound_streams(self) -> int:
+        """At least the number of open streams, and exact near the limit. Counting also forgets closed streams."""
+        known = len(self.streams)
+        if known >= min(2 * self._counted + 100, MAX_STREAMS):
+            known = self._counted = super().open_inbound_streams
+        return known
+
+
+class _FrameBuffer(FrameBuffer):
+    """Refuses a frame that is too long by its header; h2 looks when it has all of it, up to 16 MiB later."""
+
+    def __next__(self) -> Frame:
+        if len(self._data) >= 3:
+            self._validate_frame_length(int.from_bytes(self._data[:3], "big"))
+        return super().__next__()
+
+
+class _RoundRobin:
+    """Which stream sends next: each that has something in turn, in the place of a `PriorityTree`.
+
+    That takes 1000 streams at most and rebuilds a heap of all of them whenever one ends (a second of the loop for every
+    ten at 10,000). Priorities are deprecated (RFC 9113, 5.3); what clients say about them is not remembered.
+    """
+
+    def __init__(self) -> None:
+        self._ready: dict[int, None] = {}
+        self._known: set[int] = set()
+
+    def __next__(self) -> int:
+        if not self._ready:
+            raise DeadlockError
+        stream_id = next(iter(self._ready))
+        del self._ready[stream_id]
+        self._ready[stream_id] = None
+        return stream_id
+
+    def insert_stream(self, stream_id: int) -> None:
+        """A new stream, ready."""
+        self._known.add(stream_id)
+        self._ready[stream_id] = None
+
+    def reprioritize(self, stream_id: int, **_wishes: object) -> None:
+        """Nothing comes of it."""
+
+    def block(self, stream_id: int) -> None:
+        """The stream has nothing to send, or no window."""
+        self._ready.pop(stream_id, None)
+
+    def unblock(self, stream_id: int) -> None:
+        """The stream may have something to send."""
+        if stream_id not in self._known:
+            raise MissingStreamError
+        self._ready[stream_id] = None
+
+    def remove_stream(self, stream_id: int) -> None:
+        """The stream is over."""
+        self._known.discard(stream_id)
+        self._ready.pop(stream_id, None)

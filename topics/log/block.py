@@ -1,9 +1,11 @@
-"""Blocks: the encoded JSON of a run of records, made once and sliced for every reader (`docs/design/architecture.md` section 5).
+"""Blocks: the encoded JSON of a run of records, made once and sliced for every reader (`docs/design/architecture.md`
+section 5).
 
-A block covers `count` seqs from `first_seq`. `body` holds the records as a diff shows them by default (`$node` and `meta`, no `$tag`), each followed by a
-comma, so that any run of them is one slice. Tags stand in a blob of their own and are put in where a reader asks for them;
-`meta` is the last member of a record, so leaving it out is a cut. Whether a record is live is not a block's business: a seq that is
-not there has an empty place, and readers ask for runs that the index calls live.
+A block covers `count` seqs from `first_seq`. `body` holds the records as a diff shows them by default (`$node` and
+`meta`, no `$tag`), each followed by a comma, so that any run of them is one slice. Tags stand in a blob of their own
+and are put in where a reader asks for them; `meta` is the last member of a record, so leaving it out is a cut. Whether
+a record is live is not a block's business: a seq that is not there has an empty place, and readers ask for runs that
+the index calls live.
 """
 
 from __future__ import annotations
@@ -210,7 +212,8 @@ class Block:
         return self.nodes[i - 1] if i else None
 
     def parts_of(self, seq: int) -> Parts:
-        """The stored pieces of a record that is there, as they were appended (`node` and `tag` as UTF-8, not as JSON)."""
+        """The stored pieces of a record that is there, as they were appended (`node` and `tag` as UTF-8, not as
+        JSON)."""
         i = seq - self.first_seq
         start, end = self.starts[i], self.starts[i + 1] - 2
         body = bytes(self.body[start:end])
@@ -220,8 +223,10 @@ class Block:
         meta = body[data_end + len(b',"meta":') :] if meta_len else b""
         tag = b""
         if self.tags is not None and self.tag_starts is not None:
-            quoted = bytes(self.tags[self.tag_starts[i] + len(b'"$tag":') : self.tag_starts[i + 1] - 1])
-            tag = msgspec.json.decode(quoted, type=str).encode() if quoted else b""
+            tag_start, tag_end = self.tag_starts[i], self.tag_starts[i + 1]
+            if tag_start < tag_end:
+                quoted = bytes(self.tags[tag_start + len(b'"$tag":') : tag_end - 1])
+                tag = msgspec.json.decode(quoted, type=str).encode()
         return Parts((self.node_of(seq) or "").encode(), tag, meta, body[data_at:data_end])
 
     def without(self, gone: Sequence[int]) -> Block:
@@ -247,7 +252,8 @@ def encode_block(
     tags: Sequence[str | None] | None = None,
     metas: Sequence[bytes] | None = None,
 ) -> Block:
-    """Encode records of contiguous seqs. `nodes`, `tags`, `metas`: None when no record has one, empty items where one has none.
+    """Encode records of contiguous seqs. `nodes`, `tags`, `metas`: None when no record has one, empty items where one
+    has none.
 
     `ts` is one time for all, or one each.
     """

@@ -1,15 +1,17 @@
-"""The compactor: takes snapshots of the running daemon and drops WAL files that nothing needs (`docs/design/architecture.md` section 6).
+"""The compactor: takes snapshots of the running daemon and drops WAL files that nothing needs
+(`docs/design/architecture.md` section 6).
 
-A snapshot never holds up an append: topics are captured one after another between other work, each in one step of the loop, and the
-files are written in a worker thread. What a part shows may be ahead of the disk when it is captured; it is written only after everything queued by
-then is synced, so no snapshot ever knows more than the log.
+A snapshot never holds up an append: topics are captured one after another between other work, each in one step of the
+loop, and the files are written in a worker thread. What a part shows may be ahead of the disk when it is captured; it
+is written only after everything queued by then is synced, so no snapshot ever knows more than the log.
 """
 
 from __future__ import annotations
 
 from array import array
 from functools import partial
-from typing import Any, Final, Protocol
+from itertools import pairwise
+from typing import Any, Final, NamedTuple, Protocol
 
 import trio
 
@@ -94,11 +96,12 @@ class Compactor:
         self._lock = trio.Lock()
         self._last_bytes = 0
         self._written_at_last = 0
-        self._kept: list[list[Position]] = []
-        """The positions of the snapshots on disk, oldest first, as far as this life knows them."""
+        self._kept: list[_Kept] = []
+        """The snapshots on disk, oldest first, as far as this life knows them."""
 
     async def run(self) -> None:
-        """Take a snapshot whenever one is due; until cancelled. A failure is logged and tried again at the next look."""
+        """Take a snapshot whenever one is due; until cancelled. A failure is logged and tried again at the next
+        look."""
         while True:
             await trio.sleep(self._settings.checkpoint_ms / 1000)
             due = max(self._settings.wal_file_bytes, GROWTH * self._last_bytes)
@@ -120,14 +123,16 @@ class Compactor:
     async def checkpoint(self, *, marks: bool = True) -> int:
         """Take a snapshot, then drop what it makes superfluous; its number.
 
-        `marks=False` leaves the log alone (its writers have stopped). Raises OSError if the disk fails, ApiError on a failed shard.
+        `marks=False` leaves the log alone (its writers have stopped). Raises OSError if the disk fails, ApiError on a
+        failed shard.
         """
         async with self._lock:
             written = self._written()
             if marks:
                 await self._log_floors()
             starts = [writer.synced_position() for writer in self._store.writers]
-            parts = await self._capture_all()
+            oldest: dict[int, int] = {}
+            parts = await self._capture_all(oldest)
             if marks:
                 await self._sync_shards()
             blobs = [part if isinstance(part, bytes) else part.finish() for part in parts]
@@ -140,10 +145,12 @@ class Compactor:
                 positions={i: [start.ordinal, start.offset, count] for i, (start, count) in enumerate(starts)},
                 files=self._store.files.to_wire(),
                 topics=blobs,
+                boot_id=self._store.boot_id,
+                identity=self._store.identity,
             )
             size = await self._offload.run(Kind.FILES, partial(write_snapshot, self._fs, self._store.datadir, snapshot))
             self._last_bytes, self._written_at_last = size, written
-            self._kept = [*self._kept[-1:], [start for start, _ in starts]]
+            self._kept = [*self._kept[-1:], _Kept([start for start, _ in starts], oldest)]
             if marks:
                 self._mark(number)
                 await self._drop_files()
@@ -169,8 +176,9 @@ class Compactor:
         for batch in last.values():
             await batch.wait_synced()
 
-    async def _capture_all(self) -> list[bytes | _Captured]:
-        """Every topic's part, in slices."""
+    async def _capture_all(self, oldest: dict[int, int]) -> list[bytes | _Captured]:
+        """Every topic's part, in slices. `oldest` gets, by shard, the ordinal of the oldest file with a record of
+        them."""
         parts: list[bytes | _Captured] = []
         started = self._clock.perf_ns()
         for topic in list(self._source.by_id.values()):
@@ -179,6 +187,10 @@ class Compactor:
             if topic.deleted:
                 continue
             parts.append(self._capture(topic))
+            file_id = topic.log.front_file()
+            if file_id:
+                file = self._store.files.get(file_id)
+                oldest[file.shard] = min(oldest.get(file.shard, file.ordinal), file.ordinal)
             if self._clock.perf_ns() - started > SLICE_NS:
                 await trio.lowlevel.checkpoint()
                 started = self._clock.perf_ns()
@@ -224,32 +236,36 @@ class Compactor:
                 continue
 
     async def _drop_files(self) -> None:
-        """Unlink WAL files, oldest first, that both kept snapshots are past and that hold no live record."""
+        """Unlink WAL files, oldest first, that both kept snapshots are past and know no record in.
+
+        What has gone since they were taken does not count: that it is gone may not be on disk, and need not even be in
+        the log (ttl).
+        """
         if len(self._kept) < 2:
             return
-        oldest = self._oldest_needed()
         for writer in self._store.writers:
+            shard = writer.shard
             droppable: list[WalFile] = []
-            files = self._store.files.of_shard(writer.shard)
-            for file, following in zip(files, files[1:], strict=False):
-                past = all(positions[writer.shard].ordinal >= following.ordinal for positions in self._kept)
-                if not past or file.ordinal >= oldest.get(writer.shard, file.ordinal + 1):
+            files = self._store.files.of_shard(shard)
+            for file, following in pairwise(files):
+                past = all(kept.starts[shard].ordinal >= following.ordinal for kept in self._kept)
+                if not past or any(file.ordinal >= kept.oldest.get(shard, file.ordinal + 1) for kept in self._kept):
                     break
                 droppable.append(file)
             for file in droppable:
                 await self._offload.run(Kind.FILES, partial(self._fs.unlink, file.path))
                 self._store.files.drop(file)
-                log.info("wal_file_dropped", shard=writer.shard, file=file.path)
+                log.info("wal_file_dropped", shard=shard, file=file.path)
 
-    def _oldest_needed(self) -> dict[int, int]:
-        """By shard, the ordinal of the oldest file with a live record. A topic's records lie in the order of their seqs."""
-        oldest: dict[int, int] = {}
-        for topic in self._source.by_id.values():
-            file_id = topic.log.front_file()
-            if file_id:
-                file = self._store.files.get(file_id)
-                oldest[file.shard] = min(oldest.get(file.shard, file.ordinal), file.ordinal)
-        return oldest
+
+class _Kept(NamedTuple):
+    """What a snapshot on disk needs of the WAL."""
+
+    starts: list[Position]
+    """By shard, where its replay begins."""
+    oldest: dict[int, int]
+    """By shard, the ordinal of the oldest file with a record it knows. A topic's records lie in the order of their
+    seqs."""
 
 
 class _Captured:

@@ -13,8 +13,8 @@
      38        node | tag | payload
       .     8  xxh3_64     over everything between frame_len and here
 
-All integers are little-endian. An Append's payload is `meta_len u32 | meta JSON | data JSON`, every other type's is one canonical
-CBOR map. An atomic batch is a run of frames: all but the last carry MORE, all but the first CONTINUES.
+All integers are little-endian. An Append's payload is `meta_len u32 | meta JSON | data JSON`, every other type's is
+one canonical CBOR map. An atomic batch is a run of frames: all but the last carry MORE, all but the first CONTINUES.
 
 This module knows bytes only: what a frame means is `recovery`'s business, where it goes is `wal`'s.
 """
@@ -102,8 +102,8 @@ class Frame(NamedTuple):
 
 
 class Appends(NamedTuple):
-    """The encoded Append frames of one batch: `frame_lens` are their bytes on disk, `sizes` the bytes of data + meta of each,
-    `flags` those kept in the index."""
+    """The encoded Append frames of one batch: `frame_lens` are their bytes on disk, `sizes` the bytes of data + meta
+    of each, `flags` those kept in the index."""
 
     data: bytes
     frame_lens: array[int]
@@ -215,8 +215,8 @@ def seal_batch(frames: Sequence[tuple[FrameType, Mapping[str, Any]]], *, topic_i
 class Scan(NamedTuple):
     """What a window of a log held: its verified frames, and how it ended.
 
-    `stop` is the offset (in the file) of the first byte not consumed; `reason` is "window" when the window ended inside a frame that may be
-    whole in the file, "zeros" at a frame_len of 0, "bad" at bytes that are no valid frame.
+    `stop` is the offset (in the file) of the first byte not consumed; `reason` is "window" when the window ended
+    inside a frame that may be whole in the file, "zeros" at a frame_len of 0, "bad" at bytes that are no valid frame.
     """
 
     frames: list[Frame]
@@ -280,13 +280,16 @@ class StoredRecord(NamedTuple):
 
 
 def decode_append(window: bytes, at: int, size: int) -> StoredRecord | None:
-    """The record of the Append frame of `size` bytes at index `at` of `window`; None when the bytes there are no such frame."""
+    """The record of the Append frame of `size` bytes at index `at` of `window`; None when the bytes there are no such
+    frame."""
     end = at + size
     frame_len = size - 4
     if frame_len < MIN_FRAME_LEN + 4 or end > len(window):
         return None
     length, kind, flags, _topic, seq, ts, node_len, tag_len, data_len = _HEADER.unpack_from(window, at)
     if length != frame_len or kind != FrameType.APPEND or frame_len != MIN_FRAME_LEN + node_len + tag_len + data_len:
+        return None
+    if data_len < (21 if flags & HAS_ORIGIN else 4):
         return None
     if _xxh3(memoryview(window)[at + 4 : end - 8]) != _SUM.unpack_from(window, end - 8)[0]:
         return None

@@ -1,8 +1,10 @@
-"""Record bytes in memory: one cache of blocks for all topics, bounded in bytes, and the reader that fills it from frames on disk.
+"""Record bytes in memory: one cache of blocks for all topics, bounded in bytes, and the reader that fills it from
+frames on disk.
 
-A topic's `BlockList` finds the block that covers a seq. Blocks are evicted least recently used, over all topics together; what has not
-reached its file yet, and what never will (`ephemeral`), is pinned and not counted: it is bounded by the shard queues, and by caps
-and quotas. The cache knows no rule of visibility: the index decides what is live before anybody asks here.
+A topic's `BlockList` finds the block that covers a seq. Blocks are evicted least recently used, over all topics
+together; what has not reached its file yet, and what never will (`ephemeral`), is pinned and not counted: it is
+bounded by the shard queues, and by caps and quotas. The cache knows no rule of visibility: the index decides what is
+live before anybody asks here.
 """
 
 from __future__ import annotations
@@ -50,7 +52,8 @@ class BlockList:
         self._cache.added(self, block)
 
     def insert(self, block: Block) -> None:
-        """Add a block that was read from disk. Where it overlaps what is there, it is not kept (the caller still has it)."""
+        """Add a block that was read from disk. Where it overlaps what is there, it is not kept (the caller still has
+        it)."""
         at = bisect_right(self._firsts, block.first_seq)
         if at and self.blocks[at - 1].last_seq >= block.first_seq:
             return
@@ -94,7 +97,8 @@ class BlockList:
         del self._firsts[at]
 
     def free(self, seqs: Sequence[int]) -> None:
-        """Free the bytes of deleted records where nothing else bounds them: in pinned blocks, once half of one is gone."""
+        """Free the bytes of deleted records where nothing else bounds them: in pinned blocks, once half of one is
+        gone."""
         at = 0
         while at < len(seqs):
             index = bisect_right(self._firsts, seqs[at]) - 1
@@ -157,6 +161,12 @@ class PayloadCache:
         self.bytes += size - before
         self._evict()
 
+    def grown(self, block: Block) -> None:
+        """A block that was read may have got a view; it is counted like the block itself, if the block is (still)
+        kept."""
+        if id(block) in (self._pinned if block.pinned else self._lru):
+            self.resized(block)
+
     def used(self, block: Block) -> None:
         """A block was read."""
         if not block.pinned:
@@ -170,7 +180,8 @@ class PayloadCache:
             self.bytes -= self._lru.pop(id(block))[2]
 
     def _evict(self) -> None:
-        """Drop least recently used blocks until the bound holds. What is not written yet is passed over (a few blocks at the most)."""
+        """Drop least recently used blocks until the bound holds. What is not written yet is passed over (a few blocks
+        at the most)."""
         looks = EVICTION_LOOKS
         while self.bytes > self._max_bytes and looks and self._lru:
             key, (owner, block, size) = next(iter(self._lru.items()))

@@ -1,21 +1,24 @@
-"""Recovery: from a data directory to topics in memory, and the judgement between a torn end and damage (`storage.md` section 3).
+"""Recovery: from a data directory to topics in memory, and the judgement between a torn end and damage (`storage.md`
+section 3).
 
 Theory of operation
 -------------------
-The newest valid snapshot gives the topics as of a position in each shard; each shard is replayed from there. A frame that belongs to a
-topic and lies before that topic's own position in the snapshot is skipped: it is in there already. Replay applies what the log says and decides
-nothing by itself: evictions are logged, so are deletions, so are the holes that an earlier recovery has found.
+The newest valid snapshot gives the topics as of a position in each shard; each shard is replayed from there. A frame
+that belongs to a topic and lies before that topic's own position in the snapshot is skipped: it is in there already.
+Replay applies what the log says and decides nothing by itself: evictions are logged, so are deletions, so are the
+holes that an earlier recovery has found.
 
-*The end.* What a sync has covered is vouched for: by a Synced frame, by a snapshot, by the existence of a later file. A bad frame at or
-after the highest vouched position of the shard is the torn end of unsynced writes and is cut off, together with the batch that it tears. A bad frame before it
-is damage: bytes that were on disk and are not any more. Strict recovery then refuses, naming what is affected; salvage (`salvage.py`)
-replaces the bad range by a filler frame of the same length that carries the verdict, and recovery begins again.
+*The end.* What a sync has covered is vouched for: by a Synced frame, by a snapshot, by the existence of a later file.
+A bad frame at or after the highest vouched position of the shard is the torn end of unsynced writes and is cut off,
+together with the batch that it tears. A bad frame before it is damage: bytes that were on disk and are not any more.
+Strict recovery then refuses, naming what is affected; salvage (`salvage.py`) replaces the bad range by a filler frame
+of the same length that carries the verdict, and recovery begins again.
 
-*The verdict.* A topic whose class does not wait for syncs may have shown seqs that are gone. Its head becomes its ceiling, and the
-seqs between are a `lost` hole, unless the machine stayed up (the boot id and the directory are the same and no sync has failed), in which case what
-write(2) took is still there. The verdict is logged and synced (`ShardOpen` and its Hole frames) before anybody is served, and so is
-everything that was replayed: bytes beyond the vouched position are written again, because after a failed sync the page cache may show what the disk does
-not hold.
+*The verdict.* A topic whose class does not wait for syncs may have shown seqs that are gone. Its head becomes its
+ceiling, and the seqs between are a `lost` hole, unless the machine stayed up (the boot id and the directory are the
+same and no sync has failed), in which case what write(2) took is still there. The verdict is logged and synced
+(`ShardOpen` and its Hole frames) before anybody is served, and so is everything that was replayed: bytes beyond the
+vouched position are written again, because after a failed sync the page cache may show what the disk does not hold.
 
 Everything here blocks; the daemon runs it in a worker thread.
 """
@@ -35,7 +38,7 @@ from topics.model import TopicConfig
 from topics.storage import frames
 from topics.storage.datadir import DataDir, DataDirError, FoundShard, discover_shards, parse_wal_name, wal_path
 from topics.storage.frames import CONTINUES, HAS_ORIGIN, HAS_TAG, MORE, Frame, FrameType
-from topics.storage.fs import Fs, write_all
+from topics.storage.fs import TEMPORARY_SUFFIX, File, Fs, parent, write_all
 from topics.storage.resync import find_frames
 from topics.storage.snapshot import ShardPosition, Snapshot, TopicPart, decode_part, load_newest
 from topics.storage.wal import Position, WalFile, WalFiles
@@ -107,7 +110,8 @@ class RecoveredShard:
 
 
 class Damage(Exception):
-    """Bytes that were synced are not there any more. `start`..`stop` is the range of the file that has to be given up."""
+    """Bytes that were synced are not there any more. `start`..`stop` is the range of the file that has to be given
+    up."""
 
     def __init__(
         self,
@@ -119,6 +123,7 @@ class Damage(Exception):
         stop: int,
         frames_before: int,
         next_ordinal: int | None,
+        replaces: int,
         losses: dict[int, tuple[int, int | None]],
         names: dict[int, str],
         control_lost: bool,
@@ -132,6 +137,8 @@ class Damage(Exception):
         """Ordinal of the first frame of the range."""
         self.next_ordinal = next_ordinal
         """Ordinal of the next file, None for the last one."""
+        self.replaces = replaces
+        """How many frames the range held, as far as the ordinal of the next file tells."""
         self.losses = losses
         """Topic id to (first seq lost, last seq lost or None where nothing behind the range tells)."""
         self.names = names
@@ -146,7 +153,8 @@ class Damage(Exception):
             parts.append(f"{name} seqs {first} to {last if last is not None else 'an unknown one'}")
         affected = "; ".join(parts) or "no records of a known topic"
         return (
-            f"the log is damaged: {self.path} at offset {self.start} (bad up to {self.stop}), below what was synced; affected: {affected}. "
+            f"the log is damaged: {self.path} at offset {self.start} (bad up to {self.stop}), below what was synced; "
+            f"affected: {affected}. "
             f"Restore the file from a copy, or start with TOPICS_RECOVERY=salvage to give the range up"
         )
 
@@ -160,6 +168,8 @@ class Recovered(NamedTuple):
     next_topic_id: int
     clock: int
     snapshot_number: int
+    failed: set[int]
+    """Shards of which others have noted that they failed."""
 
 
 class Progress:
@@ -180,8 +190,8 @@ class Progress:
 def recover(fs: Fs, datadir: DataDir, progress: Progress) -> Recovered:
     """Read everything. Changes nothing on disk.
 
-    Raises `Damage` for the first bad range below a synced position, `DataDirError` where the directory cannot be used at all,
-    `UnknownFrameType` for frames of a newer version.
+    Raises `Damage` for the first bad range below a synced position, `DataDirError` where the directory cannot be used
+    at all, `UnknownFrameType` for frames of a newer version.
     """
     snapshot, damaged = load_newest(fs, datadir)
     for sentence in damaged:
@@ -199,11 +209,11 @@ def recover(fs: Fs, datadir: DataDir, progress: Progress) -> Recovered:
             handle.close()
     recovered = [replay.shard(found) for found in shards]
     replay.check_files()
-    if snapshot is not None:
-        known = {shard.shard for shard in recovered}
-        for shard, position in snapshot.positions.items():
-            if shard not in known and position[1] > 0:
-                raise DataDirError(f"the WAL files of shard {shard} are missing")
+    known = {shard.shard for shard in recovered}
+    counts = [snapshot.shards if snapshot is not None else 0, *(shard.shards for shard in recovered)]
+    for number in range(max(counts)):
+        if number not in known:
+            raise DataDirError(f"the WAL files of shard {number} are missing")
     return Recovered(
         replay.topics,
         recovered,
@@ -211,6 +221,7 @@ def recover(fs: Fs, datadir: DataDir, progress: Progress) -> Recovered:
         replay.next_topic_id,
         replay.clock,
         snapshot.number if snapshot is not None else 0,
+        {number for shard in recovered for number in shard.failed_shards},
     )
 
 
@@ -277,6 +288,9 @@ class _Replay:
         if begin is None:
             begin = ShardPosition(0, 0, 0)
         shard.vouched = Position(begin.ordinal, begin.offset)
+        if self._snapshot is not None and found.shard in self._positions:
+            shard.boot_id, shard.identity = self._snapshot.boot_id, self._snapshot.identity
+            shard.shards = self._snapshot.shards
         self._check_start(shard, ordinals, begin)
         for ordinal in ordinals:
             self.files.add(
@@ -294,7 +308,8 @@ class _Replay:
         return shard
 
     def _check_start(self, shard: RecoveredShard, ordinals: list[int], begin: ShardPosition) -> None:
-        """The log has to reach back to where the snapshot begins, and to the records that the snapshot places in older files."""
+        """The log has to reach back to where the snapshot begins, and to the records that the snapshot places in older
+        files."""
         if begin.ordinal not in ordinals:
             if ordinals and ordinals[0] <= begin.ordinal:
                 raise self._missing_file(shard, ordinals[-1], begin.ordinal)
@@ -370,7 +385,8 @@ class _Replay:
                 if following is not None and count != following:
                     raise self._missing_file(shard, following, count)
                 shard.end, shard.ended, shard.frame_count = batch_at, True, count
-                shard.vouched = max(shard.vouched, Position(ordinal, batch_at))
+                if following is not None:  # else its sync may have failed, or have been cut short
+                    shard.vouched = max(shard.vouched, Position(ordinal, batch_at))
                 return count
             self._judge(shard, handle, path, file, at, size, reason, batch_at, batch_count, following)
             return batch_count
@@ -432,7 +448,7 @@ class _Replay:
                 shard.truncated = Position(ordinal, batch_at)
                 log.warning("wal_torn_end", file=path, offset=batch_at, shard=shard.shard)
             return
-        stop, later = self._behind(handle, at, size)
+        stop, later, frames_behind = self._behind(handle, at, size)
         if following is None and stop == size:
             stop = max(stop if not clean else at, vouched)
         raise Damage(
@@ -443,6 +459,7 @@ class _Replay:
             stop=stop,
             frames_before=batch_count,
             next_ordinal=following,
+            replaces=1 if following is None else max(following - batch_count - frames_behind, 0),
             losses=self._losses(shard, later, ordinal),
             names={topic.id: topic.name for topic in self.topics.values()},
             control_lost=True,
@@ -452,7 +469,7 @@ class _Replay:
     def _only_zeros(handle: Any, at: int, size: int) -> bool:
         while at < size:
             window = handle.pread(min(WINDOW_BYTES, size - at), at)
-            if window.strip(b"\0"):
+            if window != bytes(len(window)):
                 return False
             at += len(window)
         return True
@@ -464,13 +481,15 @@ class _Replay:
             yield frames.control_payload(window, base, frame)
 
     @staticmethod
-    def _behind(handle: Any, at: int, size: int) -> tuple[int, dict[int, tuple[int, bool]]]:
+    def _behind(handle: Any, at: int, size: int) -> tuple[int, dict[int, tuple[int, bool]], int]:
         """Where the log goes on behind a bad frame (a batch boundary; `size` if nowhere), and what follows there.
 
-        The latter maps a topic id to (first seq of an Append behind it, True), or (last seq that FileEnd knows, False).
+        That is a map of topic id to (first seq of an Append behind it, True), or (last seq that FileEnd knows, False);
+        and how many frames there are.
         """
         stop = size
         inside = True
+        count = 0
         later: dict[int, tuple[int, bool]] = {}
         for frame, window, base in find_frames(handle, at, size):
             if inside and frame.flags & CONTINUES:
@@ -478,12 +497,13 @@ class _Replay:
             if inside:
                 inside = False
                 stop = frame.offset
+            count += 1
             if frame.type == FrameType.APPEND:
                 later.setdefault(frame.topic_id, (frame.seq, True))
             elif frame.type == FrameType.FILE_END:
                 for topic_id, last in frames.control_payload(window, base, frame)["last"].items():
                     later.setdefault(topic_id, (last, False))
-        return stop, later
+        return stop, later, count
 
     def _losses(
         self, shard: RecoveredShard, later: Mapping[int, tuple[int, bool]], ordinal: int
@@ -524,7 +544,8 @@ class _Replay:
                 handle.close()
         return firsts
 
-    # -- frames ---------------------------------------------------------------------------------------------------------
+    # -- frames
+    # ---------------------------------------------------------------------------------------------------------
 
     def _apply(self, shard: RecoveredShard, file: WalFile, batch: _Batch) -> None:
         """Apply one whole batch."""
@@ -550,6 +571,8 @@ class _Replay:
     def _apply_shard_frame(self, shard: RecoveredShard, file: WalFile, frame: Frame, payload: dict[str, Any]) -> None:
         if frame.type == FrameType.SYNCED:
             shard.vouched = max(shard.vouched, Position(payload["file"], payload["offset"]))
+        elif frame.type == FrameType.FILE_END:
+            self._fill_up(payload["last"])
         elif frame.type == FrameType.CLEAN_STOP:
             self.clock = max(self.clock, payload["clock"])
         elif frame.type == FrameType.SHARD_OPEN:
@@ -571,13 +594,18 @@ class _Replay:
                 shard.shards = payload["shards"]
                 shard.failed_shards = set()
 
+    def _fill_up(self, last_seqs: Mapping[int, int]) -> None:
+        """What FileEnd knows of and replay has not found was in a range that salvage gave up."""
+        for topic_id, last in last_seqs.items():
+            topic = self.topics.get(topic_id)
+            if topic is not None and topic.config.durability != "ephemeral" and last > topic.log.head_seq:
+                topic.log.add_hole(topic.log.head_seq + 1, last, "corrupt")
+
     def _create(self, topic: RecoveredTopic | None, frame: Frame, payload: dict[str, Any]) -> RecoveredTopic | None:
         self.next_topic_id = max(self.next_topic_id, frame.topic_id + 1)
         self.clock = max(self.clock, frame.ts)
         if topic is not None:
             return topic
-        if self._snapshot is not None and frame.topic_id < self._snapshot.next_topic_id:
-            return None  # created and deleted before the snapshot
         topic = RecoveredTopic(frame.topic_id, payload["name"], config_from_wire(payload["config"]))
         topic.ceiling = payload.get("ceiling", 0)
         self.topics[topic.id] = topic
@@ -652,8 +680,9 @@ class _Replay:
         elif kind == FrameType.CONFIG_UPDATE:
             self._configure(topic, payload)
         elif kind == FrameType.HOLE:
+            # Of an `ephemeral` topic an older snapshot knows a lower head than the recovery that has logged this.
             if payload["last"] > topic.log.head_seq:
-                topic.log.add_hole(max(payload["first"], topic.log.head_seq + 1), payload["last"], payload["reason"])
+                topic.log.add_hole(topic.log.head_seq + 1, payload["last"], payload["reason"])
         elif kind == FrameType.TOPIC_DELETE:
             del self.topics[topic.id]
         elif kind != FrameType.TOPIC_CREATE:
@@ -678,6 +707,7 @@ class _Replay:
             topic.log = TopicLog.load(payload["log"])
             for first_seq, file_id, offsets, totals in topic.stash:
                 topic.log.place(first_seq, file_id, offsets, array("I", totals))
+            topic.keys = DedupeWindow.load(payload["keys"]) if payload["keys"] else None
         topic.stash = []
 
 
@@ -705,7 +735,6 @@ def decide(
     """The verdicts by shard; applied to the topics in memory, to be logged and synced before anybody is served."""
     verdicts: dict[int, list[Verdict]] = {}
     by_number = {shard.shard: shard for shard in recovered.shards}
-    noted = {number for shard in recovered.shards for number in shard.failed_shards}
     for topic in recovered.topics.values():
         number = shard_of(topic.id, shards)
         shard = by_number.get(number)
@@ -713,7 +742,7 @@ def decide(
             shard is not None
             and shard.boot_id == boot_id
             and shard.identity == identity
-            and number not in noted
+            and number not in recovered.failed
             and not failed(number)
         )
         verdict = _decide_topic(topic, stayed_up=stayed_up)
@@ -742,30 +771,52 @@ def _decide_topic(topic: RecoveredTopic, *, stayed_up: bool) -> Verdict | None:
     return Verdict(topic.id, hole, topic.ceiling)
 
 
-def cut_torn_end(fs: Fs, shard: RecoveredShard) -> None:
+def secure_end(fs: Fs, shard: RecoveredShard, *, boot_id: str) -> None:
     """Blocking: cut the shard's last file behind its last whole batch and make all before that durable.
 
-    The cut bytes are kept aside if a valid frame is among them: they may interest somebody who looks for lost writes.
+    After a failed sync the page cache may show what the disk does not hold, so in the boot that wrote it the file is
+    written again: under another name, as its synced bytes must not be put at risk, which also leaves nothing of a torn
+    end behind. A later boot reads what the disk holds. Behind a clean stop only marks can be unsynced, and they may be
+    written in place. The cut bytes are kept aside if a valid frame is among them: they may interest somebody who looks
+    for lost writes.
     """
     if shard.file is None:
         return
-    handle = fs.open(shard.file.path)
+    path = shard.file.path
+    handle = fs.open(path)
     try:
         size = handle.size()
-        if shard.truncated is not None:
-            next_valid = next(find_frames(handle, shard.end, size), None)
-            if next_valid is not None:
-                _keep_aside(fs, handle, shard, size)
-            handle.truncate(shard.end)
-        at = min(shard.vouched.offset if shard.vouched.ordinal == shard.file.ordinal else 0, shard.end)
-        while at < shard.end:
-            # After a failed sync the page cache may show what the disk does not hold: written again, it is synced for sure.
-            window = handle.pread(min(WINDOW_BYTES, shard.end - at), at)
-            write_all(handle, window, at)
-            at += len(window)
+        if shard.truncated is not None and next(find_frames(handle, shard.end, size), None) is not None:
+            _keep_aside(fs, handle, shard, size)
+        if shard.truncated is not None or (shard.boot_id == boot_id and not shard.clean):
+            _write_again(fs, handle, path, shard.end)
+            return
+        if shard.boot_id == boot_id:
+            at = min(shard.vouched.offset if shard.vouched.ordinal == shard.file.ordinal else 0, shard.end)
+            _copy(handle, at, shard.end, handle)
         handle.fdatasync()
     finally:
         handle.close()
+
+
+def _write_again(fs: Fs, handle: File, path: str, end: int) -> None:
+    """Replace a file by a copy of its first `end` bytes, atomically."""
+    copy = fs.open(path + TEMPORARY_SUFFIX, create=True)
+    try:
+        copy.truncate(0)
+        _copy(handle, 0, end, copy)
+        copy.fdatasync()
+    finally:
+        copy.close()
+    fs.rename(path + TEMPORARY_SUFFIX, path)
+    fs.sync_dir(parent(path))
+
+
+def _copy(source: File, start: int, end: int, target: File) -> None:
+    while start < end:
+        window = source.pread(min(WINDOW_BYTES, end - start), start)
+        write_all(target, window, start)
+        start += len(window)
 
 
 def _keep_aside(fs: Fs, handle: Any, shard: RecoveredShard, size: int) -> None:

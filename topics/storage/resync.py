@@ -1,7 +1,7 @@
 """Finding frames behind bytes that are none: for telling a torn end from damage, and for going on behind damage.
 
-A frame has no magic number, so candidates are found by what every header has in common (a known type, small ids, times below 2**48)
-and believed only when lengths agree and the checksum holds.
+A frame has no magic number, so candidates are found by what every header has in common (a known type, small ids, times
+below 2**48) and believed only when lengths agree and the checksum holds.
 """
 
 from __future__ import annotations

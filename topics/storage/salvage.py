@@ -1,16 +1,21 @@
-"""Salvage: giving up a damaged range of a WAL file so that the rest can be used (`storage.md` section 3, `crash.md` 15).
+"""Salvage: giving up a damaged range of a WAL file so that the rest can be used (`storage.md` section 3, `crash.md`
+15).
 
-The bad range is replaced by one *filler*: a ShardOpen frame of exactly its length, whose payload says what was lost. No other byte of the file moves, so
-every position that snapshots, Synced frames and the index know stays what it was. The filler is the durable record of the decision: replay turns
-it into `corrupt` holes, and the next strict start finds nothing wrong. The original file is kept aside.
+The bad range is replaced by one *filler*: a ShardOpen frame of exactly its length, whose payload says what was lost.
+No other byte of the file moves, so every position that snapshots, Synced frames and the index know stays what it was.
+The filler is the durable record of the decision: replay turns it into `corrupt` holes, and the next strict start finds
+nothing wrong. Where a range is too short for that the filler is bare, and what lies behind it (a later Append, or
+FileEnd) tells replay the same holes. The original file is kept aside.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Final
 
 from topics.logs import get_logger
 from topics.storage import frames
+from topics.storage.datadir import DataDirError
 from topics.storage.frames import FrameType
 from topics.storage.fs import File, Fs, parent, write_all
 from topics.storage.recovery import Damage
@@ -25,8 +30,8 @@ MIN_APPEND_BYTES: Final = frames.HEADER_BYTES + 4 + 1 + frames.CHECKSUM_BYTES
 def repair(fs: Fs, damage: Damage) -> None:
     """Blocking: replace the damaged range by a filler. Atomic: the file is either the old or the repaired one.
 
-    The repaired copy is made under a temporary name, the original is renamed aside, then the copy takes its name; a crash between the
-    two leaves the copy under `.repaired`, which is finished by `finish_repairs`.
+    The repaired copy is made under a temporary name, the original is renamed aside, then the copy takes its name; a
+    crash between the two leaves the copy under `.repaired`, which is finished by `finish_repairs`.
     """
     handle = fs.open(damage.path, read_only=True)
     copy_path = damage.path + ".repaired"
@@ -101,28 +106,33 @@ def _filler(damage: Damage, *, at_least: int, ends_file: bool) -> bytes:
     }
     payload: dict[str, object] = {"holes": holes, "salvaged": True}
     last_file = damage.next_ordinal is None
+    if not last_file and (ends_file or damage.replaces != 1):
+        payload["replaces"] = damage.replaces
     if ends_file and not last_file:
         payload["ends_file"] = True
-        payload["replaces"] = max((damage.next_ordinal or 0) - damage.frames_before, 1)
+    data = _sized(payload, at_least)
+    if data is None and ends_file:
+        return frames.encode_control(FrameType.SHARD_OPEN, payload)
+    if data is None and all(last is not None for _, last in damage.losses.values()):
+        # A short range. What is behind it (a later Append, or FileEnd) tells replay the same holes.
+        del payload["holes"], payload["salvaged"]
+        data = _sized(payload, at_least)
+    if data is None:
+        raise DataDirError(f"the damaged range at {damage.start} of {damage.path} is too short for its verdict")
+    return data
+
+
+def _sized(payload: Mapping[str, object], length: int) -> bytes | None:
+    """The frame with a pad that makes it exactly `length` bytes; None if it is too long, or too close for a pad."""
     bare = frames.encode_control(FrameType.SHARD_OPEN, payload)
-    missing = at_least - len(bare)
-    if missing < 0:
-        if not ends_file:
-            raise ValueError(f"the damaged range of {damage.path} is too short for its verdict")
+    if len(bare) == length:
         return bare
-    return _padded(payload, at_least, missing)
-
-
-def _padded(payload: dict[str, object], length: int, missing: int) -> bytes:
-    """The frame with a pad that makes it exactly `length` bytes."""
-    for pad in range(missing, -1, -1):
-        data = frames.encode_control(FrameType.SHARD_OPEN, {**payload, "pad": b"\0" * pad})
-        if len(data) == length:
-            return data
-        if len(data) < length:
-            # Canonical CBOR lengths jump by a byte now and then: a second key fills what the pad cannot.
-            rest = length - len(data)
-            return frames.encode_control(
-                FrameType.SHARD_OPEN, {**payload, "pad": b"\0" * (pad - 8), "gap": b"\0" * rest}
-            )
-    return frames.encode_control(FrameType.SHARD_OPEN, payload)
+    # The length prefixes of CBOR jump by a byte now and then: a key of another length makes up for it.
+    for key in ("", "-", "--"):
+        for prefixes in (2, 3, 4, 6):
+            pad = length - len(bare) - len(key) - prefixes
+            if pad >= 0:
+                data = frames.encode_control(FrameType.SHARD_OPEN, {**payload, key: bytes(pad)})
+                if len(data) == length:
+                    return data
+    return None

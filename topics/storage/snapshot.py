@@ -1,7 +1,8 @@
 """Snapshots: what they hold, and reading and writing their files (`storage.md` section 1, `crash.md` 8 and 9).
 
-A file is one CBOR map `{"snapshot": bytes, "xxh3": u64}`; the bytes are a CBOR map themselves (`Snapshot`, listed in `docs/storage.md`) and the checksum is over
-them. Topic parts are byte strings within, each encoded on its own, so that a part that has not changed is not encoded again.
+A file is one CBOR map `{"snapshot": bytes, "xxh3": u64}`; the bytes are a CBOR map themselves (`Snapshot`, listed in
+`docs/storage.md`) and the checksum is over them. Topic parts are byte strings within, each encoded on its own, so that
+a part that has not changed is not encoded again.
 
 Taking a snapshot of the running daemon is `compactor`'s business, making topics of one is `recovery`'s.
 """
@@ -44,6 +45,10 @@ class Snapshot(msgspec.Struct, kw_only=True):
     """WAL files still needed: `[file id, shard, ordinal]`."""
     topics: list[bytes]
     """`TopicPart`s."""
+    boot_id: str = ""
+    """Of the life that took it: the ShardOpen frames that say so may lie before the positions, where nobody looks."""
+    identity: str = ""
+    """The data directory's, likewise."""
 
 
 class TopicPart(msgspec.Struct, kw_only=True):

@@ -1,6 +1,7 @@
 """The store: one data directory held open by the daemon, with its shard writers, its WAL files and its free space.
 
-Responsible for the order of opening (lock, FORMAT, recovery, verdict, writers) and of closing. What is in the files is decided elsewhere.
+Responsible for the order of opening (lock, FORMAT, recovery, verdict, writers) and of closing. What is in the files is
+decided elsewhere.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from topics.offload import Kind, Offload
 from topics.storage import frames, recovery
 from topics.storage.datadir import DataDir, DataDirError, lock_data_dir, open_data_dir
 from topics.storage.frames import FrameType
-from topics.storage.fs import Fs, LockHandle, write_atomic
+from topics.storage.fs import TEMPORARY_SUFFIX, Fs, LockHandle, write_atomic
 from topics.storage.recovery import Damage, Progress, Recovered, RecoveredShard, Verdict
 from topics.storage.salvage import finish_repairs, repair
 from topics.storage.wal import ControlBatch, ShardWriter, WalFiles
@@ -54,8 +55,9 @@ class Store:
         self._offload = offload
         self._on_failure = on_failure
         self._lock: LockHandle | None = None
-        self._boot_id = ""
-        self._identity = ""
+        self.boot_id = ""
+        self.identity = ""
+        """Of the data directory; with the boot id it tells a later recovery whether the page cache is still ours."""
 
     # -- opening ------------------------------------------------------------------------------------------------------
 
@@ -79,7 +81,7 @@ class Store:
 
     def _open_blocking(self) -> Recovered:
         fs = self._fs
-        self._boot_id, self._identity = fs.boot_id(), fs.identity(self.datadir.root)
+        self.boot_id, self.identity = fs.boot_id(), fs.identity(self.datadir.root)
         recovered = self._recover()
         shards = max((shard.shards for shard in recovered.shards), default=0) or self._settings.wal_shards
         if recovered.shards and shards != self._settings.wal_shards:
@@ -88,14 +90,22 @@ class Store:
         self.snapshot_number = recovered.snapshot_number
         verdicts = recovery.decide(
             recovered,
-            boot_id=self._boot_id,
-            identity=self._identity,
+            boot_id=self.boot_id,
+            identity=self.identity,
             failed=self._failure_noted,
             shards=shards,
         )
         by_number = {shard.shard: shard for shard in recovered.shards}
-        for number in range(shards):
+        # What recovery relied on is made durable first: names may have been visible that no crash would have left.
+        fs.sync_dir(self.datadir.meta_dir)
+        openings = [
             self._open_shard(number, shards, by_number.get(number), verdicts.get(number, []))
+            for number in range(shards)
+        ]
+        # Only when every shard has its file, so that a shard without one is known to be missing; and the note that a
+        # shard has failed may stand in the others alone, so it comes first.
+        for number in sorted(range(shards), key=lambda number: number not in recovered.failed):
+            self.writers[number].write_opening(*openings[number])
         for number in range(shards):
             if self._failure_noted(number):
                 fs.unlink(self._failure_path(number))
@@ -120,12 +130,21 @@ class Store:
         nested = [f"{wal}/{name}" for name in self._fs.listdir(wal) if name.startswith("shard-")]
         return [wal, *nested]
 
-    def _open_shard(self, number: int, shards: int, found: RecoveredShard | None, verdicts: list[Verdict]) -> None:
-        """Cut the torn end, log the verdict, sync: after this a second crash decides the same (`crash.md` 2)."""
+    def _open_shard(
+        self, number: int, shards: int, found: RecoveredShard | None, verdicts: list[Verdict]
+    ) -> tuple[bytes, int]:
+        """Cut the torn end and make a writer. Returns the frames of the verdict, and how many they are.
+
+        Once they are synced a second crash decides the same (`crash.md` 2).
+        """
         fs = self._fs
         directory = self.datadir.shard_dir(number, shards)
         fs.mkdir(directory)
         fs.sync_dir(self.datadir.wal_dir)
+        fs.sync_dir(directory)
+        for name in fs.listdir(directory):
+            if name.endswith(".log" + TEMPORARY_SUFFIX):
+                fs.unlink(f"{directory}/{name}")  # of a recovery that was cut short
         writer = ShardWriter(
             shard=number,
             directory=directory,
@@ -138,7 +157,7 @@ class Store:
             on_failure=self._shard_failed,
         )
         if found is not None and found.file is not None:
-            recovery.cut_torn_end(fs, found)
+            recovery.secure_end(fs, found, boot_id=self.boot_id)
         opening = self._opening_frames(found, verdicts, shards)
         if found is None or found.file is None:
             writer.create()
@@ -146,8 +165,8 @@ class Store:
             writer.create(found.frame_count)
         else:
             writer.resume(found.file, end=found.end, frame_count=found.frame_count, last_seqs=found.last_seqs)
-        writer.write_opening(opening, len(verdicts_frames(verdicts)) + 1)
         self.writers.append(writer)
+        return opening, len(verdicts_frames(verdicts)) + 1
 
     def _opening_frames(self, found: RecoveredShard | None, verdicts: list[Verdict], shards: int) -> bytes:
         now = self._clock.now_ms()
@@ -157,8 +176,8 @@ class Store:
         ]
         truncated = list(found.truncated) if found is not None and found.truncated is not None else None
         payload: dict[str, Any] = {
-            "boot": self._boot_id,
-            "identity": self._identity,
+            "boot": self.boot_id,
+            "identity": self.identity,
             "shards": shards,
             "truncated": truncated,
             "heads": {verdict.topic_id: verdict.ceiling for verdict in verdicts},
@@ -197,7 +216,8 @@ class Store:
             await trio.sleep(SPACE_LOOK_MS / 1000)
 
     def _shard_failed(self, shard: int) -> None:
-        """Note the failure where the next recovery sees it: "the machine stayed up" is no excuse then (`crash.md` 3)."""
+        """Note the failure where the next recovery sees it: "the machine stayed up" is no excuse then (`crash.md`
+        3)."""
         for other in self.writers:
             if other.failed is None:
                 note = frames.encode_control(FrameType.SHARD_OPEN, {"failed": [shard]}, ts=self._clock.now_ms())
@@ -209,7 +229,7 @@ class Store:
 
     def note_failure_blocking(self, shard: int) -> None:
         """Blocking: leave the note in `meta/`."""
-        note = msgspec.json.encode({"shard": shard, "boot": self._boot_id})
+        note = msgspec.json.encode({"shard": shard, "boot": self.boot_id})
         write_atomic(self._fs, self._failure_path(shard), note)
 
     def _failure_path(self, shard: int) -> str:

@@ -1,23 +1,26 @@
-"""Shard writers: group commit, rotation, preallocation, vouching and failure (`storage.md` section 2, `crash.md` 3 to 5, 25).
+"""Shard writers: group commit, rotation, preallocation, vouching and failure (`storage.md` section 2, `crash.md` 3 to
+5, 25).
 
 Theory of operation
 -------------------
-A shard is one append-only log in files `wal-<ordinal of first frame>.log`. Everything that must survive is a `Batch`: bytes of one or more frames that
-stand or fall together. Batches are queued in the order in which they were decided and are written in that order; the queue is the only
-order there is.
+A shard is one append-only log in files `wal-<ordinal of first frame>.log`. Everything that must survive is a `Batch`:
+bytes of one or more frames that stand or fall together. Batches are queued in the order in which they were decided and
+are written in that order; the queue is the only order there is.
 
-One task (`ShardWriter.run`) drains the queue into a group and hands it to one worker-thread call: a write and, if something in the group
-waits for it or the background tick is due, an fdatasync. The next group gathers meanwhile. A batch hears of three things, each at
-most once and always on the loop: `on_written`, `on_synced` or `on_failed`. Between write and sync the thread posts the former, so a batch that waits only for
-write(2) never waits for another's sync.
+One task (`ShardWriter.run`) drains the queue into a group and hands it to one worker-thread call: a write and, if
+something in the group waits for it or the background tick is due, an fdatasync. The next group gathers meanwhile. A
+batch hears of three things, each at most once and always on the loop: `on_written`, `on_synced` or `on_failed`.
+Between write and sync the thread posts the former, so a batch that waits only for write(2) never waits for another's
+sync.
 
-What a sync has covered is *vouched for* by a Synced frame, so that recovery can tell damage (below a vouched position) from a torn end
-(above it). The frame travels in front of the next group; when nothing follows, it is written once at the next idle tick, synced once, and then the shard
-is silent: a Synced frame never asks for another. A rotated file ends in FileEnd and is synced whole before its successor gets its name,
-so a successor vouches for its predecessor.
+What a sync has covered is *vouched for* by a Synced frame, so that recovery can tell damage (below a vouched position)
+from a torn end (above it). The frame travels in front of the next group; when nothing follows, it is written once at
+the next idle tick, synced once, and then the shard is silent: a Synced frame never asks for another. A rotated file
+ends in FileEnd and is synced whole before its successor gets its name, so a successor vouches for its predecessor.
 
-A failed write, sync, preallocation or rotation ends the writer's life: everything not yet acked fails, the shard is read-only until a
-restart, and nothing is retried, because after a failed fdatasync the kernel may call clean what never reached the disk.
+A failed write, sync, preallocation or rotation ends the writer's life: everything not yet acked fails, the shard is
+read-only until a restart, and nothing is retried, because after a failed fdatasync the kernel may call clean what
+never reached the disk.
 """
 
 from __future__ import annotations
@@ -50,7 +53,8 @@ GROUP_BYTES: Final = 8 << 20
 
 QUEUE_BYTES: Final = 32 << 20
 QUEUE_BATCHES: Final = 4096
-"""Bounds of a shard's queue. At the bound an append waits (admission) and is refused with 429 after `TOPICS_ADMISSION_MS`.
+"""Bounds of a shard's queue. At the bound an append waits (admission) and is refused with 429 after
+`TOPICS_ADMISSION_MS`.
 
 Control frames use room beyond it, as they must never wait for an append (`crash.md` 25).
 """
@@ -104,9 +108,29 @@ class Batch(Protocol):
 class ControlBatch:
     """A batch of control frames that somebody may wait for. Nothing is published by it."""
 
-    __slots__ = ("_done", "data", "end", "error", "file_id", "frames", "last_seq", "offset", "topic_id", "wants_sync")
+    __slots__ = (
+        "_apply",
+        "_done",
+        "data",
+        "end",
+        "error",
+        "file_id",
+        "frames",
+        "last_seq",
+        "offset",
+        "topic_id",
+        "wants_sync",
+    )
 
-    def __init__(self, data: bytes, frames_: int, *, topic_id: int = 0, wants_sync: bool = False) -> None:
+    def __init__(
+        self,
+        data: bytes,
+        frames_: int,
+        *,
+        topic_id: int = 0,
+        wants_sync: bool = False,
+        apply: Callable[[ControlBatch], None] | None = None,
+    ) -> None:
         self.data = data
         self.frames = frames_
         self.topic_id = topic_id
@@ -116,6 +140,9 @@ class ControlBatch:
         self.file_id = 0
         self.offset = 0
         self.end: Position | None = None
+        self._apply = apply
+        """What the batch means for the state in memory. Done in the step in which it is synced, so that nobody ever
+        sees a synced position beyond it and the state without it (a snapshot taken then would lose it for ever)."""
         self._done = trio.Event()
 
     def on_written(self, file: WalFile, offset: int) -> None:
@@ -123,6 +150,8 @@ class ControlBatch:
         self.end = Position(file.ordinal, offset + len(self.data))
 
     def on_synced(self) -> None:
+        if self._apply is not None:
+            self._apply(self)
         self._done.set()
 
     def on_failed(self, error: ApiError) -> None:
@@ -130,7 +159,8 @@ class ControlBatch:
         self._done.set()
 
     async def wait_synced(self) -> None:
-        """Wait until a sync has covered the batch. Raises the shard's `ApiError` if it failed. Cancelling stops only the waiting."""
+        """Wait until a sync has covered the batch. Raises the shard's `ApiError` if it failed. Cancelling stops only
+        the waiting."""
         await self._done.wait()
         if self.error is not None:
             raise self.error
@@ -259,8 +289,8 @@ class ShardWriter:
     async def admit(self, admission_ms: int | None) -> float:
         """Wait for room in the queue, before seqs are assigned; returns the ms waited.
 
-        `None` waits without limit (`disable_backpressure`). Raises `429 throttled` at the limit, `503 read_only` on a failed shard.
-        Cancellation leaves nothing behind.
+        `None` waits without limit (`disable_backpressure`). Raises `429 throttled` at the limit, `503 read_only` on a
+        failed shard. Cancellation leaves nothing behind.
         """
         if self.failed is not None:
             raise self.failed
@@ -279,7 +309,8 @@ class ShardWriter:
     def synced_position(self) -> tuple[Position, int]:
         """How far the disk is known to hold the log, and the number of frames up to there.
 
-        Everything before it has reached its commit point, so a replay that begins with the state as it is now may start there.
+        Everything before it has reached its commit point, so a replay that begins with the state as it is now may
+        start there.
         """
         assert self._file is not None
         return Position(self._file.ordinal, self._synced_end), self._synced_frames
@@ -293,7 +324,8 @@ class ShardWriter:
     # -- opening ----------------------------------------------------------------------------------------------------
 
     def resume(self, file: WalFile, *, end: int, frame_count: int, last_seqs: Mapping[int, int]) -> None:
-        """Take over a recovered log whose last file ends at `end` (synced up to there). Blocking; called before `run`."""
+        """Take over a recovered log whose last file ends at `end` (synced up to there). Blocking; called before
+        `run`."""
         self._handle = self._fs.open(file.path)
         if self._handle.size() < self._file_bytes:
             self._handle.preallocate(self._file_bytes)
@@ -309,7 +341,8 @@ class ShardWriter:
         self._begin_file(*self._enter_spare(frame_count))
 
     def write_opening(self, data: bytes, count: int) -> None:
-        """Blocking: write and sync the frames with which this life of the log begins (`crash.md` 2). Called before `run`."""
+        """Blocking: write and sync the frames with which this life of the log begins (`crash.md` 2). Called before
+        `run`."""
         handle, file = self._handle, self.file
         assert handle is not None
         write_all(handle, data, file.end)
@@ -322,7 +355,8 @@ class ShardWriter:
     # -- the task -----------------------------------------------------------------------------------------------------
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
-        """Write until `stop`, or until the shard fails; a failed shard's task waits for the stop. Never raises OSError."""
+        """Write until `stop`, or until the shard fails; a failed shard's task waits for the stop. Never raises
+        OSError."""
         task_status.started()
         try:
             async with trio.open_nursery() as nursery:
@@ -347,7 +381,8 @@ class ShardWriter:
             self._stopped.set()
 
     async def stop(self) -> None:
-        """Refuse new batches, write and sync what is queued, leave a clean-stop mark, end the task. Returns when it has ended."""
+        """Refuse new batches, write and sync what is queued, leave a clean-stop mark, end the task. Returns when it
+        has ended."""
         self._stopping = True
         self._wake.set()
         await self._stopped.wait()
@@ -448,10 +483,10 @@ class ShardWriter:
         written()
         file.end = start + len(data)
         self._frame_count += len(pieces) - len(group) + sum(batch.frames for batch in group)
-        if group:
+        if file.end > data_start:
             self._data_end = file.end
         for batch in group:
-            if batch.last_seq:
+            if batch.last_seq and batch.frames:
                 self._last_seqs[batch.topic_id] = batch.last_seq
         figures = self.figures
         figures.bytes_written += len(data)
@@ -504,7 +539,8 @@ class ShardWriter:
         return f"{self._directory}/next.tmp"
 
     def _make_spare(self) -> None:
-        """In a worker thread: the next file, preallocated under a temporary name. Its zeros are on disk before it is used."""
+        """In a worker thread: the next file, preallocated under a temporary name. Its zeros are on disk before it is
+        used."""
         handle = self._fs.open(self._spare_path, create=True)
         try:
             handle.truncate(0)
@@ -550,7 +586,8 @@ class ShardWriter:
         self.rotated = trio.Event()
 
     def _rotate_blocking(self, handle: File, ending: bytes, at: int, ordinal: int) -> tuple[int, str, File]:
-        """In a worker thread. FileEnd and all before it are synced before the next file gets its name (`crash.md` 5)."""
+        """In a worker thread. FileEnd and all before it are synced before the next file gets its name (`crash.md`
+        5)."""
         write_all(handle, ending, at)
         handle.truncate(at + len(ending))
         handle.fdatasync()

@@ -1,0 +1,421 @@
+"""Damage: synced bytes that are not there any more. Reported, bounded, and never mistaken for a torn end (`storage.md`
+section 3).
+
+Strict recovery refuses and names what is affected. Salvage gives up the damaged range and nothing else, says so to
+readers, and leaves a directory on which the next strict start finds nothing wrong.
+"""
+
+from __future__ import annotations
+
+import pytest
+import trio
+
+from tests.simulation.disk import SimFs
+from tests.simulation.model import Client, History, Oracle, View
+from tests.simulation.test_crash_sweep import see
+from tests.simulation.world import Life, World, all_ends, settings, wrecks_of
+from topics.config import Settings
+from topics.errors import ApiError
+from topics.storage import frames
+from topics.storage.datadir import DataDirError
+from topics.storage.frames import Frame, FrameType, UnknownFrameType
+from topics.storage.recovery import Damage
+
+WAL = "/data/wal"
+
+
+def frames_of(fs: SimFs, path: str) -> list[Frame]:
+    """The valid frames from the beginning of a file."""
+    content = fs.tree()[path]
+    assert content is not None
+    return frames.scan_window(content, 0, file_end=len(content)).frames
+
+
+def frames_with_batch(fs: SimFs, path: str) -> list[tuple[list[Frame], Frame]]:
+    """The valid frames of a file, each with all frames of its batch."""
+    batches: list[list[Frame]] = []
+    for frame in frames_of(fs, path):
+        if not frame.flags & frames.CONTINUES:
+            batches.append([])
+        batches[-1].append(frame)
+    return [(batch, frame) for batch in batches for frame in batch]
+
+
+def wal_files(fs: SimFs) -> list[str]:
+    """The WAL files of the one shard, oldest first."""
+    return [path for path in fs.tree() if path.startswith(f"{WAL}/wal-") and path.endswith(".log")]
+
+
+def zero(fs: SimFs, path: str, start: int, end: int) -> None:
+    """Make a range of a file zeros, on the disk as in the page cache."""
+    content = fs.tree()[path]
+    assert content is not None
+    for at in range(start, end):
+        for bit in range(8):
+            if content[at] >> bit & 1:
+                fs.flip_bit(path, at, bit)
+
+
+def overwrite(fs: SimFs, path: str, at: int, data: bytes) -> None:
+    """Put bytes into a file, durably."""
+    handle = fs.open(path)
+    handle.pwrite(data, at)
+    handle.fdatasync()
+    handle.close()
+
+
+def written(history: History, *, config: Settings | None = None, checkpoint: bool = False, appends: int = 6) -> World:
+    """A machine with two topics in one shard, everything synced and vouched for, after a crash."""
+    world = World(config=config or settings())
+
+    async def scenario(life: Life) -> None:
+        client = Client(life.engine, history)
+        await client.create("orders", durability="fsync")
+        await client.create("events", durability="disk")
+        for i in range(appends):
+            await client.append("orders", 2, size=60, key=f"k{i}")
+            await client.append("events", 1, size=200)
+            if i == 3:
+                await client.delete("orders", before=3)
+        await client.append("orders", 1)
+        await trio.sleep(0.1)
+        if checkpoint:
+            await life.compactor.checkpoint()
+            await client.append("orders", 1)
+            await life.compactor.checkpoint()
+            await trio.sleep(0.1)
+
+    assert world.live(scenario, end="kill")
+    return world.after("drop")
+
+
+def salvaged(world: World) -> dict[str, View]:
+    """What readers see after a salvage, having checked that the next strict start sees the same."""
+    strict = world.settings
+    world.settings = settings(recovery="salvage")
+    views = see(world)
+    for end in ("kill", "drop"):
+        again = world.after(end)
+        again.settings = strict
+        assert see(again) == views, f"a strict start after the salvage and a {end} shows something else"
+    return views
+
+
+def corrupt(view: View) -> list[tuple[int, int]]:
+    """The ranges that a reader is told are damaged."""
+    return [(first, last) for first, last, reason in view.gaps if reason == "corrupt"]
+
+
+def the(fs: SimFs, path: str, kind: FrameType, *, seq: int = 0, nth: int = 0) -> Frame:
+    """A frame of a file."""
+    return [frame for frame in frames_of(fs, path) if frame.type == kind and (not seq or frame.seq == seq)][nth]
+
+
+def appended(fs: SimFs, path: str, topic_id: int, seq: int) -> Frame:
+    """The frame of a record."""
+    found = [f for f in frames_of(fs, path) if f.type == FrameType.APPEND and (f.topic_id, f.seq) == (topic_id, seq)]
+    return found[0]
+
+
+def test_a_flipped_bit_below_a_synced_position_refuses_the_start_and_names_what_is_affected() -> None:
+    world = written(History())
+    (path,) = wal_files(world.fs)
+    frame = appended(world.fs, path, 2, 3)
+    world.fs.flip_bit(path, frame.offset + 60, 3)
+    with pytest.raises(Damage) as refused:
+        see(world)
+    for part in (path, f"offset {frame.offset}", "events seqs 3 to 3", "TOPICS_RECOVERY=salvage"):
+        assert part in str(refused.value)
+    assert "orders" not in str(refused.value)
+
+
+def test_a_refused_start_changes_no_file() -> None:
+    world = written(History())
+    (path,) = wal_files(world.fs)
+    world.fs.flip_bit(path, appended(world.fs, path, 1, 5).offset + 50, 0)
+    before = {name: data for name, data in world.fs.tree().items() if not name.endswith("LOCK")}
+    with pytest.raises(Damage):
+        see(world)
+    assert {name: data for name, data in world.fs.tree().items() if not name.endswith("LOCK")} == before
+
+
+@pytest.mark.parametrize("part", ["length", "header", "payload", "checksum"])
+def test_salvage_loses_the_damaged_batch_and_nothing_else(part: str) -> None:
+    history = History()
+    world = written(history)
+    (path,) = wal_files(world.fs)
+    whole = see(world.after("kill"))
+    frame = appended(world.fs, path, 1, 7)
+    offset = {"length": 0, "header": 15, "payload": 50, "checksum": frame.end - frame.offset - 1}[part]
+    world.fs.flip_bit(path, frame.offset + offset, 1)
+    views = salvaged(world)
+    assert corrupt(views["orders"]) == [(7, 8)]
+    gone = {7, 8}
+    assert views["orders"].records == {
+        seq: record for seq, record in whole["orders"].records.items() if seq not in gone
+    }
+    assert views["events"] == whole["events"]
+
+
+def test_damage_to_each_frame_in_turn_is_never_taken_for_the_end_and_costs_no_record_of_another_batch() -> None:
+    history = History()
+    world = written(history)
+    (path,) = wal_files(world.fs)
+    whole = see(world.after("kill"))
+    every = frames_with_batch(world.fs, path)
+    vouched = max(at for at, (_, frame) in enumerate(every) if frame.type == FrameType.SYNCED)
+    for batch, frame in every[: vouched - 1]:
+        damaged = world.after("kill")
+        damaged.fs.flip_bit(path, frame.offset + 20, 2)
+        strict = damaged.after("kill")
+        with pytest.raises(Damage):
+            see(strict)
+        views = salvaged(damaged)
+        if frame.type == FrameType.TOPIC_CREATE:
+            continue  # nothing says what the topic was called
+        for name, view in views.items():
+            lost = {part.seq for part in batch if part.type == FrameType.APPEND and part.topic_id == view.epoch}
+            for seq, record in whole[name].records.items():
+                if seq not in lost:
+                    assert view.records.get(seq) == record, (frame, name, seq, view.gaps)
+            told = {seq for first, last in corrupt(view) for seq in range(first, last + 1)}
+            assert lost & set(whole[name].records) <= told, (frame, name, view.gaps)
+            assert told & set(whole[name].records) <= lost or view.head in told, (frame, name, view.gaps)
+
+
+def test_a_damaged_range_of_zeros_in_the_middle_is_no_end() -> None:
+    world = written(History())
+    (path,) = wal_files(world.fs)
+    first, last = appended(world.fs, path, 1, 3), appended(world.fs, path, 1, 6)
+    zero(world.fs, path, first.offset, last.end)
+    with pytest.raises(Damage, match="orders seqs 3 to 6"):
+        see(world.after("kill"))
+    views = salvaged(world)
+    assert corrupt(views["orders"]) == [(3, 6)] or views["orders"].earliest > 6
+
+
+def test_damage_in_a_file_that_is_not_the_last_is_damage_up_to_its_very_end() -> None:
+    world = written(History(), appends=40)
+    first = wal_files(world.fs)[0]
+    whole = see(world.after("kill"))
+    for batch, frame in frames_with_batch(world.fs, first)[-12:]:
+        damaged = world.after("kill")
+        damaged.fs.flip_bit(first, frame.offset + 20, 2)
+        with pytest.raises(Damage, match=first):
+            see(damaged.after("kill"))
+        views = salvaged(damaged)
+        for name, view in views.items():
+            missing = set(whole[name].records) - set(view.records)
+            own = {part.seq for part in batch if part.topic_id == whole[name].epoch}
+            assert missing <= own, (frame, name, missing)
+            told = {seq for a, b in corrupt(view) for seq in range(a, b + 1)}
+            assert missing <= told
+            assert view.head == whole[name].head
+
+
+def test_damage_in_the_middle_of_a_file_that_is_not_the_last_can_be_salvaged() -> None:
+    world = written(History(), appends=40)
+    first = wal_files(world.fs)[0]
+    whole = see(world.after("kill"))
+    frame = appended(world.fs, first, 2, 8)
+    world.fs.flip_bit(first, frame.offset + 70, 0)
+    views = salvaged(world)
+    assert corrupt(views["events"]) == [(8, 8)]
+    assert views["orders"] == whole["orders"]
+
+
+def test_two_damaged_ranges_in_one_file_can_be_salvaged() -> None:
+    world = written(History(), appends=40)
+    first = wal_files(world.fs)[0]
+    whole = see(world.after("kill"))
+    for offset in [appended(world.fs, first, *which).offset for which in [(2, 6), (1, 15), (2, 9)]]:
+        world.fs.flip_bit(first, offset + 70, 0)
+    views = salvaged(world)
+    assert corrupt(views["events"]) == [(6, 6), (9, 9)]
+    assert corrupt(views["orders"]) == [(15, 16)]
+    assert views["orders"].head == whole["orders"].head
+
+
+def test_salvage_without_anything_behind_the_range_leaves_room_for_what_it_may_have_held() -> None:
+    world = written(History(), checkpoint=True)
+    (path,) = wal_files(world.fs)
+    snapshots = [path for path in world.fs.tree() if path.startswith("/data/meta/snapshot")]
+    assert len(snapshots) == 2
+    frame = appended(world.fs, path, 1, 14)
+    end = frames_of(world.fs, path)[-1].end
+    zero(world.fs, path, frame.offset, end)
+    try:
+        views = salvaged(world)
+    except DataDirError:
+        return
+    assert views["orders"].head >= 14
+
+
+def test_salvage_keeps_the_original_aside() -> None:
+    world = written(History())
+    (path,) = wal_files(world.fs)
+    world.fs.flip_bit(path, appended(world.fs, path, 1, 5).offset + 50, 0)
+    original = world.fs.tree()[path]
+    salvaged(world)
+    assert world.fs.tree()[f"{path}.0.damaged"] == original
+
+
+def test_a_deletion_that_was_damaged_brings_its_records_back_and_nothing_else() -> None:
+    world = written(History())
+    (path,) = wal_files(world.fs)
+    world.fs.flip_bit(path, the(world.fs, path, FrameType.DELETE).offset + 45, 0)
+    views = salvaged(world)
+    assert sorted(views["orders"].records) == list(range(1, 14))
+    assert not views["orders"].gaps
+
+
+def test_a_torn_end_with_valid_frames_behind_it_is_cut_and_kept_aside() -> None:
+    """Unsynced pages reach a disk in any order: what follows a hole that no sync has covered is not damage."""
+    world = World(config=settings())
+    history = History()
+
+    async def scenario(life: Life) -> None:
+        client = Client(life.engine, history)
+        await client.create("orders", durability="fsync")
+        await client.append("orders", 2)
+        await client.append("orders", 1, size=900)
+        await client.append("orders", 1, size=900)
+
+    assert world.live(scenario, end="kill")
+    left = world.after("keep")
+    (path,) = wal_files(left.fs)
+    torn, behind = appended(left.fs, path, 1, 3), appended(left.fs, path, 1, 4)
+    known = [f for f in frames_of(left.fs, path) if f.type == FrameType.SYNCED]
+    if any(f.offset > torn.offset for f in known):
+        zero(left.fs, path, *next((f.offset, f.end) for f in known if f.offset > torn.offset))
+    zero(left.fs, path, torn.offset, torn.offset + 100)
+    views = see(left)
+    assert sorted(views["orders"].records) == [1, 2]
+    aside = left.fs.tree()[f"{path}.{torn.offset}.cut"]
+    assert aside is not None
+    assert frames.scan_window(aside[behind.offset - torn.offset :], 0, file_end=len(aside)).frames[0].seq == 4
+
+
+def test_a_missing_file_in_the_middle_of_the_log_is_refused() -> None:
+    world = written(History(), appends=80)
+    files = wal_files(world.fs)
+    assert len(files) > 2
+    world.fs.unlink(files[1])
+    with pytest.raises((DataDirError, Damage), match="gap"):
+        see(world)
+
+
+def test_a_missing_first_file_is_refused_when_no_snapshot_covers_it() -> None:
+    world = written(History(), appends=40)
+    world.fs.unlink(wal_files(world.fs)[0])
+    with pytest.raises(DataDirError, match="does not reach back"):
+        see(world)
+
+
+def test_a_missing_file_that_still_holds_records_is_refused_though_a_snapshot_is_past_it() -> None:
+    world = written(History(), appends=40, checkpoint=True)
+    world.fs.unlink(wal_files(world.fs)[0])
+    with pytest.raises(DataDirError, match="missing"):
+        see(world)
+
+
+def test_a_damaged_newest_snapshot_falls_back_to_the_one_before() -> None:
+    world = written(History(), appends=40, checkpoint=True)
+    whole = see(world.after("kill"))
+    newest = max(path for path in world.fs.tree() if path.startswith("/data/meta/snapshot"))
+    world.fs.flip_bit(newest, 40, 0)
+    assert see(world) == whole
+
+
+def test_two_damaged_snapshots_do_no_harm_while_the_log_reaches_back_to_its_start() -> None:
+    world = written(History(), checkpoint=True)
+    whole = see(world.after("kill"))
+    for path in [path for path in world.fs.tree() if path.startswith("/data/meta/snapshot")]:
+        world.fs.flip_bit(path, 40, 0)
+    assert see(world) == whole
+
+
+def test_two_damaged_snapshots_are_refused_when_the_log_does_not_reach_back_to_its_start() -> None:
+    history = History()
+    world = World(config=settings())
+
+    async def scenario(life: Life) -> None:
+        client = Client(life.engine, history)
+        await client.create("capped", durability="fsync", cap_records=4)
+        for _ in range(4):
+            for _ in range(20):
+                await client.append("capped", 1, size=900)
+            await life.compactor.checkpoint()
+
+    assert world.live(scenario, end="kill")
+    left = world.after("drop")
+    assert not wal_files(left.fs)[0].endswith("0" * 20 + ".log"), "no file was dropped"
+    Oracle(history).judge(see(left.after("kill")), "machine", now_ms=0)
+    for path in [path for path in left.fs.tree() if path.startswith("/data/meta/snapshot")]:
+        left.fs.flip_bit(path, 40, 0)
+    with pytest.raises(DataDirError, match=r"no snapshot can be read.*does not reach back"):
+        see(left)
+
+
+def test_a_frame_of_an_unknown_type_is_refused_by_its_number() -> None:
+    world = written(History())
+    (path,) = wal_files(world.fs)
+    end = frames_of(world.fs, path)[-1].end
+    overwrite(world.fs, path, end, frames.encode_control(FrameType(19), {}))
+    raw = bytearray(frames.encode_control(FrameType.SYNCED, {}))
+    raw[4] = 77
+    raw[-8:] = frames.digest(bytes(raw[4:-8])).to_bytes(8, "little")
+    overwrite(world.fs, path, end, bytes(raw))
+    with pytest.raises(UnknownFrameType, match="type 77"):
+        see(world)
+
+
+def test_a_record_that_is_damaged_behind_the_snapshot_is_a_corrupt_hole_for_its_readers() -> None:
+    """Nobody replays it, so it is found when it is read; the others of its file are served."""
+    world = written(History(), checkpoint=True)
+    whole = see(world.after("kill"))
+    (path,) = wal_files(world.fs)
+    world.fs.flip_bit(path, appended(world.fs, path, 2, 4).offset + 60, 0)
+    views = see(world)
+    assert corrupt(views["events"]) == [(4, 4)]
+    assert set(views["events"].records) == set(whole["events"].records) - {4}
+    assert views["orders"] == whole["orders"]
+
+
+def test_appends_go_on_behind_what_was_salvaged() -> None:
+    history = History()
+    world = written(history)
+    (path,) = wal_files(world.fs)
+    world.fs.flip_bit(path, appended(world.fs, path, 2, 4).offset + 60, 0)
+    salvaged(world)
+    again = world.after("kill")
+    again.settings = settings()
+
+    async def go_on(life: Life) -> None:
+        client = Client(life.engine, History())
+        result = await client.append("events", 30, size=900)
+        assert result is not None
+        try:
+            await life.compactor.checkpoint()
+        except ApiError as error:
+            raise AssertionError(error) from error
+
+    assert again.live(go_on, end="kill")
+    assert len(see(again.after("drop"))["events"].records) == 35
+
+
+def test_a_crash_anywhere_in_a_salvage_changes_nothing_about_its_outcome() -> None:
+    world = written(History())
+    (path,) = wal_files(world.fs)
+    world.fs.flip_bit(path, appended(world.fs, path, 1, 7).offset + 50, 1)
+    world.settings = settings(recovery="salvage")
+    wrecks = wrecks_of(world, lambda: 0)
+    views = see(world)
+    assert corrupt(views["orders"]) == [(7, 8)]
+    for wreck in wrecks:
+        for end, seed in all_ends(wreck.point, 2):
+            again = wreck.world(end, seed, world.settings)
+            seen = see(again)
+            assert seen["orders"] == views["orders"], f"{wreck} {end}/{seed}"
+            assert seen["events"].records == views["events"].records, f"{wreck} {end}/{seed}"
+            assert see(again.after("drop")) == seen

@@ -1,0 +1,213 @@
+"""Checkpoints of a running engine: what they hold, when they are taken, which WAL files they let go."""
+
+from __future__ import annotations
+
+import errno
+from typing import Any
+
+import pytest
+import trio
+
+from tests.engine.life import Called, HeldOffload, living, settings, settle
+from tests.simulation.clock import SimClock
+from tests.simulation.disk import Fault, SimFs
+from topics.offload import Kind
+from topics.storage import compactor
+from topics.storage.datadir import DataDir
+from topics.storage.frames import FrameType
+from topics.storage.snapshot import decode_part, encode_part, load_newest, snapshot_numbers
+
+pytestmark = pytest.mark.trio
+
+SMALL = settings(wal_file_bytes=64 << 10)
+WHERE = DataDir("/data")
+
+
+def logs(fs: SimFs) -> list[str]:
+    return sorted(path for path in fs.tree() if path.endswith(".log"))
+
+
+async def test_a_snapshot_knows_no_more_than_the_log(autojump_clock: Any) -> None:
+    """It is written only when everything that it shows is synced, `memory` records on their way included."""
+    fs, offload = SimFs(), HeldOffload()
+    async with living(fs=fs, offload=offload) as life, trio.open_nursery() as nursery:
+        await life.put("t", durability="memory")
+        await life.append("t", 1)
+        await trio.sleep(0.1)
+        offload.hold()
+        await life.append("t", 2, 3)
+        await life.delete("t", before_seq=2)
+        call = Called(nursery, life.compactor.checkpoint)
+        await trio.sleep(5)
+        assert not call.done
+        assert snapshot_numbers(fs, WHERE) == []
+        offload.let_go()
+        await settle()
+        assert call.result == 1
+        crashed = fs.after_machine_crash("drop", 1)
+        newest, _ = load_newest(crashed, WHERE)
+        assert newest is not None
+        part = decode_part(newest.topics[0])
+        assert (part.name, part.log["head_seq"], part.log["earliest_seq"]) == ("t", 3, 2)
+        assert len(part.placed) == 1
+    async with living(fs=crashed) as life:
+        assert [record["data"] for record in (await life.all("t"))[0]][:2] == [2, 3]
+
+
+async def test_replay_begins_where_the_snapshot_ends(autojump_clock: Any) -> None:
+    fs = SimFs()
+    async with living(fs=fs) as life:
+        for i in range(30):
+            await life.append(
+                f"t{i % 3}", {"data": i, "tag": f"g{i % 2}", "meta": {"i": str(i)}}, idempotency_key=f"k{i}"
+            )
+        await life.delete("t1", match="g1")
+        await life.compactor.checkpoint()
+        assert [payload for _, payload in life.frames(FrameType.CHECKPOINT_MARK)] == []
+        await life.append("t0", "after")
+        await life.delete("t2", before_seq=4)
+        await trio.sleep(0.1)
+        assert [payload for _, payload in life.frames(FrameType.CHECKPOINT_MARK)] == [{"snapshot": 1}]
+        expected = {name: await life.all(name, include_tags=True) for name in ("t0", "t1", "t2")}
+        killed = fs.after_process_kill()
+    async with living(fs=killed) as life:
+        assert {name: await life.all(name, include_tags=True) for name in ("t0", "t1", "t2")} == expected
+        assert life.engine.key_count == 30
+        assert (await life.append("t0", 9, idempotency_key="k3")).deduped
+        life.check()
+
+
+async def test_parts_that_have_not_changed_are_not_encoded_again(
+    autojump_clock: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    encoded: list[str] = []
+
+    def counted(part: Any) -> bytes:
+        encoded.append(part.name)
+        return encode_part(part)
+
+    monkeypatch.setattr(compactor, "encode_part", counted)
+    async with living() as life:
+        for i in range(20):
+            await life.append(f"t{i}", i)
+        await trio.sleep(3)
+        await life.compactor.checkpoint()
+        assert len(encoded) == 20
+        await life.append("t7", 1)
+        await trio.sleep(3)
+        encoded.clear()
+        await life.compactor.checkpoint()
+        assert encoded == ["t7"]
+
+
+async def test_a_file_goes_when_two_snapshots_are_past_it_and_know_no_record_in_it(autojump_clock: Any) -> None:
+    fs = SimFs()
+    async with living(SMALL, fs=fs) as life:
+        await life.put("t", durability="disk")
+        for i in range(40):
+            await life.append("t", *[f"{i} " + "x" * 1000] * 10)
+        assert len(logs(fs)) > 5
+        for _ in range(3):
+            await life.compactor.checkpoint()
+        assert logs(fs)[0].endswith("0" * 20 + ".log"), "everything in it lives"
+        before = logs(fs)
+        await life.delete("t", before_seq=301)
+        await life.compactor.checkpoint()
+        assert logs(fs) == before, "one snapshot that still knows the records is kept"
+        await life.compactor.checkpoint()
+        assert len(logs(fs)) < len(before) - 2
+        assert len(await life.seqs("t")) == 100
+        await trio.sleep(0.1)
+        expected = await life.all("t")
+        disks = [fs.after_process_kill(), *(fs.after_machine_crash(kind, 1) for kind in ("drop", "keep", "reorder"))]
+    for disk in disks:
+        async with living(SMALL, fs=disk) as life:
+            found, gaps = await life.all("t")
+            assert found == expected[0]
+            assert all(gap[2] == "lost" and gap[0] > 400 for gap in gaps)
+
+
+async def test_snapshots_follow_what_was_written(autojump_clock: Any) -> None:
+    fs = SimFs()
+    async with living(SMALL, fs=fs) as life, trio.open_nursery() as nursery:
+        nursery.start_soon(life.compactor.run)
+        await life.append("t", 1)
+        await trio.sleep(100)
+        assert snapshot_numbers(fs, WHERE) == [], "not for a few bytes"
+        for _ in range(10):
+            await life.append("t", *["x" * 1000] * 10)
+        await trio.sleep(11)
+        assert snapshot_numbers(fs, WHERE) == [1]
+        await trio.sleep(100)
+        assert snapshot_numbers(fs, WHERE) == [1]
+        nursery.cancel_scope.cancel()
+
+
+async def test_a_checkpoint_that_fails_leaves_the_daemon_as_it_was(autojump_clock: Any) -> None:
+    fs = SimFs()
+    async with living(fs=fs) as life:
+        await life.append("t", 1)
+        await life.compactor.checkpoint()
+        for operation in ("pwrite", "fdatasync", "rename", "sync_dir"):
+            path = "/data/meta*"
+            fault = fs.inject(Fault(error=errno.ENOSPC, name=operation, path=path))
+            assert not await life.compactor.try_checkpoint()
+            assert fault.hits == 1
+            assert (await life.append("t", 2)).count == 1
+            newest, damaged = load_newest(fs, WHERE)
+            assert newest is not None
+            assert damaged == []
+        assert await life.compactor.try_checkpoint()
+        assert life.engine.status.read_only is False
+
+
+async def test_an_append_does_not_wait_for_a_checkpoint(autojump_clock: Any) -> None:
+    offload = HeldOffload()
+    async with living(offload=offload) as life, trio.open_nursery() as nursery:
+        await life.put("t", durability="fsync")
+        offload.hold(Kind.FILES)
+        call = Called(nursery, life.compactor.checkpoint)
+        await settle()
+        assert not call.done
+        for i in range(5):
+            assert (await life.append("t", i)).last_seq == i + 1
+        offload.let_go(Kind.FILES)
+        await settle()
+        assert call.done
+
+
+async def test_floors_of_ttl_are_logged_by_a_checkpoint(autojump_clock: Any) -> None:
+    fs, clock = SimFs(), SimClock()
+    async with living(fs=fs, clock=clock) as life:
+        await life.put("t", ttl_ms=1000, durability="disk")
+        await life.append("t", 1, 2)
+        await trio.sleep(2)
+        await life.append("t", 3)
+        assert await life.seqs("t") == [3]
+        await life.compactor.checkpoint()
+        assert [payload for _, payload in life.frames(FrameType.EVICT_WATERMARK)] == [{"below": 3, "reason": "ttl"}]
+        await life.compactor.checkpoint()
+        assert len(life.frames(FrameType.EVICT_WATERMARK)) == 1
+        assert newest_clock(fs) >= clock.now_ms() - 1000
+
+
+def newest_clock(fs: SimFs) -> int:
+    newest, _ = load_newest(fs, WHERE)
+    assert newest is not None
+    return newest.clock
+
+
+async def test_a_clean_stop_leaves_a_snapshot_of_everything(autojump_clock: Any) -> None:
+    fs = SimFs()
+    async with living(fs=fs) as life:
+        for durability in ("ephemeral", "memory", "disk", "fsync"):
+            await life.put(durability, durability=durability)
+            await life.append(durability, 1, 2)
+    for disk in (fs.after_process_kill(), fs.after_machine_crash("drop", 1)):
+        async with living(fs=disk) as life:
+            newest, _ = load_newest(disk, WHERE)
+            assert newest is not None
+            assert len(newest.topics) == 4
+            for name in ("memory", "disk", "fsync"):
+                assert (await life.seqs(name), (await life.all(name))[1]) == ([1, 2], [])
+            assert await life.all("ephemeral") == ([], [(1, 2, "lost")])

@@ -1,0 +1,174 @@
+"""The snapshot codec and its files."""
+
+from __future__ import annotations
+
+import random
+from array import array
+from typing import Any
+
+import cbor2
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.simulation.disk import SimFs
+from topics.log.topic_config import config_to_wire
+from topics.log.topic_log import Extent, TopicLog
+from topics.model import TopicConfig
+from topics.storage.datadir import DataDir, open_data_dir
+from topics.storage.snapshot import (
+    Snapshot,
+    SnapshotDamaged,
+    TopicPart,
+    decode_part,
+    decode_snapshot,
+    encode_part,
+    encode_snapshot,
+    load_newest,
+    snapshot_numbers,
+    write_snapshot,
+)
+
+
+def log() -> TopicLog:
+    made = TopicLog()
+    made.extend(
+        Extent(
+            1, 5, 3, array("I", [0, 60, 120]), array("I", [60] * 3), array("I", [5, 6, 7]), b"\1\0\1", ["a", None, "b"]
+        )
+    )
+    made.add_hole(4, 70, "lost")
+    made.evict_below(2, "cap")
+    made.delete_seqs([2])
+    return made
+
+
+def part(**changes: Any) -> TopicPart:
+    fields: dict[str, Any] = {
+        "id": 7,
+        "name": "t",
+        "config": config_to_wire(TopicConfig(cap_records=3)),
+        "end": [10, 4711],
+        "ceiling": 1024,
+        "last_ts": 5,
+        "last_write": 5,
+        "log": log().dump(),
+        "placed": [[1, 2, 3, array("I", [60]).tobytes()]],
+        "keys": [["k", 1, 3, 5]],
+    }
+    return TopicPart(**{**fields, **changes})
+
+
+def snapshot(number: int = 1, topics: int = 2) -> Snapshot:
+    return Snapshot(
+        number=number,
+        shards=2,
+        next_topic_id=9,
+        clock=2**42,
+        positions={0: [0, 99, 3], 1: [40, 0, 40]},
+        files=[[1, 0, 0], [2, 1, 40]],
+        topics=[encode_part(part(id=i + 1)) for i in range(topics)],
+    )
+
+
+def test_what_is_written_is_read() -> None:
+    again = decode_snapshot(encode_snapshot(snapshot()))
+    assert again == snapshot()
+    read = decode_part(again.topics[0])
+    assert read == part(id=1)
+    assert TopicLog.load(read.log).dump() == log().dump()
+
+
+def test_the_form_on_disk() -> None:
+    outer = cbor2.loads(encode_snapshot(snapshot()))
+    assert outer.keys() == {"snapshot", "xxh3"}
+    assert cbor2.loads(outer["snapshot"])["positions"] == {0: [0, 99, 3], 1: [40, 0, 40]}
+
+
+def test_encoding_is_deterministic() -> None:
+    assert encode_snapshot(snapshot()) == encode_snapshot(snapshot())
+
+
+def test_a_flipped_bit_anywhere_is_found() -> None:
+    blob = encode_snapshot(snapshot())
+    rng = random.Random(1)
+    for at in {*range(80), *range(len(blob) - 40, len(blob)), *rng.sample(range(len(blob)), 300)}:
+        broken = bytearray(blob)
+        broken[at] ^= 1 << rng.randrange(8)
+        with pytest.raises(SnapshotDamaged):
+            decode_snapshot(bytes(broken))
+
+
+def test_a_truncated_snapshot_is_found() -> None:
+    blob = encode_snapshot(snapshot())
+    for length in range(0, len(blob), 7):
+        with pytest.raises(SnapshotDamaged):
+            decode_snapshot(blob[:length])
+
+
+@settings(max_examples=300, deadline=None)
+@given(blob=st.binary(max_size=120))
+def test_any_bytes_are_damaged_and_nothing_else(blob: bytes) -> None:
+    with pytest.raises(SnapshotDamaged):
+        decode_snapshot(blob)
+    with pytest.raises(SnapshotDamaged):
+        decode_part(blob)
+
+
+@settings(max_examples=200, deadline=None)
+@given(data=st.data())
+def test_a_part_with_one_wrong_byte_raises_nothing_else(data: Any) -> None:
+    blob = bytearray(encode_part(part()))
+    blob[data.draw(st.integers(0, len(blob) - 1))] = data.draw(st.integers(0, 255))
+    try:
+        decode_part(bytes(blob))
+    except SnapshotDamaged:
+        pass
+
+
+def directory() -> tuple[SimFs, DataDir]:
+    fs = SimFs()
+    open_data_dir(fs, "/data")
+    return fs, DataDir("/data")
+
+
+def test_the_last_two_are_kept() -> None:
+    fs, where = directory()
+    assert load_newest(fs, where) == (None, [])
+    for number in (1, 2, 9, 10):
+        assert write_snapshot(fs, where, snapshot(number)) == len(encode_snapshot(snapshot(number)))
+    assert snapshot_numbers(fs, where) == [9, 10]
+    newest, damaged = load_newest(fs, where)
+    assert newest is not None
+    assert (newest.number, damaged) == (10, [])
+
+
+def test_the_older_one_serves_when_the_newest_is_damaged() -> None:
+    fs, where = directory()
+    for number in (1, 2):
+        write_snapshot(fs, where, snapshot(number))
+    fs.flip_bit(where.snapshot_path(2), 100, 0)
+    newest, damaged = load_newest(fs, where)
+    assert newest is not None
+    assert newest.number == 1
+    assert len(damaged) == 1
+    assert damaged[0].startswith(where.snapshot_path(2))
+    fs.flip_bit(where.snapshot_path(1), 100, 0)
+    newest, damaged = load_newest(fs, where)
+    assert newest is None
+    assert len(damaged) == 2
+
+
+@pytest.mark.parametrize("kind", ["drop", "keep", "tear", "reorder", "garble"])
+def test_a_crash_at_any_operation_leaves_a_snapshot_that_reads(kind: Any) -> None:
+    fs, where = directory()
+    write_snapshot(fs, where, snapshot(1))
+    write_snapshot(fs, where, snapshot(2))
+    states: list[tuple[str, SimFs]] = []
+    fs.subscribe(lambda op: states.extend((op.name, fs.after_machine_crash(kind, seed)) for seed in range(4)))
+    write_snapshot(fs, where, snapshot(3))
+    for _, crashed in states:
+        newest, damaged = load_newest(crashed, where)
+        assert newest is not None
+        assert newest.number in (2, 3)
+        assert damaged == []
