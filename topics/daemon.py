@@ -14,6 +14,7 @@ brings the daemon down in order.
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
 import socket
@@ -45,6 +46,10 @@ log = get_logger(__name__)
 HOUSEKEEPING_MS: Final = 500
 RESTART_BACKOFF_S: Final = (0.1, 1.0, 10.0)
 """Pauses before a failed background task is started again; the last one repeats."""
+
+COLLECTOR_THRESHOLDS: Final = (50_000, 20, 50)
+"""Allocations before a young collection, and how many of those before an older one. Nearly everything dies by its
+reference count; with the defaults (700, 10, 10) the collector takes a fifth of a replay, half of decoding a batch."""
 
 EXIT_OK: Final = 0
 EXIT_FAILED: Final = 1
@@ -81,6 +86,7 @@ def _leaves(group: BaseExceptionGroup[Refused]) -> Iterator[Refused]:
 
 
 async def _main(settings: Settings) -> int:
+    gc.set_threshold(*COLLECTOR_THRESHOLDS)
     warning = raise_file_limit()
     for sentence in [*settings.warnings, *([warning] if warning is not None else [])]:
         log.warning("configuration", problem=sentence)
@@ -121,9 +127,11 @@ class Daemon:
     ) -> None:
         self.settings = settings
         self.engine = engine
-        self.compactor = Compactor(settings, engine.store, engine, fs=OsFs(), clock=clock, offload=offload)
+        self.compactor = Compactor(settings, engine.store, engine.registry, fs=OsFs(), clock=clock, offload=offload)
         self.port = port_of(sockets)
         self._sockets = sockets
+        self._failed = False
+        self._draining = "requests"
         self._stop = trio.Event()
         self._served = trio.Event()
 
@@ -140,20 +148,32 @@ class Daemon:
                 daemon.cancel_scope.cancel()
                 return EXIT_OK
             for writer in self.engine.store.writers:
-                await storage.start(writer.run)
+                storage.start_soon(self._vital, f"wal shard {writer.shard}", writer.run)
             background = await daemon.start(_branch)
             background.start_soon(self._restarted, "compactor", self.compactor.run)
             background.start_soon(self._restarted, "free_space", self.engine.store.watch_space)
-            background.start_soon(self._housekeeping)
+            background.start_soon(self._vital, "housekeeping", self._housekeeping)
+            # What recovery has built stays: the collector need not look at it again and again.
+            gc.collect()
+            gc.freeze()
             self.engine.open_for_business()
             log.info("ready", version=__version__, port=self.port, topics=len(self.engine.topics))
             await self._stop.wait()
             with trio.move_on_after(self.settings.drain_ms / 1000) as limit:
                 await self._drain(server, background.cancel_scope)
             if limit.cancelled_caught:
-                log.warning("drain_timed_out", drain_ms=self.settings.drain_ms)
+                log.warning("drain_timed_out", drain_ms=self.settings.drain_ms, waiting_for=self._draining)
             daemon.cancel_scope.cancel()
-        return EXIT_OK
+        return EXIT_FAILED if self._failed else EXIT_OK
+
+    async def _vital(self, name: str, task: Callable[[], Awaitable[None]]) -> None:
+        """Run a task that must not fail: an exception that nobody thought of stops the daemon, in order."""
+        try:
+            await task()
+        except Exception:
+            log.exception("vital_task_failed", task=name)
+            self._failed = True
+            self._stop.set()
 
     async def _serve_http(self, *, task_status: trio.TaskStatus[Server]) -> None:
         await serve(cast(ASGIFramework, make_app(self.engine)), self._sockets, self.settings, task_status=task_status)
@@ -205,7 +225,7 @@ class Daemon:
             await trio.sleep(0.05)
 
     async def _housekeeping(self) -> None:
-        """Work by the clock. An exception here is a bug and brings the daemon down."""
+        """Work by the clock."""
         while True:
             await trio.sleep(HOUSEKEEPING_MS / 1000)
             self.engine.lower_idle_ceilings()
@@ -229,10 +249,13 @@ class Daemon:
         server.stop_accepting()
         background.cancel()
         await self._served.wait()
+        self._draining = "commits in flight"
         await self.engine.quiesce()
         self.engine.lower_all_ceilings()
         for writer in self.engine.store.writers:
+            self._draining = f"wal shard {writer.shard}"
             await writer.stop()
+        self._draining = "the last snapshot"
         if not any(writer.failed for writer in self.engine.store.writers):
             await self.compactor.try_checkpoint(marks=False)
         log.info("drained")

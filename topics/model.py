@@ -59,8 +59,11 @@ class TopicConfigPatch(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
     leases_durable: bool | UnsetType = UNSET
 
 
-class RecordIn(msgspec.Struct):
-    """One record of an append. `data` is the client's bytes; nothing looks into it."""
+class RecordIn(msgspec.Struct, gc=False):
+    """One record of an append. `data` is the client's bytes; nothing looks into it.
+
+    Not known to the garbage collector: it cannot be part of a cycle, and a thousand a request would start it.
+    """
 
     data: msgspec.Raw
     tag: str | None = None
@@ -77,6 +80,20 @@ class AppendRequest(msgspec.Struct, kw_only=True):
     create: bool | UnsetType = UNSET
     config: TopicConfigPatch | None = None
     disable_backpressure: bool = False
+
+
+class CheckedAppend(AppendRequest, kw_only=True):
+    """An append that was checked, with its columns taken out of the records.
+
+    `datas` are the records' `data`, line ends translated, `metas` their `meta` as compact JSON (empty where there is
+    none), `nodes` and `tags` theirs as they came: all in the order of `records`, and None for a column in which no
+    record has anything. `records[i].data` stays as it came, a `msgspec.Raw`, unless line ends were translated.
+    """
+
+    datas: list[bytes]
+    nodes: list[str | None] | None
+    tags: list[str | None] | None
+    metas: list[bytes] | None
 
 
 class Tombstone(msgspec.Struct, frozen=True, kw_only=True):

@@ -37,6 +37,15 @@ class Gate(IntEnum):
     SYNCED = 2
 
 
+class OnTheWay:
+    """What commits have been decided and not published yet, over all topics; kept by the commits themselves."""
+
+    __slots__ = ("bytes",)
+
+    def __init__(self) -> None:
+        self.bytes = 0
+
+
 class Topic:
     """One topic instance. `id` is its epoch; a topic created again under the same name is another instance."""
 
@@ -63,6 +72,7 @@ class Topic:
         "last_write_ms",
         "log",
         "name",
+        "on_the_way",
         "part",
         "pending",
         "pending_bytes",
@@ -74,7 +84,9 @@ class Topic:
         "working",
     )
 
-    def __init__(self, topic_id: int, name: str, config: TopicConfig, shard: int, cache: PayloadCache) -> None:
+    def __init__(
+        self, topic_id: int, name: str, config: TopicConfig, shard: int, cache: PayloadCache, on_the_way: OnTheWay
+    ) -> None:
         self.id = topic_id
         self.name = name
         self.config = config
@@ -95,6 +107,7 @@ class Topic:
         self.pending: deque[Commit] | None = None
         self.pending_records = 0
         self.pending_bytes = 0
+        self.on_the_way = on_the_way
         self.unwritten: deque[Commit] | None = None
         """Published before they were written (`memory`), oldest first."""
         self.applied_end: Position | None = None
@@ -102,7 +115,7 @@ class Topic:
         self.part: bytes | None = None
         """Its encoded part of a snapshot, until something changes."""
         self.floor_logged = 0
-        """The `evict_floor` that is known to the log (ttl advances it without a frame of its own)."""
+        """The highest watermark in the log: ttl advances `evict_floor` past it without a frame of its own."""
         self.barrier: trio.Event | None = None
         """Set while the topic is reconfigured or deleted: whoever wants to change it waits, then looks it up again."""
         self.working: trio.Event | None = None
@@ -142,6 +155,12 @@ class Topic:
             self.changed.set()
             self.changed = None
 
+    async def next_change(self) -> None:
+        """Wait until something about the topic changes. Cancelling leaves nothing."""
+        if self.changed is None:
+            self.changed = trio.Event()
+        await self.changed.wait()
+
     def settle(self) -> None:
         """Publish what is ready, in order."""
         pending = self.pending
@@ -153,9 +172,14 @@ class Topic:
     async def drained(self) -> None:
         """Wait until nothing is on its way (a barrier is up, so nothing new comes)."""
         while not self.quiet or self.working is not None:
-            if self.changed is None:
-                self.changed = trio.Event()
-            await self.changed.wait()
+            await self.next_change()
+
+    def lift_barrier(self) -> None:
+        """Let those on who want to change the topic; they look it up again."""
+        barrier, self.barrier = self.barrier, None
+        assert barrier is not None
+        barrier.set()
+        self.wake()
 
 
 class Commit:
@@ -239,13 +263,14 @@ class Commit:
         topic.pending.append(self)
         topic.pending_records += self.records
         topic.pending_bytes += self.bytes
+        topic.on_the_way.bytes += self.bytes
 
     def on_written(self, file: WalFile, offset: int) -> None:
         topic = self.topic
         self.file, self.offset = file.file_id, offset
         self.end = Position(file.ordinal, offset + len(self.data))
         self.data = b""
-        self.written_ns = self._clock_ns()
+        self.written_ns = file.written_ns
         topic.blocks.written_seq = max(topic.blocks.written_seq, self.last_seq)
         if self.published:
             topic.applied_end = self.end
@@ -311,8 +336,10 @@ class Commit:
             self.done.set()
 
     def _leave(self) -> None:
-        self.topic.pending_records -= self.records
-        self.topic.pending_bytes -= self.bytes
+        topic = self.topic
+        topic.pending_records -= self.records
+        topic.pending_bytes -= self.bytes
+        topic.on_the_way.bytes -= self.bytes
 
     async def wait(self) -> Any:
         """Wait for the commit point; its result. Raises the shard's `ApiError`. Cancelling stops only the waiting."""

@@ -54,7 +54,7 @@ class Life:
         self.fs = fs
         self.clock = clock
         self.engine = Engine(config, fs=fs, clock=clock, offload=offload)
-        self.compactor = Compactor(config, self.engine.store, self.engine, fs=fs, clock=clock, offload=offload)
+        self.compactor = Compactor(config, self.engine.store, self.engine.registry, fs=fs, clock=clock, offload=offload)
 
     async def put(self, name: str, **patch: Any) -> tuple[TopicConfig, bool]:
         return await self.engine.put_topic(name, TopicConfigPatch(**patch))
@@ -142,6 +142,7 @@ class Life:
             topic.log.check()
         assert engine.total_records == sum(topic.log.count for topic in engine.topics.values())
         assert engine.total_bytes == sum(topic.log.bytes for topic in engine.topics.values())
+        assert engine.pending_bytes_total == sum(topic.pending_bytes for topic in engine.topics.values())
 
 
 @asynccontextmanager

@@ -9,7 +9,7 @@ import trio
 
 from tests.engine.life import Called, HeldOffload, living, records, refusal, settings, settle
 from tests.simulation.disk import SimFs
-from topics.engine import DELETE_SLICE
+from topics.deleting import DELETE_SLICE
 from topics.offload import Kind
 from topics.storage.frames import FrameType
 

@@ -10,6 +10,7 @@ import trio
 
 from tests.engine.life import Called, HeldOffload, living, refusal, settings, settle
 from tests.simulation.disk import Fault, SimFs
+from topics.errors import throttled
 from topics.offload import Kind
 
 pytestmark = pytest.mark.trio
@@ -68,7 +69,7 @@ async def test_when_the_first_fails_one_of_those_waiting_becomes_the_first(
         writer = life.engine.store.writers[0]
         offload.let_go()
         monkeypatch.setattr(type(commit), "on_synced", lambda self: None)
-        commit.on_failed(life.engine._throttle("a test", 1))
+        commit.on_failed(throttled("a test", 1))
         topic.assigned -= 1
         monkeypatch.undo()
         await settle()
@@ -143,3 +144,12 @@ async def test_no_more_keys_than_allowed(autojump_clock: Any) -> None:
 async def test_no_limit_on_keys_when_it_is_off(autojump_clock: Any) -> None:
     async with living(settings(max_idempotency_keys=0)) as life:
         assert (await life.append("t", 1, idempotency_key="a")).first_seq == 1
+
+
+async def test_a_key_too_many_leaves_no_topic_behind(autojump_clock: Any) -> None:
+    async with living(settings(max_idempotency_keys=1)) as life:
+        await life.append("t", 1, idempotency_key="first")
+        error = await refusal(life.append("new", 1, idempotency_key="second"))
+        assert (error.status, error.detail["limit"]) == (429, "max_idempotency_keys")
+        assert "new" not in life.engine.topics
+        assert (await life.append("new", 1)).created

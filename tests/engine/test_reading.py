@@ -166,7 +166,7 @@ async def test_a_hole_behind_records_ends_the_answer_before_it(autojump_clock: A
         log = life.engine.topics["t"].log
         log.add_hole(4, 6, "corrupt")
         log.add_hole(7, 7, "lost")
-        life.engine.account(life.engine.topics["t"])
+        life.engine.registry.account(life.engine.topics["t"])
         first = await life.read("t")
         assert ([r["$seq"] for r in records(first)], first.tombstone, first.caught_up) == ([1, 2, 3], None, False)
         second = await life.read("t", first.next_from_seq)

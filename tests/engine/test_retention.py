@@ -10,7 +10,7 @@ import trio
 from tests.engine.life import Called, HeldOffload, living, refusal, settings, settle
 from tests.simulation.clock import SimClock
 from tests.simulation.disk import SimFs
-from topics.storage.frames import FrameType
+from topics.storage.frames import MORE, FrameType
 
 pytestmark = pytest.mark.trio
 
@@ -202,6 +202,51 @@ async def test_what_has_expired_does_not_use_up_the_quota(autojump_clock: Any) -
         await life.append("t", "x" * 90, config={"ttl_ms": 1000})
         await trio.sleep(2)
         assert (await life.append("u", "x" * 90)).count == 1
+
+
+async def test_refusals_do_not_look_at_every_topic_each_time(
+    autojump_clock: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with living(settings(max_total_bytes=100)) as life:
+        for i in range(20):
+            await life.append(f"t{i}", 1234)
+        await life.append("short", "x" * 18, config={"ttl_ms": 3000})
+        looks: list[str] = []
+        registry = life.engine.registry
+        expire = registry.expire
+
+        def counted(topic: Any) -> None:
+            looks.append(topic.name)
+            expire(topic)
+
+        monkeypatch.setattr(registry, "expire", counted)
+        for _ in range(10):
+            assert (await refusal(life.append("t0", "x" * 18))).status == 429
+        assert len(looks) == 21
+        await trio.sleep(3.5)
+        assert (await life.append("t0", "x" * 18)).count == 1
+        assert len(looks) == 42
+
+
+async def test_an_append_that_evicts_logs_first_what_has_expired(autojump_clock: Any) -> None:
+    fs = SimFs()
+    async with living(fs=fs) as life:
+        await life.put("t", ttl_ms=1000, cap_records=3)
+        await life.append("t", 1, 2)
+        await trio.sleep(2)
+        await life.append("t", 3, 4, 5)
+        assert life.frames(FrameType.EVICT_WATERMARK) == []
+        await life.append("t", 6)
+        await life.append("t", 7)
+        marks = life.frames(FrameType.EVICT_WATERMARK)
+        assert [(payload["below"], payload["reason"]) for _, payload in marks] == [(3, "ttl"), (4, "cap"), (5, "cap")]
+        ends = [bool(frame.flags & MORE) for frame, _ in marks]
+        assert ends == [True, False, False], "one batch with the append that evicts"
+        before = await life.all("t")
+        assert before[1] == [(1, 4, "mixed")]
+        killed = fs.after_process_kill()
+    async with living(fs=killed, clock=life.clock) as life:
+        assert await life.all("t") == before
 
 
 async def test_an_ephemeral_record_takes_no_place_in_the_log(autojump_clock: Any) -> None:

@@ -438,13 +438,13 @@ async def test_a_page_costs_what_it_shows(autojump_clock: Any, monkeypatch: pyte
                 nursery.start_soon(life.put, f"t{i:04d}")
             nursery.start_soon(life.put, "z")
         looks: list[str] = []
-        expire = life.engine._expire
+        expire = life.engine.registry.expire
 
         def counted(topic: Any) -> None:
             looks.append(topic.name)
             expire(topic)
 
-        monkeypatch.setattr(life.engine, "_expire", counted)
+        monkeypatch.setattr(life.engine.registry, "expire", counted)
         page, more = life.engine.list_topics("t", None, 20)
         assert [topic.topic for topic in page] == [f"t{i:04d}" for i in range(20)]
         assert more

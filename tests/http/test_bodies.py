@@ -13,12 +13,12 @@ from tests.http.conftest import SMALL
 from topics.config import Settings
 from topics.errors import ApiError
 from topics.http import bodies
-from topics.model import AppendRequest, ReadRequest
+from topics.model import AppendRequest, CheckedAppend, ReadRequest
 
 WIDE = Settings(wal_shards=1)
 
 
-def append(body: Any, settings: Settings = SMALL, key: str | None = None) -> bodies.CheckedAppend:
+def append(body: Any, settings: Settings = SMALL, key: str | None = None) -> CheckedAppend:
     raw = body if isinstance(body, bytes) else json.dumps(body).encode()
     return bodies.decode_append(raw, settings, key)
 

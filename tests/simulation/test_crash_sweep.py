@@ -285,9 +285,7 @@ class Sweep:
                 assert seen.get(name) == views.get(name), f"{name}: the second recovery shows something else"
             await append_everywhere(life.engine, oracle, views, fate)
             for name, view in (await views_of(life.engine)).items():
-                if (
-                    view.config.durable and not view.config.ttl_ms
-                ):  # what time takes meanwhile may be announced otherwise
+                if view.config.durable:
                     acked[name] = view
 
         acked: dict[str, View] = {}

@@ -99,7 +99,7 @@ class World:
     async def _life(self, scenario: Scenario, end: Literal["stop", "kill"]) -> None:
         fs, clock, offload = self.fs, self.clock, InlineOffload(self.seed)
         engine = Engine(self.settings, fs=fs, clock=clock, offload=offload)
-        compactor = Compactor(self.settings, engine.store, engine, fs=fs, clock=clock, offload=offload)
+        compactor = Compactor(self.settings, engine.store, engine.registry, fs=fs, clock=clock, offload=offload)
         engine.store.lock("pid 1")
         try:
             async with trio.open_nursery() as daemon:

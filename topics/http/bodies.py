@@ -25,7 +25,7 @@ from topics.errors import ApiError, invalid
 from topics.log.match import Match, parse_match
 from topics.log.names import check_topic_name
 from topics.log.topic_config import resolve_config
-from topics.model import AppendRequest, DeleteRequest, ReadRequest, RecordIn, TopicConfigPatch
+from topics.model import AppendRequest, CheckedAppend, DeleteRequest, ReadRequest, RecordIn, TopicConfigPatch
 
 MAX_DEPTH: Final = 512
 MAX_U64: Final = 2**64 - 1
@@ -123,22 +123,9 @@ def _malformed(text: str, raw: bytes) -> ApiError:
 # --- append ----------------------------------------------------------------------------------------------------------
 
 
-class CheckedAppend(AppendRequest, kw_only=True):
-    """An append that keeps to all limits, with what is stored of its records: made once here, because the checks need
-    it.
-
-    `datas` are the records' `data`, line ends translated, and `metas` their `meta` as compact JSON (empty where there
-    is none; None when no record has one), both in the order of `records`. `records[i].data` stays as it came, a
-    `msgspec.Raw`, unless line ends were translated.
-    """
-
-    datas: list[bytes]
-    metas: list[bytes] | None
-
-
 # Bodies without unknown keys, which is nearly all of them, can nest too deep in `data` only. So the first attempt
 # forbids unknown keys, and the body as a whole is scanned for its depth only where that fails.
-class _StrictRecord(RecordIn, forbid_unknown_fields=True):
+class _StrictRecord(RecordIn, forbid_unknown_fields=True, gc=False):
     pass
 
 
@@ -190,7 +177,7 @@ def decode_append(raw: bytes, settings: Settings, header_key: str | None = None)
         longest = max(map(len, datas))
         if longest > settings.max_record_bytes or longest >= _DEEP_BYTES:
             _check_datas(datas, settings.max_record_bytes)
-    metas = _check_extras(raw, records, datas, settings)
+    extras = _check_extras(raw, records, datas, settings)
     if request.node is not None:
         _check_text("node", request.node, settings.max_node_bytes)
     return CheckedAppend(
@@ -201,7 +188,9 @@ def decode_append(raw: bytes, settings: Settings, header_key: str | None = None)
         config=request.config,
         disable_backpressure=request.disable_backpressure,
         datas=datas,
-        metas=metas,
+        nodes=extras.nodes,
+        tags=extras.tags,
+        metas=extras.metas,
     )
 
 
@@ -227,33 +216,53 @@ def _record_too_large(i: int, size: int, maximum: int) -> ApiError:
     )
 
 
-def _check_extras(raw: bytes, records: list[RecordIn], datas: list[bytes], settings: Settings) -> list[bytes] | None:
-    """Check tags, nodes and metas; returns the metas encoded. One loop without calls but for what looks too long."""
-    max_tag, max_node, max_meta = settings.max_tag_bytes, settings.max_node_bytes, settings.max_meta_bytes
-    max_record = settings.max_record_bytes
-    # As many characters always fit, without being encoded.
-    sure_tag, sure_node = max_tag // 4, max_node // 4
-    with_meta: dict[int, bytes] = {}
-    reserved = False
-    for i, record in enumerate(records):
-        if (tag := record.tag) is not None and not 0 < len(tag) <= sure_tag:
-            _check_text(f"records[{i}].tag", tag, max_tag)
-        if (node := record.node) is not None and not 0 < len(node) <= sure_node:
-            _check_text(f"records[{i}].node", node, max_node)
-        if meta := record.meta:
-            if not with_meta:
-                # One look at the whole body instead of one at each key; only an escape could hide the prefix from it.
-                reserved = b"\\" in raw or _RESERVED in raw
-            text = with_meta[i] = _encode(meta)
-            if reserved or len(text) > max_meta or len(meta) > MAX_META_KEYS:
-                _check_meta(i, meta, text, max_meta)
-            if len(text) + len(datas[i]) > max_record:
-                raise _record_too_large(i, len(text) + len(datas[i]), max_record)
-    if not with_meta:
+class _Extras(NamedTuple):
+    """What records may have beside `data`, column by column; None for a column in which no record has anything."""
+
+    nodes: list[str | None] | None
+    tags: list[str | None] | None
+    metas: list[bytes] | None
+
+
+def _check_extras(raw: bytes, records: list[RecordIn], datas: list[bytes], settings: Settings) -> _Extras:
+    """Check tags, nodes and metas. One look at the body, instead of one at each record, tells which there can be."""
+    escaped = b"\\" in raw
+    tags: list[str | None] | None = None
+    nodes: list[str | None] | None = None
+    if escaped or b'"tag"' in raw:
+        tags = _column("tag", [record.tag for record in records], settings.max_tag_bytes)
+    if escaped or b'"node"' in raw:
+        nodes = _column("node", [record.node for record in records], settings.max_node_bytes)
+    metas = None
+    if escaped or b'"meta"' in raw:
+        metas = _metas(records, datas, settings, reserved=escaped or _RESERVED in raw)
+    return _Extras(nodes, tags, metas)
+
+
+def _column(name: str, values: list[str | None], maximum: int) -> list[str | None] | None:
+    """Check each value once; None when there is none at all."""
+    distinct = set(values)
+    if distinct == {None}:
         return None
-    metas = [b""] * len(records)
-    for i, text in with_meta.items():
-        metas[i] = text
+    sure = maximum // 4  # as many characters always fit, without being encoded
+    if any(value is not None and not 0 < len(value) <= sure for value in distinct):
+        for i, value in enumerate(values):
+            if value is not None:
+                _check_text(f"records[{i}].{name}", value, maximum)
+    return values
+
+
+def _metas(records: list[RecordIn], datas: list[bytes], settings: Settings, *, reserved: bool) -> list[bytes] | None:
+    """Each `meta` as compact JSON, checked. `reserved`: the body may hold a reserved key."""
+    max_meta, max_record = settings.max_meta_bytes, settings.max_record_bytes
+    metas = [_encode(record.meta) if record.meta else b"" for record in records]
+    if not any(metas):
+        return None
+    for i, (record, text, data) in enumerate(zip(records, metas, datas, strict=True)):
+        if record.meta and (reserved or len(text) > max_meta or len(record.meta) > MAX_META_KEYS):
+            _check_meta(i, record.meta, text, max_meta)
+        if len(text) + len(data) > max_record:
+            raise _record_too_large(i, len(text) + len(data), max_record)
     return metas
 
 

@@ -99,6 +99,7 @@ class Gate:
         finally:
             duration = (self._engine.clock.perf_ns() - call.started_ns) / 1e6
             self.figures.count(_label(call), status, duration)
+            log.debug("request", method=call.method, route=_label(call), status=status, ms=round(duration, 3))
 
     async def _answer(self, call: Call) -> Response:
         refusal = self.refusal()

@@ -37,7 +37,7 @@ from hypercorn.protocol.h2 import H2Protocol
 from hypercorn.protocol.h11 import H2CProtocolRequiredError, H2ProtocolAssumedError, H11Protocol
 from hypercorn.trio.task_group import TaskGroup
 from hypercorn.trio.tcp_server import MAX_RECV, TCPServer
-from hypercorn.trio.worker_context import WorkerContext
+from hypercorn.trio.worker_context import EventWrapper, WorkerContext
 from hypercorn.typing import ASGIFramework, ConnectionState, H11SendableEvent
 from hypercorn.utils import parse_socket_addr
 from hyperframe.frame import Frame
@@ -64,9 +64,12 @@ KEEP_ALIVE_S: Final = 75
 # A connection that is closed for what was sent on it is read on for so long, so that the refusal arrives.
 LINGER_S: Final = 1.0
 LINGER_READS: Final = 64
-# Events a request may have waiting before its connection is not read any more: up to 64 KiB each, outside the budget of
-# bodies.
+# Events a request may have waiting before its connection is not read any more: up to 256 KiB each, outside the budget
+# of bodies.
 QUEUED_EVENTS: Final = 4
+
+READ_BYTES: Final = 64 << 10
+BULK_READ_BYTES: Final = 256 << 10
 
 
 def open_listener(host: str, port: int) -> list[socket.socket]:
@@ -282,6 +285,26 @@ class _TCPServer(TCPServer):
         finally:
             await self._close()
 
+    async def _read_data(self) -> None:
+        """Hand on what the client sends. In a body, a read that was filled is followed by a larger one: fewer events.
+
+        Never in a head: h11 looks at its size only while it is not complete.
+        """
+        size = READ_BYTES
+        while True:
+            try:
+                data = await self.stream.receive_some(size)
+            except (trio.ClosedResourceError, trio.BrokenResourceError):
+                break
+            try:
+                await self.protocol.handle(RawData(bytes(data)))
+            except _NoMoreRequests:
+                break
+            if not data:
+                break
+            size = BULK_READ_BYTES if len(data) == size and not self._idle else READ_BYTES
+        await self.protocol.handle(Closed())
+
     async def protocol_send(self, event: Event) -> None:
         if isinstance(event, Updated):
             self._idle = event.idle
@@ -374,6 +397,7 @@ class _H11(H11Protocol):
 
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
+        self.can_read = self._resumption = _Resumption()
         self._head = b""
 
     async def _send_h11_event(self, event: H11SendableEvent) -> None:
@@ -404,18 +428,41 @@ class _H11(H11Protocol):
     async def _maybe_recycle(self) -> None:
         """After an answer: the next request, or the end.
 
-        Once the server stops, hypercorn begins no further cycle and leaves its reader paused for ever; so it is begun
-        here, to be closed at once.
+        Where no further request is taken, hypercorn would leave a reader that has one in its buffer paused for ever.
         """
+        await self._close_stream()
         state = self.connection
-        stopping = self.context.terminated.is_set()
-        if stopping and state.our_state is h11.DONE and state.their_state is h11.DONE:
-            await self._close_stream()
+        if not self.context.terminated.is_set() and state.our_state is h11.DONE and state.their_state is h11.DONE:
             state.start_next_cycle()
             await self.can_read.set()
-            await self.send(Closed())
+            await self.send(Updated(idle=True))
         else:
-            await super()._maybe_recycle()
+            await self._resumption.end()
+            await self.send(Closed())
+
+
+class _NoMoreRequests(Exception):
+    """Tells the reader of a connection that whatever it has buffered will not be looked at."""
+
+
+class _Resumption(EventWrapper):
+    """What a reader waits for when a request has come before the answer to the one before it is complete."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._ended = False
+
+    async def wait(self) -> None:
+        """Wait until the next request may be read. Raises `_NoMoreRequests` when none will be."""
+        if not self._ended:
+            await super().wait()
+        if self._ended:
+            raise _NoMoreRequests
+
+    async def end(self) -> None:
+        """No further request is read."""
+        self._ended = True
+        await self.set()
 
 
 class _H2(H2Protocol):

@@ -37,7 +37,7 @@ from topics.logs import get_logger
 from topics.model import TopicConfig
 from topics.storage import frames
 from topics.storage.datadir import DataDir, DataDirError, FoundShard, discover_shards, parse_wal_name, wal_path
-from topics.storage.frames import CONTINUES, HAS_ORIGIN, HAS_TAG, MORE, Frame, FrameType
+from topics.storage.frames import CONTINUES, HAS_ORIGIN, HAS_TAG, Frame, FrameType, Row, Scan
 from topics.storage.fs import TEMPORARY_SUFFIX, File, Fs, parent, write_all
 from topics.storage.resync import find_frames
 from topics.storage.snapshot import ShardPosition, Snapshot, TopicPart, decode_part, load_newest
@@ -231,14 +231,63 @@ def _ordinals(fs: Fs, directory: str) -> list[int]:
 
 
 class _Batch:
-    """Frames of one batch with what replay needs of their bodies."""
+    """One or more whole batches of one topic, with what replay needs of their bodies."""
 
-    __slots__ = ("extras", "frames")
+    __slots__ = ("controls", "extras", "rows")
 
     def __init__(self) -> None:
-        self.frames: list[Frame] = []
+        self.rows: list[Row] = []
+        self.controls = 0
+        """How many of the rows are no Appends."""
         self.extras: dict[int, Any] = {}
         """By frame offset: the tag of an Append, the payload of any other."""
+
+    @property
+    def first(self) -> Frame:
+        """The first frame."""
+        return Frame._make(self.rows[0])
+
+    @property
+    def last(self) -> Frame:
+        """The last frame."""
+        return Frame._make(self.rows[-1])
+
+
+def _extras(scan: Scan, window: bytes, base: int) -> dict[int, Any]:
+    """Tags of Appends and payloads of control frames, by frame offset."""
+    extras: dict[int, Any] = {}
+    for i in scan.tagged:
+        row = scan.rows[i]
+        tag_at = row[0] - base + frames.HEADER_BYTES + row[7]
+        extras[row[0]] = window[tag_at : tag_at + row[8]].decode()
+    for i in scan.controls:
+        frame = Frame._make(scan.rows[i])
+        extras[frame.offset] = frames.control_payload(window, base, frame)
+    return extras
+
+
+def _runs(scan: Scan, *, open_batch: bool) -> Iterator[tuple[int, int, int]]:
+    """The batches that end in a window, as (first row, row behind the last, control frames).
+
+    Neighbouring batches of one topic's Appends are one run: replaying them together costs a fraction. The first one
+    stands alone when it began in the window before (`open_batch`).
+    """
+    rows, ends, controls = scan.rows, scan.ends, scan.controls
+    begin = i = k = 0
+    while i < len(ends):
+        end = ends[i]
+        k_begin = k
+        while k < len(controls) and controls[k] < end:
+            k += 1
+        if k == k_begin and not (open_batch and i == 0):
+            limit = controls[k] if k < len(controls) else len(rows)
+            topic_id = rows[begin][4]
+            while i + 1 < len(ends) and ends[i + 1] <= limit and rows[end][4] == topic_id:
+                i += 1
+                end = ends[i]
+        yield begin, end, k - k_begin
+        begin = end
+        i += 1
 
 
 class _Replay:
@@ -362,20 +411,20 @@ class _Replay:
             ended = False
             reason = "window"
             for scan, window, base in self._scans(handle, at, size):
-                for frame in scan.frames:
-                    batch.frames.append(frame)
-                    if frame.type != FrameType.APPEND:
-                        batch.extras[frame.offset] = frames.control_payload(window, base, frame)
-                    elif frame.tag_len:
-                        tag_at = frame.offset - base + frames.HEADER_BYTES + frame.node_len
-                        batch.extras[frame.offset] = window[tag_at : tag_at + frame.tag_len].decode()
-                    if frame.flags & MORE:
-                        continue
-                    self._apply(shard, file, batch)
+                batch.extras.update(_extras(scan, window, base))
+                taken = 0
+                for begin, end, controls in _runs(scan, open_batch=bool(batch.rows)):
+                    batch.rows += scan.rows[begin:end]
+                    batch.controls += controls
+                    taken = end
                     count += self._weight(batch)
-                    batch_at, batch_count = frame.end, count
-                    ended = frame.type == FrameType.FILE_END or self._is_last_filler(batch)
-                    batch = _Batch()
+                    batch_at, batch_count = batch.last.end, count
+                    ended = batch.last.type == FrameType.FILE_END or self._is_last_filler(batch)
+                    self._apply(shard, file, batch)
+                    batch = self._next_batch(batch)
+                batch.rows += scan.rows[taken:]
+                batch.controls += sum(i >= taken for i in scan.controls)
+                batch.extras = {row[0]: batch.extras[row[0]] for row in batch.rows if row[0] in batch.extras}
                 self._progress.done += scan.stop - at
                 at, reason = scan.stop, scan.reason
                 if ended:
@@ -397,19 +446,26 @@ class _Replay:
         return next(file.file_id for file in self.files.of_shard(shard) if file.ordinal == ordinal)
 
     @staticmethod
+    def _next_batch(done: _Batch) -> _Batch:
+        """An empty batch that keeps the extras of the window, which later batches need."""
+        batch = _Batch()
+        batch.extras = done.extras
+        return batch
+
+    @staticmethod
     def _weight(batch: _Batch) -> int:
         """How many frames a batch stands for: a salvage filler stands for those that it replaces."""
-        if len(batch.frames) == 1 and batch.frames[0].type == FrameType.SHARD_OPEN:
-            return int(batch.extras[batch.frames[0].offset].get("replaces", 1))
-        return len(batch.frames)
+        if len(batch.rows) == 1 and batch.first.type == FrameType.SHARD_OPEN:
+            return int(batch.extras[batch.first.offset].get("replaces", 1))
+        return len(batch.rows)
 
     @staticmethod
     def _is_last_filler(batch: _Batch) -> bool:
-        only = batch.frames[-1]
+        only = batch.last
         return only.type == FrameType.SHARD_OPEN and bool(batch.extras[only.offset].get("ends_file"))
 
     @staticmethod
-    def _scans(handle: Any, at: int, size: int) -> Iterator[tuple[frames.Scan, bytes, int]]:
+    def _scans(handle: Any, at: int, size: int) -> Iterator[tuple[Scan, bytes, int]]:
         """The verified frames of a file, window by window, up to its end or the first thing that is no frame."""
         length = WINDOW_BYTES
         while True:
@@ -549,7 +605,7 @@ class _Replay:
 
     def _apply(self, shard: RecoveredShard, file: WalFile, batch: _Batch) -> None:
         """Apply one whole batch."""
-        first = batch.frames[0]
+        first = batch.first
         shard.clean = first.type == FrameType.CLEAN_STOP
         topic_id = first.topic_id
         if topic_id:
@@ -562,9 +618,11 @@ class _Replay:
                 self._unknown.add(topic_id)
                 return
             if Position(file.ordinal, first.offset) < topic.end:
-                return
-            topic.end = Position(file.ordinal, batch.frames[-1].end)
-            self._apply_to(topic, shard, file, batch)
+                # What lies before the topic's own position is in the snapshot already; a run may begin there.
+                batch.rows = [row for row in batch.rows if (file.ordinal, row[0]) >= topic.end]
+            if batch.rows:
+                topic.end = Position(file.ordinal, batch.last.end)
+                self._apply_to(topic, shard, file, batch)
             return
         self._apply_shard_frame(shard, file, first, batch.extras[first.offset])
 
@@ -613,13 +671,15 @@ class _Replay:
 
     def _apply_to(self, topic: RecoveredTopic, shard: RecoveredShard, file: WalFile, batch: _Batch) -> None:
         """Apply a batch of one topic: its records first, then what the batch says about them."""
-        appends = [frame for frame in batch.frames if frame.type == FrameType.APPEND]
+        if not batch.controls:
+            self._append(topic, shard, file, batch.rows, batch.extras)
+            return
+        appends = [row for row in batch.rows if row[2] == FrameType.APPEND]
         if appends:
             self._append(topic, shard, file, appends, batch.extras)
-        if len(appends) == len(batch.frames):
-            return
-        for frame in batch.frames:
-            if frame.type != FrameType.APPEND:
+        for row in batch.rows:
+            if row[2] != FrameType.APPEND:
+                frame = Frame._make(row)
                 self.clock = max(self.clock, frame.ts)
                 self._control(topic, frame, batch.extras[frame.offset])
 
@@ -628,7 +688,7 @@ class _Replay:
         topic: RecoveredTopic,
         shard: RecoveredShard,
         file: WalFile,
-        appends: list[Frame],
+        appends: list[Row],
         extras: Mapping[int, Any],
     ) -> None:
         offsets, frame_lens, _, flags, _, seqs, times, _, _, data_lens = zip(*appends, strict=True)

@@ -63,7 +63,7 @@ Control frames use room beyond it, as they must never wait for an append (`crash
 class WalFile:
     """One file of a shard's log. `file_id` is what the index stores; 0 is never used."""
 
-    __slots__ = ("end", "file_id", "ordinal", "path", "shard")
+    __slots__ = ("end", "file_id", "ordinal", "path", "shard", "written_ns")
 
     def __init__(self, file_id: int, shard: int, ordinal: int, path: str, end: int = 0) -> None:
         self.file_id = file_id
@@ -72,6 +72,8 @@ class WalFile:
         self.path = path
         self.end = end
         """Offset behind the last frame written."""
+        self.written_ns = 0
+        """When the last write to it returned, by `Clock.perf_ns`."""
 
 
 class Position(NamedTuple):
@@ -393,7 +395,7 @@ class ShardWriter:
         assert handle is not None
         data = frames.encode_control(FrameType.CLEAN_STOP, {"clock": self._clock.now_ms()}, ts=self._clock.now_ms())
         try:
-            await self._offload.run(Kind.WAL, partial(self._write_blocking, handle, data, file.end, True, None))
+            await self._offload.run(Kind.WAL, partial(self._write_blocking, file, handle, data, file.end, True, None))
         except OSError as error:
             self._fail(error)
         else:
@@ -478,7 +480,7 @@ class ShardWriter:
         if not self._dirty:
             self._tick_from_ms = self._clock.monotonic_ms()
         sync_ns = await self._offload.run(
-            Kind.WAL, partial(self._write_blocking, handle, data, start, sync, after_write)
+            Kind.WAL, partial(self._write_blocking, file, handle, data, start, sync, after_write)
         )
         written()
         file.end = start + len(data)
@@ -500,18 +502,24 @@ class ShardWriter:
             self._synced()
 
     def _write_blocking(
-        self, handle: File, data: bytes, start: int, sync: bool, after_write: Callable[[], None] | None
+        self,
+        file: WalFile,
+        handle: File,
+        data: bytes,
+        start: int,
+        sync: bool,
+        after_write: Callable[[], None] | None,
     ) -> int:
         """In a worker thread: write, then sync; returns the ns of the sync."""
         if data:
             write_all(handle, data, start)
+        file.written_ns = self._clock.perf_ns()
         if not sync:
             return 0
         if after_write is not None:
             after_write()
-        before = self._clock.perf_ns()
         handle.fdatasync()
-        return self._clock.perf_ns() - before
+        return self._clock.perf_ns() - file.written_ns
 
     def _tell_written(self, group: list[Batch], file: WalFile, offset: int) -> None:
         """Tell each batch of the group where it lies, once."""

@@ -1,0 +1,339 @@
+"""One append, from admission to its answer (`api.md` section 4).
+
+Responsible for who may append now (repeats, room in the queue, caps, the quota), for the one step of the loop in which
+an append gets its seqs and becomes a commit, and for what its publication does. The records themselves are taken apart
+in `topics.columns`, reserves are raised in `topics.ceilings`, keys are counted in `topics.idempotency`, and a topic
+that is not there yet is made by `topics.configuring`.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Sequence
+from functools import partial
+from typing import Any, Final, NamedTuple
+
+import msgspec
+
+from topics.ceilings import Ceilings
+from topics.clock import Clock
+from topics.columns import Columns, columns_of, encode_blocks, index_flags, utf8
+from topics.committing import Commits, time_commit, unlogged_floor
+from topics.config import Settings
+from topics.configuring import Configuring
+from topics.errors import ApiError, topic_not_found
+from topics.idempotency import IdempotencyKeys
+from topics.log.block import Block
+from topics.log.topic_config import resolve_config
+from topics.log.topic_log import Extent
+from topics.model import AppendRequest, AppendResult, Performance, TopicConfigPatch
+from topics.registry import Registry
+from topics.storage import frames
+from topics.storage.frames import Appends, FrameType, offsets_of, seal_batch
+from topics.storage.wal import ShardWriter
+from topics.topic import Commit, Gate, Topic
+
+EXPIRE_ALL_MS: Final = 1000
+"""How often at most a refused quota makes every topic be looked at for what has expired."""
+
+
+class _Decided(NamedTuple):
+    """What an append consists of once it has its seqs; nothing of it changes any more."""
+
+    topic: Topic
+    first_seq: int
+    last_seq: int
+    ts: int
+    appended: Appends
+    tags: Sequence[str | None] | None
+    blocks: list[Block]
+    watermark: int
+    """What is below it makes room for the batch; 0 for nothing."""
+    key: str | None
+
+
+class Appending:
+    """See the module."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        clock: Clock,
+        registry: Registry,
+        *,
+        commits: Commits,
+        ceilings: Ceilings,
+        keys: IdempotencyKeys,
+        configuring: Configuring,
+    ) -> None:
+        self._settings = settings
+        self._clock = clock
+        self._registry = registry
+        self._commits = commits
+        self._ceilings = ceilings
+        self._keys = keys
+        self._configuring = configuring
+        self._expired_all_ms: int | None = None
+
+    async def append(self, name: str, request: AppendRequest, perf: Performance) -> AppendResult:
+        """Append a checked batch; returns at its commit point.
+
+        Raises the `ApiError`s of `api.md` section 4. Cancelling before seqs are assigned leaves nothing; after that the
+        batch is committed all the same and only the answer is lost.
+        """
+        if request.config is not None:
+            self._configuring.check_dead_letter(name, resolve_config(None, request.config, topic=name))
+        created = False
+        waited = 0.0
+        key = request.idempotency_key
+        while True:
+            topic = self._registry.topics.get(name)
+            if topic is None:
+                self._commits.check_space()
+                if await self._create(name, request):
+                    created = True
+                continue
+            if topic.barrier is not None:
+                await topic.barrier.wait()
+                continue
+            writer = self._commits.check_writable(topic)
+            if key is not None:
+                known = self._keys.known(topic, key)
+                if known is not None:
+                    return _repeated(topic, known, perf)
+                first = self._keys.in_flight(topic, key)
+                if first is not None:
+                    await first.wait()
+                    continue
+            self._commits.check_space()
+            if writer.full and not topic.ephemeral:
+                waited += await self._admit(writer, request, waited)
+                continue
+            if topic.pending and _evicts(topic) and not _only_appends(topic):
+                # A deletion on its way decides what has to be evicted: wait for it rather than evict too much.
+                await topic.next_change()
+                continue
+            break
+        batch = columns_of(request)
+        self._check_room(topic, batch)
+        if key is not None:
+            self._keys.check_room()
+        if waited:
+            perf.throttle_wait_ms = waited
+        commit = self._commit(topic, batch, key)
+        first_seq, last_seq = await commit.wait()
+        time_commit(commit, perf)
+        return AppendResult(
+            topic=name,
+            first_seq=first_seq,
+            last_seq=last_seq,
+            head_seq=topic.log.head_seq,
+            count=last_seq - first_seq + 1,
+            created=created,
+            deduped=False,
+        )
+
+    # -- admission ---------------------------------------------------------------------------------------------------
+
+    async def _create(self, name: str, request: AppendRequest) -> bool:
+        """Make the topic of an append, or wait for whoever is making it; whether it was made here."""
+        patch = request.config if request.config is not None else TopicConfigPatch()
+        config = resolve_config(None, patch, topic=name)
+        if request.create is False or (request.create is msgspec.UNSET and not config.auto_create):
+            raise topic_not_found(name)
+        if request.idempotency_key is not None:
+            self._keys.check_room()  # an append that will be refused leaves no topic behind
+        return await self._configuring.create(name, config)
+
+    async def _admit(self, writer: ShardWriter, request: AppendRequest, waited: float) -> float:
+        """Wait for room in the shard's queue, all waits together no longer than the settings say."""
+        budget = None if request.disable_backpressure else max(int(self._settings.admission_ms - waited), 0)
+        return await self._commits.admit(writer, budget)
+
+    def _check_room(self, topic: Topic, batch: Columns) -> None:
+        """The quota, and caps with `reject`, against what is published and what is on its way (`semantics.md` section
+        2)."""
+        quota = self._settings.max_total_bytes
+        if not quota and topic.config.discard != "reject":
+            return
+        nbytes = sum(batch.sizes)
+        if quota:
+            self._check_quota(quota, nbytes)
+        if topic.config.discard == "reject":
+            self._check_caps(topic, len(batch.sizes), nbytes)
+
+    def _check_quota(self, quota: int, nbytes: int) -> None:
+        registry = self._registry
+        if registry.total_bytes + registry.on_the_way.bytes + nbytes <= quota:
+            return
+        self._expire_all()
+        if registry.total_bytes + registry.on_the_way.bytes + nbytes > quota:
+            raise registry.throttle("max_total_bytes", quota)
+
+    def _expire_all(self) -> None:
+        """What nobody has looked at since may have expired. Costs a look at every topic, so it is not done for every
+        refusal of a client that tries again and again."""
+        now = self._clock.monotonic_ms()
+        if self._expired_all_ms is not None and now - self._expired_all_ms < EXPIRE_ALL_MS:
+            return
+        self._expired_all_ms = now
+        for topic in self._registry.by_id.values():
+            self._registry.expire(topic)
+
+    def _check_caps(self, topic: Topic, count: int, nbytes: int) -> None:
+        config = topic.config
+        if not (config.cap_records or config.cap_bytes):
+            return
+        if (config.cap_records and count > config.cap_records) or (config.cap_bytes and nbytes > config.cap_bytes):
+            raise ApiError(
+                "record_too_large",
+                f"{count} records of {nbytes} bytes can never fit the caps of topic {topic.name!r}",
+                detail={"cap_records": config.cap_records, "cap_bytes": config.cap_bytes},
+            )
+        self._registry.expire(topic)
+        if not topic.log.room(
+            config.cap_records, config.cap_bytes, topic.pending_records, topic.pending_bytes, count, nbytes
+        ):
+            raise ApiError(
+                "topic_full",
+                f"topic {topic.name!r} is full",
+                detail={
+                    "topic": topic.name,
+                    "cap_records": config.cap_records,
+                    "cap_bytes": config.cap_bytes,
+                    "head_seq": topic.log.head_seq,
+                    "earliest_seq": topic.log.earliest_seq,
+                },
+            )
+
+    # -- the commit --------------------------------------------------------------------------------------------------
+
+    def _commit(self, topic: Topic, batch: Columns, key: str | None) -> Commit:
+        """Assign seqs and times, build frames and blocks, queue them: one step of the loop."""
+        count = len(batch.datas)
+        ts = topic.last_ts = max(self._registry.now_ms(), topic.last_ts)
+        first_seq = topic.assigned + 1
+        last_seq = topic.assigned = topic.assigned + count
+        gate = topic.gate
+        if gate is not Gate.SYNCED:
+            gate = self._ceilings.reserve(topic, last_seq, ts, gate)
+        watermark = self._watermark(topic, batch.sizes)
+        if topic.ephemeral:
+            frame_count = 0
+            appended = _without_frames(batch)
+            data = b""
+        else:
+            tail = _tail(topic, key, first_seq, count, watermark)
+            frame_count = count + len(tail)
+            appended = _with_frames(topic, first_seq, ts, batch, closes_batch=not tail)
+            data = appended.data + seal_batch(tail, topic_id=topic.id, ts=ts, opened=True) if tail else appended.data
+        blocks = encode_blocks(first_seq, ts, batch.datas, batch.nodes, batch.tags, batch.metas, pinned=topic.ephemeral)
+        decided = _Decided(topic, first_seq, last_seq, ts, appended, batch.tags, blocks, watermark, key)
+        commit = Commit(
+            topic,
+            data,
+            frame_count,
+            gate,
+            partial(self._publish, decided),
+            self._clock.perf_ns,
+            last_seq=last_seq,
+            records=count,
+            sizes=appended.sizes,
+            frame_lens=None if topic.ephemeral else appended.frame_lens,
+        )
+        if key is not None:
+            self._keys.begin(commit, key)
+        self._commits.send(commit)
+        return commit
+
+    def _watermark(self, topic: Topic, sizes: array[int]) -> int:
+        """Below what a topic with caps has to evict for a batch, and for those before it on their way; 0 for
+        nothing."""
+        if not _evicts(topic):
+            return 0
+        self._registry.expire(topic)
+        incoming = [commit.sizes for commit in topic.pending or () if commit.sizes is not None]
+        caps = topic.config.cap_records, topic.config.cap_bytes
+        watermark = topic.log.eviction_watermark(*caps, [*incoming, sizes])
+        return watermark if watermark > topic.log.earliest_seq else 0
+
+    def _publish(self, decided: _Decided, commit: Commit) -> tuple[int, int]:
+        """The commit point: from here on readers see the batch. Its first and last seq."""
+        topic, first_seq, last_seq, ts, appended, tags, blocks, watermark, key = decided
+        offsets: Sequence[int] = (
+            offsets_of(commit.offset, appended.frame_lens) if commit.file else array("I", bytes(4 * commit.records))
+        )
+        file = 0 if topic.ephemeral else commit.file  # an ephemeral commit may have waited for a sync all the same
+        topic.log.extend(
+            Extent(first_seq, ts, file, offsets, appended.frame_lens, appended.sizes, appended.flags, tags)
+        )
+        for block in blocks:
+            topic.blocks.append(block)
+        if watermark:
+            topic.log.evict_below(watermark, "cap")
+        if key is not None:
+            self._keys.remember(topic, key, first_seq, commit.records, ts)
+        topic.last_write_ms = ts
+        self._registry.account(topic)
+        return first_seq, last_seq
+
+
+def _repeated(topic: Topic, known: tuple[int, int], perf: Performance) -> AppendResult:
+    """The answer to an append that was committed before, under the same key."""
+    first_seq, count = known
+    perf.wal_append_ms = perf.fsync_ms = 0.0
+    return AppendResult(
+        topic=topic.name,
+        first_seq=first_seq,
+        last_seq=first_seq + count - 1,
+        head_seq=topic.log.head_seq,
+        count=count,
+        created=False,
+        deduped=True,
+    )
+
+
+def _evicts(topic: Topic) -> bool:
+    """Whether appends make room for themselves."""
+    config = topic.config
+    return config.discard == "old" and bool(config.cap_records or config.cap_bytes)
+
+
+def _only_appends(topic: Topic) -> bool:
+    return topic.working is None and all(commit.records for commit in topic.pending or ())
+
+
+def _tail(
+    topic: Topic, key: str | None, first_seq: int, count: int, watermark: int
+) -> list[tuple[FrameType, dict[str, Any]]]:
+    """The control frames behind the records of a batch."""
+    tail: list[tuple[FrameType, dict[str, Any]]] = []
+    if key is not None:
+        tail.append((FrameType.IDEMPOTENCY, {"key": key, "first": first_seq, "count": count}))
+    if watermark:
+        mark = unlogged_floor(topic)
+        if mark is not None:
+            tail.append((FrameType.EVICT_WATERMARK, mark))
+        tail.append((FrameType.EVICT_WATERMARK, {"below": watermark, "reason": "cap"}))
+        topic.floor_logged = max(topic.floor_logged, watermark)  # what ttl takes below it needs no mark of its own
+    return tail
+
+
+def _with_frames(topic: Topic, first_seq: int, ts: int, batch: Columns, *, closes_batch: bool) -> Appends:
+    return frames.encode_appends(
+        topic.id,
+        first_seq,
+        ts,
+        batch.datas,
+        nodes=utf8(batch.nodes),
+        tags=utf8(batch.tags),
+        metas=batch.metas,
+        durable=topic.gate is Gate.SYNCED,
+        closes_batch=closes_batch,
+    )
+
+
+def _without_frames(batch: Columns) -> Appends:
+    """What the index is told of records that are in memory only."""
+    count = len(batch.datas)
+    return Appends(b"", array("I", bytes(4 * count)), batch.sizes, index_flags(count, batch.nodes, batch.tags))

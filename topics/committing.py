@@ -1,0 +1,97 @@
+"""The way of a decided change into its shard: is the shard there, is there room, into the queue, how long it took.
+
+Used by everything that writes. What a change consists of is decided by `topics.appending`, `topics.deleting` and
+`topics.configuring`; what becomes of a commit from then on is said in `topics.topic` and `topics.storage.wal`.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from topics.config import Settings
+from topics.errors import ApiError, read_only
+from topics.model import Performance
+from topics.registry import Registry
+from topics.storage.store import Store
+from topics.storage.wal import ControlBatch, ShardWriter
+from topics.topic import Commit, Gate, Topic
+
+
+class Commits:
+    """See the module."""
+
+    def __init__(self, settings: Settings, store: Store, registry: Registry) -> None:
+        self._settings = settings
+        self._store = store
+        self._registry = registry
+
+    def writer(self, topic: Topic) -> ShardWriter:
+        """The writer of the topic's shard."""
+        return self._store.writers[topic.shard]
+
+    def check_writable(self, topic: Topic) -> ShardWriter:
+        """The writer of the topic's shard. Raises `503 read_only` when the shard has failed."""
+        writer = self._store.writers[topic.shard]
+        if writer.failed is not None:
+            raise writer.failed
+        return writer
+
+    def check_space(self) -> None:
+        """Raises `503 read_only` when the disk is nearly full."""
+        if self._store.space_low:
+            raise read_only(f"less than {self._settings.min_free_bytes} bytes are free on the disk")
+
+    async def admit(self, writer: ShardWriter, budget_ms: int | None) -> float:
+        """Wait for room in a shard's queue; the milliseconds that took. Raises 429 after `budget_ms` (None = never).
+
+        Whoever has waited has to look at the topic again. Cancelling leaves nothing.
+        """
+        try:
+            return await writer.admit(budget_ms)
+        except ApiError as error:
+            if error.code == "throttled":
+                self._registry.count_throttled(error.detail["limit"])
+            raise
+
+    def send(self, commit: Commit) -> None:
+        """Queue a commit; publish it now if it waits for nothing."""
+        commit.join()
+        topic = commit.topic
+        if commit.frames or commit.gate is Gate.SYNCED:
+            try:
+                self.writer(topic).submit(commit)
+            except ApiError as error:
+                commit.ready = False
+                commit.on_failed(error)
+                return
+        if commit.ready:
+            topic.settle()
+
+    async def sync_shard(self, topic: Topic) -> None:
+        """Everything of this topic's shard so far is on disk when it returns."""
+        batch = ControlBatch(b"", 0, wants_sync=True)
+        self.writer(topic).submit(batch)
+        await batch.wait_synced()
+
+
+def time_commit(commit: Commit, perf: Performance) -> None:
+    """Fill in what the commit cost: `fsync_ms` only where the ack waited for a sync."""
+    if commit.written_ns:
+        perf.wal_append_ms = (commit.written_ns - commit.submitted_ns) / 1e6
+    else:
+        perf.wal_append_ms = 0.0
+    waited = commit.gate is Gate.SYNCED and commit.synced_ns and commit.written_ns
+    perf.fsync_ms = (commit.synced_ns - commit.written_ns) / 1e6 if waited else 0.0
+
+
+def unlogged_floor(topic: Topic) -> dict[str, Any] | None:
+    """The EvictWatermark for what ttl has taken and the log does not know; it counts as logged from here on.
+
+    ttl moves floors without a frame of its own. A change that takes records has to be preceded by it in the same batch:
+    what has expired is lost for its age, and replay has to know that before it sees who took the rest.
+    """
+    floor = topic.log.evict_floor
+    if not topic.config.ttl_ms or floor <= topic.floor_logged:
+        return None
+    topic.floor_logged = floor
+    return {"below": floor, "reason": "ttl"}

@@ -1,0 +1,321 @@
+"""Topics as a whole: created, reconfigured, deleted (`api.md` section 3), each synced before it is answered.
+
+Responsible for one change at a time per topic: a *barrier* stands while one takes place, everything decided before it
+is settled first, and whoever wants to change the topic meanwhile waits and then looks it up again by its name. Also for
+what an `ephemeral` topic needs to become a stored one, and for dead-letter topics not being ephemeral. What a config
+may say is decided in `topics.log.topic_config`; deleting records is in `topics.deleting`.
+"""
+
+from __future__ import annotations
+
+from array import array
+from functools import partial
+from typing import Any, Final
+
+import trio
+
+from topics.background import Background
+from topics.ceilings import Ceilings
+from topics.committing import Commits
+from topics.config import Settings
+from topics.errors import ApiError
+from topics.idempotency import IdempotencyKeys
+from topics.loading import Loader
+from topics.log.block import Block
+from topics.log.topic_config import config_to_wire, resolve_config
+from topics.log.topic_log import Gap
+from topics.model import TopicConfig, TopicConfigPatch
+from topics.registry import Registry
+from topics.storage import frames
+from topics.storage.frames import FrameType, encode_control, offsets_of, seal_batch
+from topics.storage.store import Store
+from topics.storage.wal import ControlBatch
+from topics.topic import MIN_CEILING_BLOCK, Topic
+
+RUN_RECORDS: Final = 1000
+"""Records of an `ephemeral` topic that are written out in one batch at most."""
+
+
+class Configuring:
+    """See the module."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        store: Store,
+        registry: Registry,
+        *,
+        commits: Commits,
+        ceilings: Ceilings,
+        keys: IdempotencyKeys,
+        loader: Loader,
+        background: Background,
+    ) -> None:
+        self._settings = settings
+        self._store = store
+        self._registry = registry
+        self._commits = commits
+        self._ceilings = ceilings
+        self._keys = keys
+        self._loader = loader
+        self._background = background
+        self._creating: dict[str, trio.Event] = {}
+        self._dead_letters: dict[str, set[int]] = {}
+        """Which topics name a dead-letter topic."""
+
+    # -- coming and going --------------------------------------------------------------------------------------------
+
+    def adopt(self, topic: Topic) -> None:
+        """Register a topic that recovery has rebuilt or a create has made."""
+        self._registry.add(topic)
+        self._keys.adopt(topic)
+        self._ceilings.watch(topic)
+        if topic.config.dead_letter is not None:
+            self._dead_letters.setdefault(topic.config.dead_letter, set()).add(topic.id)
+
+    def forget(self, topic: Topic) -> None:
+        """The topic is gone."""
+        self._registry.remove(topic)
+        self._ceilings.forget(topic)
+        self._keys.forget(topic)
+        if topic.config.dead_letter is not None:
+            self._dead_letters[topic.config.dead_letter].discard(topic.id)
+
+    async def creations_ended(self) -> None:
+        """Wait until the topics that are being made now are there, or have failed to be."""
+        for making in list(self._creating.values()):
+            await making.wait()
+
+    async def put(self, name: str, patch: TopicConfigPatch) -> tuple[TopicConfig, bool]:
+        """Create or reconfigure a topic (`api.md` section 3); the resolved config and whether it was created. Synced
+        when it returns."""
+        while True:
+            topic = self._registry.topics.get(name)
+            if topic is None:
+                config = resolve_config(None, patch, topic=name)
+                self.check_dead_letter(name, config)
+                if await self.create(name, config):
+                    return config, True
+                continue
+            if topic.barrier is not None:
+                await topic.barrier.wait()
+                continue
+            config = resolve_config(topic.config, patch, topic=name)
+            if config == topic.config:
+                return config, False
+            self.check_dead_letter(name, config)
+            self._commits.check_writable(topic)
+            topic.barrier = trio.Event()
+            return await self._background.finish(partial(self._reconfigure, topic, config)), False
+
+    async def delete(self, name: str, *, if_empty: bool) -> tuple[bool, list[str]]:
+        """Delete a topic with all it has (`api.md` section 3); whether it was there, and the routers that went with
+        it."""
+        while True:
+            topic = self._registry.topics.get(name)
+            if topic is None:
+                if name not in self._creating:
+                    return False, []
+                await self._creating[name].wait()
+                continue
+            if topic.barrier is not None:
+                await topic.barrier.wait()
+                continue
+            self._commits.check_writable(topic)
+            topic.barrier = trio.Event()
+            await self._background.finish(partial(self._delete_synced, topic, if_empty))
+            return True, []
+
+    def check_dead_letter(self, name: str, config: TopicConfig) -> None:
+        """A dead-letter topic must survive a restart (`semantics.md` section 6)."""
+        if config.durability == "ephemeral" and self._dead_letters.get(name):
+            raise ApiError(
+                "invalid_request",
+                f"durability: {name!r} is a dead-letter topic and cannot be ephemeral",
+                detail={"field": "durability"},
+            )
+        target = self._registry.topics.get(config.dead_letter) if config.dead_letter is not None else None
+        if target is not None and target.ephemeral:
+            raise ApiError(
+                "invalid_request",
+                f"dead_letter: {config.dead_letter!r} is ephemeral",
+                detail={"field": "dead_letter"},
+            )
+
+    async def create(self, name: str, config: TopicConfig) -> bool:
+        """Make a topic, synced: True. Or wait for whoever is making it: False, and the caller looks whether it is
+        there."""
+        making = self._creating.get(name)
+        if making is not None:
+            await making.wait()
+            return False
+        on_the_way = sum(other not in self._registry.topics for other in self._creating)
+        if self._settings.max_topics and len(self._registry.topics) + on_the_way >= self._settings.max_topics:
+            raise self._registry.throttle("max_topics", self._settings.max_topics)
+        self._creating[name] = trio.Event()
+        await self._background.finish(partial(self._create_synced, name, config))
+        return True
+
+    async def _create_synced(self, name: str, config: TopicConfig) -> None:
+        try:
+            topic_id = self._registry.next_topic_id
+            self._registry.next_topic_id += 1
+            shard = self._store.shard_of(topic_id)
+            topic = self._registry.make(topic_id, name, config, shard)
+            ceiling = 0 if config.durability == "fsync" else MIN_CEILING_BLOCK
+            now = self._registry.now_ms()
+            entries = [(FrameType.TOPIC_CREATE, {"name": name, "config": config_to_wire(config), "ceiling": ceiling})]
+
+            def apply(batch: ControlBatch) -> None:
+                topic.ceiling = topic.ceiling_queued = ceiling
+                topic.applied_end = batch.end
+                self.adopt(topic)
+
+            batch = ControlBatch(
+                seal_batch(entries, topic_id=topic_id, ts=now, opened=False),
+                1,
+                topic_id=topic_id,
+                wants_sync=True,
+                apply=apply,
+            )
+            self._store.writers[shard].submit(batch)
+            await batch.wait_synced()
+        finally:
+            self._creating.pop(name).set()
+
+    async def _delete_synced(self, topic: Topic, if_empty: bool) -> None:
+        try:
+            await topic.drained()
+            topic.log.expire(self._registry.now_ms(), topic.config.ttl_ms)
+            self._registry.account(topic)
+            if if_empty and topic.log.count:
+                raise ApiError(
+                    "topic_not_empty",
+                    f"topic {topic.name!r} holds {topic.log.count} records",
+                    detail={"topic": topic.name, "count": topic.log.count},
+                )
+            data = encode_control(
+                FrameType.TOPIC_DELETE, {"name": topic.name}, topic_id=topic.id, ts=self._registry.now_ms()
+            )
+            batch = ControlBatch(data, 1, topic_id=topic.id, wants_sync=True, apply=lambda batch: self.forget(topic))
+            self._commits.writer(topic).submit(batch)
+            await batch.wait_synced()
+        finally:
+            topic.lift_barrier()
+
+    # -- reconfiguring -----------------------------------------------------------------------------------------------
+
+    async def _reconfigure(self, topic: Topic, config: TopicConfig) -> TopicConfig:
+        """Change a topic's config behind its barrier: everything before it is settled (and synced, when the class
+        changes) first."""
+        try:
+            await topic.drained()
+            old = topic.config
+            now = self._registry.now_ms()
+            topic.log.expire(now, old.ttl_ms)
+            if config.durability != old.durability:
+                await self._commits.sync_shard(topic)
+                if old.durability == "ephemeral":
+                    await self._write_out(topic)
+            ceiling = 0
+            if config.durability == "fsync":
+                ceiling = topic.assigned
+            elif config.durability != old.durability:
+                ceiling = topic.assigned + MIN_CEILING_BLOCK
+            else:
+                ceiling = max(topic.ceiling, topic.ceiling_queued)
+            below = topic.log.eviction_watermark(config.cap_records, config.cap_bytes, [])
+            # The floors are latched before the new ttl and caps can change what they would have been (`crash.md` 6).
+            update: dict[str, Any] = {"config": config_to_wire(config), "ceiling": ceiling}
+            if old.durability == "ephemeral" and config.durability != "ephemeral":
+                update["log"] = topic.log.dump()
+                update["keys"] = topic.keys.dump() if topic.keys is not None else []
+            entries: list[tuple[FrameType, dict[str, Any]]] = []
+            if topic.log.evict_floor > 1:
+                entries.append((FrameType.EVICT_WATERMARK, {"below": topic.log.earliest_seq, "reason": "ttl"}))
+            entries.append((FrameType.CONFIG_UPDATE, update))
+            entries.append((FrameType.HEAD_WATERMARK, {"ceiling": ceiling}))
+            if below > topic.log.earliest_seq:
+                entries.append((FrameType.EVICT_WATERMARK, {"below": below, "reason": "cap"}))
+
+            def apply(batch: ControlBatch) -> None:
+                topic.applied_end = batch.end
+                if config.durability != old.durability:
+                    topic.synced_seq = topic.assigned
+                self._apply_config(topic, config, ceiling)
+                topic.log.evict_below(below, "cap")
+                topic.log.expire(self._registry.now_ms(), config.ttl_ms)
+                self._registry.account(topic)
+
+            batch = ControlBatch(
+                seal_batch(entries, topic_id=topic.id, ts=now, opened=False),
+                len(entries),
+                topic_id=topic.id,
+                wants_sync=True,
+                apply=apply,
+            )
+            self._commits.writer(topic).submit(batch)
+            await batch.wait_synced()
+            return config
+        finally:
+            topic.lift_barrier()
+
+    def _apply_config(self, topic: Topic, config: TopicConfig, ceiling: int) -> None:
+        if topic.config.dead_letter is not None:
+            self._dead_letters[topic.config.dead_letter].discard(topic.id)
+        if config.dead_letter is not None:
+            self._dead_letters.setdefault(config.dead_letter, set()).add(topic.id)
+        topic.config = config
+        topic.ceiling = topic.ceiling_queued = ceiling
+        self._ceilings.watch(topic)
+
+    async def _write_out(self, topic: Topic) -> None:
+        """Log the live records of an `ephemeral` topic that is about to be stored (`crash.md` 24); a barrier keeps new
+        ones out.
+
+        They mean nothing until the ConfigUpdate that follows them, which carries the structure they belong to.
+        """
+        position = topic.log.earliest_seq - 1
+        loaded: Block | None = None
+        while (step := topic.log.step(position, RUN_RECORDS)) is not None:
+            if isinstance(step, Gap):
+                position = step.last
+                continue
+            block = topic.blocks.find(step.first)
+            if block is None and loaded is not None and loaded.first_seq <= step.first <= loaded.last_seq:
+                block = loaded
+            if block is None:
+                # It is from before the topic became `ephemeral`, and on disk; some may have expired after the wait.
+                loaded = await self._loader.load(topic, step.first, step.last)
+                continue
+            last = min(step.last, block.last_seq)
+            await self._write_out_run(topic, block, step.first, last)
+            if block.pinned and topic.blocks.find(last) is block:
+                self._registry.cache.unpin(topic.blocks, block)
+            position = last
+
+    async def _write_out_run(self, topic: Topic, block: Block, first: int, last: int) -> None:
+        parts = [block.parts_of(seq) for seq in range(first, last + 1)]
+        encoded = []
+        for seq, part in zip(range(first, last + 1), parts, strict=True):
+            encoded.append(
+                frames.encode_appends(
+                    topic.id,
+                    seq,
+                    topic.log.ts_of(seq),
+                    [part.data],
+                    nodes=[part.node],
+                    tags=[part.tag],
+                    metas=[part.meta],
+                    durable=False,
+                    closes_batch=True,
+                )
+            )
+        batch = ControlBatch(b"".join(one.data for one in encoded), len(encoded), topic_id=topic.id, wants_sync=True)
+        self._commits.writer(topic).submit(batch)
+        await batch.wait_synced()
+        lens = array("I")
+        for one in encoded:
+            lens.extend(one.frame_lens)
+        topic.log.place(first, batch.file_id, offsets_of(batch.offset, lens), lens)
+        topic.blocks.written_seq = max(topic.blocks.written_seq, last)

@@ -1,0 +1,140 @@
+"""Deleting records (`api.md` section 6): one commit, however many records it takes.
+
+Responsible for deciding a deletion, logging it, and carrying it out in slices where it is large. Which records it hits
+is `topics.log`'s business. Deleting a whole topic is in `topics.configuring`.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Sequence
+from functools import partial
+from typing import Any, Final
+
+import trio
+
+from topics.background import Background
+from topics.clock import Clock
+from topics.committing import Commits, time_commit, unlogged_floor
+from topics.config import Settings
+from topics.log.match import Match
+from topics.model import DeleteResult, Performance
+from topics.registry import Registry
+from topics.storage import frames
+from topics.storage.frames import FrameType, encode_control
+from topics.topic import Commit, Gate, Topic
+
+DELETE_SLICE: Final = 10_000
+"""Records a deletion marks before it lets others run: about 3 ms."""
+
+
+class Deleting:
+    """See the module."""
+
+    def __init__(
+        self, settings: Settings, clock: Clock, registry: Registry, commits: Commits, background: Background
+    ) -> None:
+        self._settings = settings
+        self._clock = clock
+        self._registry = registry
+        self._commits = commits
+        self._background = background
+
+    async def delete_records(
+        self, name: str, before_seq: int | None, match: Match | None, perf: Performance
+    ) -> DeleteResult:
+        """Delete records that are present now (`api.md` section 6); returns at the commit point. Silent for readers,
+        always."""
+        while True:
+            topic = self._registry.topic(name)
+            if topic.barrier is not None:
+                await topic.barrier.wait()
+                continue
+            writer = self._commits.check_writable(topic)
+            if writer.full and not topic.ephemeral:
+                await self._commits.admit(writer, self._settings.admission_ms)
+                continue
+            break
+        self._registry.expire(topic)
+        commit = self._commit(topic, before_seq, match)
+        deleted = await commit.wait()
+        time_commit(commit, perf)
+        log_ = topic.log
+        return DeleteResult(
+            topic=name,
+            deleted=deleted,
+            earliest_seq=log_.earliest_seq,
+            head_seq=log_.head_seq,
+            count=log_.count,
+            bytes=log_.bytes,
+        )
+
+    def _commit(self, topic: Topic, before_seq: int | None, match: Match | None) -> Commit:
+        """Decide a deletion and queue it: one step of the loop."""
+        bound = topic.log.head_seq
+        data, count = (b"", 0) if topic.ephemeral else self._frames(topic, before_seq, match, bound)
+        commit = Commit(
+            topic,
+            data,
+            count,
+            topic.gate if data else Gate.HANDED,
+            partial(self._publish, topic, before_seq, match, bound),
+            self._clock.perf_ns,
+        )
+        self._commits.send(commit)
+        return commit
+
+    def _frames(self, topic: Topic, before_seq: int | None, match: Match | None, bound: int) -> tuple[bytes, int]:
+        """The batch that replay repeats the deletion from, and how many frames it has."""
+        selector: dict[str, Any] = {"bound": bound}
+        if before_seq is not None:
+            selector["before_seq"] = before_seq
+        if match is not None:
+            selector["match"] = match.to_wire()
+        now = self._registry.now_ms()
+        mark = unlogged_floor(topic)
+        if mark is None:
+            return encode_control(FrameType.DELETE, selector, topic_id=topic.id, seq=bound, ts=now), 1
+        floor = encode_control(FrameType.EVICT_WATERMARK, mark, topic_id=topic.id, ts=now, flags=frames.MORE)
+        delete = encode_control(
+            FrameType.DELETE, selector, topic_id=topic.id, seq=bound, ts=now, flags=frames.CONTINUES
+        )
+        return floor + delete, 2
+
+    def _publish(self, topic: Topic, before_seq: int | None, match: Match | None, bound: int, commit: Commit) -> int:
+        """The commit point: how many records that was (0 as long as it is being worked off)."""
+        if match is None:
+            assert before_seq is not None
+            first = topic.log.earliest_seq
+            deleted = topic.log.delete_below(before_seq, bound)
+            if topic.ephemeral and deleted:
+                topic.blocks.free(range(first, min(before_seq, bound + 1)))
+            self._registry.account(topic)
+            return deleted
+        seqs = topic.log.matching(match, before_seq=before_seq, bound=bound)
+        if len(seqs) <= DELETE_SLICE:
+            return self._delete_slice(topic, seqs)
+        topic.working = trio.Event()
+        self._background.start_soon(self._work_off, topic, commit, seqs)
+        return 0
+
+    def _delete_slice(self, topic: Topic, seqs: Sequence[int]) -> int:
+        deleted = topic.log.delete_seqs(seqs)
+        topic.blocks.free(seqs)
+        self._registry.account(topic)
+        return deleted
+
+    async def _work_off(self, topic: Topic, commit: Commit, seqs: array[int]) -> None:
+        """A very large deletion in slices. The topic's readers and later commits wait for its end, nobody else does."""
+        deleted = 0
+        try:
+            for start in range(0, len(seqs), DELETE_SLICE):
+                deleted += self._delete_slice(topic, seqs[start : start + DELETE_SLICE])
+                await trio.lowlevel.checkpoint()
+        finally:
+            working, topic.working = topic.working, None
+            assert working is not None
+            working.set()
+            commit.result = deleted
+            commit.done.set()
+            topic.settle()

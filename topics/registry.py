@@ -1,0 +1,111 @@
+"""What is known across topics: which there are, what they hold together, what time it is for them.
+
+Responsible for finding a topic by its name or id, for the totals that limits and metrics go by, for the clock of
+retention, and for counting refusals. How a topic comes into being, changes and goes is `topics.configuring`'s business.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from sortedcontainers import SortedDict
+
+from topics.clock import Clock
+from topics.errors import ApiError, throttled, topic_not_found
+from topics.model import TopicConfig
+from topics.storage.payloads import PayloadCache
+from topics.topic import OnTheWay, Topic
+
+
+class EngineStatus:
+    """Where the daemon is in its life; HTTP asks it before every request."""
+
+    __slots__ = ("phase", "read_only", "replay_progress", "started_ms")
+
+    def __init__(self, started_ms: int) -> None:
+        self.phase: Literal["starting", "replaying", "ready", "draining"] = "starting"
+        self.replay_progress = 0.0
+        self.read_only = False
+        self.started_ms = started_ms
+
+
+class Registry:
+    """The live topics, and the sums over them. Changed only in single steps of the loop."""
+
+    def __init__(self, clock: Clock, cache: PayloadCache) -> None:
+        self.cache = cache
+        self.topics: SortedDict[str, Topic] = SortedDict()
+        self.by_id: dict[int, Topic] = {}
+        self.next_topic_id = 1
+        self.time_floor = 0
+        """The highest time that was persisted or given out: retention never judges by less."""
+        self.total_records = 0
+        self.total_bytes = 0
+        self.on_the_way = OnTheWay()
+        """What the commits of all topics have assigned and not published yet."""
+        self.throttled: dict[str, int] = {}
+        """How many requests each limit has refused (429)."""
+        self._clock = clock
+
+    def topic(self, name: str) -> Topic:
+        """The live topic of a name. Raises `404 topic_not_found`."""
+        topic = self.topics.get(name)
+        if topic is None:
+            raise topic_not_found(name)
+        return topic
+
+    def make(self, topic_id: int, name: str, config: TopicConfig, shard: int) -> Topic:
+        """A topic that nobody finds before `add`."""
+        return Topic(topic_id, name, config, shard, self.cache, self.on_the_way)
+
+    def add(self, topic: Topic) -> None:
+        """From here on the topic is found."""
+        self.by_id[topic.id] = topic
+        self.topics[topic.name] = topic
+        self.next_topic_id = max(self.next_topic_id, topic.id + 1)
+        self.account(topic)
+
+    def remove(self, topic: Topic) -> None:
+        """The topic is gone, and what it held."""
+        topic.deleted = True
+        del self.topics[topic.name]
+        del self.by_id[topic.id]
+        self.total_records -= topic.counted_records
+        self.total_bytes -= topic.counted_bytes
+        topic.blocks.clear()
+
+    def account(self, topic: Topic) -> None:
+        """Bring the totals up to date after a change of a topic's log, and free what nobody can read any more."""
+        log_ = topic.log
+        topic.part = None
+        self.total_records += log_.count - topic.counted_records
+        self.total_bytes += log_.bytes - topic.counted_bytes
+        topic.counted_records, topic.counted_bytes = log_.count, log_.bytes
+        topic.blocks.drop_below(log_.earliest_seq)
+
+    def now_ms(self) -> int:
+        """The clock by which retention judges: wall time that never steps back."""
+        now = self._clock.now_ms()
+        if now < self.time_floor:
+            return self.time_floor
+        self.time_floor = now
+        return now
+
+    def expire(self, topic: Topic) -> None:
+        """Advance the floors to now (`crash.md` 7)."""
+        if topic.config.ttl_ms and topic.log.expire(self.now_ms(), topic.config.ttl_ms):
+            self.account(topic)
+
+    def touch(self, topic: Topic) -> None:
+        """Somebody consumes the topic: it counts as read, now."""
+        topic.touched_ms = self._clock.monotonic_ms()
+        topic.last_read_ms = self.now_ms()
+
+    def throttle(self, limit: str, maximum: int) -> ApiError:
+        """A 429 for a limit, counted."""
+        self.count_throttled(limit)
+        return throttled(limit, maximum)
+
+    def count_throttled(self, limit: str) -> None:
+        """Another request was refused for a limit."""
+        self.throttled[limit] = self.throttled.get(limit, 0) + 1
