@@ -404,6 +404,7 @@ def test_a_bad_config_names_its_field(body: Any, field: str) -> None:
 def test_lists_have_pages() -> None:
     assert bodies.decode_list_query(b"") == bodies.Page("", None, 100)
     assert bodies.decode_list_query(b"prefix=a.&page_size=7&touch=false") == bodies.Page("a.", None, 7)
+    assert bodies.decode_list_query(b"touch=1") == bodies.Page("", None, 100, touch=True)
     for given, taken in ((0, 1), (-5, 1), (1, 1), (1000, 1000), (1001, 1000)):
         assert bodies.decode_list_query(f"page_size={given}".encode()).page_size == taken
 

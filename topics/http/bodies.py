@@ -415,22 +415,24 @@ def decode_config_patch(raw: bytes) -> TopicConfigPatch:
 
 
 class Page(NamedTuple):
-    """Which part of a list is asked for: names that begin with `prefix` and come after `after`."""
+    """Which part of a list is asked for: names that begin with `prefix` and come after `after`. `touch`: whether that
+    counts as a use of them."""
 
     prefix: str
     after: str | None
     page_size: int
+    touch: bool = False
 
 
 def decode_list_query(query: bytes) -> Page:
-    """`prefix`, `cursor` and `page_size` of a topic list (`api.md` sections 1 and 3)."""
+    """`prefix`, `cursor`, `page_size` and `touch` of a topic list (`api.md` sections 1 and 3)."""
     values = Query(query)
-    values.boolean("touch", False)
     cursor = values.text("cursor", "")
     return Page(
         prefix=values.text("prefix", ""),
         after=decode_cursor(cursor) if cursor else None,
         page_size=max(1, min(MAX_PAGE, values.integer("page_size", DEFAULT_PAGE, signed=True))),
+        touch=values.boolean("touch", False),
     )
 
 

@@ -153,9 +153,12 @@ class ControlPlane:
         return json_response(_StateAnswer(**fields, performance=self._performance()))
 
     async def list_topics(self) -> Response:
-        """`GET /v0/topics`. A list never touches what it shows."""
+        """`GET /v0/topics`. What it shows is as it was before its own touch, if it was asked for one."""
         page = bodies.decode_list_query(_query())
         topics, more = self._engine.list_topics(page.prefix, page.after, page.page_size)
+        if page.touch:
+            for entry in topics:
+                self._engine.topic_state(entry.topic, touch=True)
         cursor = bodies.encode_cursor(topics[-1].topic) if more and topics else UNSET
         return json_response(_ListAnswer(topics=topics, next_cursor=cursor, performance=self._performance()))
 

@@ -1,0 +1,1 @@
+"""A black-box client of the daemon, written against the wire contract (`api.md`, sections 1 to 6 and 11) alone."""
