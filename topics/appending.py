@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Sequence
+from contextlib import suppress
 from functools import partial
 from typing import Any, Final, NamedTuple
 
@@ -23,7 +24,9 @@ from topics.config import Settings
 from topics.configuring import Configuring
 from topics.errors import ApiError, topic_not_found
 from topics.idempotency import IdempotencyKeys
+from topics.loading import Loader
 from topics.log.block import Block
+from topics.log.index import NotLoaded
 from topics.log.topic_config import resolve_config
 from topics.log.topic_log import Extent
 from topics.model import AppendRequest, AppendResult, Performance, TopicConfigPatch
@@ -65,6 +68,7 @@ class Appending:
         ceilings: Ceilings,
         keys: IdempotencyKeys,
         configuring: Configuring,
+        loader: Loader,
     ) -> None:
         self._settings = settings
         self._clock = clock
@@ -73,6 +77,7 @@ class Appending:
         self._ceilings = ceilings
         self._keys = keys
         self._configuring = configuring
+        self._loader = loader
         self._expired_all_ms: int | None = None
 
     async def append(self, name: str, request: AppendRequest, perf: Performance) -> AppendResult:
@@ -86,6 +91,7 @@ class Appending:
         created = False
         waited = 0.0
         key = request.idempotency_key
+        batch: Columns | None = None
         while True:
             topic = self._registry.topics.get(name)
             if topic is None:
@@ -113,8 +119,11 @@ class Appending:
                 # A deletion on its way decides what has to be evicted: wait for it rather than evict too much.
                 await topic.next_change()
                 continue
+            if batch is None:
+                batch = columns_of(request)
+            if topic.log.stored_to and not await self._loaded(topic, batch):
+                continue
             break
-        batch = columns_of(request)
         self._check_room(topic, batch)
         if key is not None:
             self._keys.check_room()
@@ -132,6 +141,16 @@ class Appending:
             created=created,
             deduped=False,
         )
+
+    async def _loaded(self, topic: Topic, batch: Columns) -> bool:
+        """Whether making room for a batch needs no columns that are not in memory; if it does, they are by the time it
+        returns, and everything has to be looked at again."""
+        try:
+            self._watermark(topic, batch.sizes)
+        except NotLoaded as missing:
+            await self._loader.columns(topic, missing.spans)
+            return False
+        return True
 
     # -- admission ---------------------------------------------------------------------------------------------------
 
@@ -164,10 +183,10 @@ class Appending:
 
     def _check_quota(self, quota: int, nbytes: int) -> None:
         registry = self._registry
-        if registry.total_bytes + registry.on_the_way.bytes + nbytes <= quota:
+        if registry.total_bytes + registry.common.bytes_on_the_way + nbytes <= quota:
             return
         self._expire_all()
-        if registry.total_bytes + registry.on_the_way.bytes + nbytes > quota:
+        if registry.total_bytes + registry.common.bytes_on_the_way + nbytes > quota:
             raise registry.throttle("max_total_bytes", quota)
 
     def _expire_all(self) -> None:
@@ -178,7 +197,8 @@ class Appending:
             return
         self._expired_all_ms = now
         for topic in self._registry.by_id.values():
-            self._registry.expire(topic)
+            with suppress(NotLoaded):  # whoever looks at it next loads what it takes
+                self._registry.expire(topic)
 
     def _check_caps(self, topic: Topic, count: int, nbytes: int) -> None:
         config = topic.config
@@ -241,6 +261,8 @@ class Appending:
             sizes=appended.sizes,
             frame_lens=None if topic.ephemeral else appended.frame_lens,
         )
+        if watermark:
+            commit.needs = partial(topic.log.missing_below, watermark)
         if key is not None:
             self._keys.begin(commit, key)
         self._commits.send(commit)
@@ -249,9 +271,9 @@ class Appending:
     def _watermark(self, topic: Topic, sizes: array[int]) -> int:
         """Below what a topic with caps has to evict for a batch, and for those before it on their way; 0 for
         nothing."""
+        self._registry.expire(topic)
         if not _evicts(topic):
             return 0
-        self._registry.expire(topic)
         incoming = [commit.sizes for commit in topic.pending or () if commit.sizes is not None]
         caps = topic.config.cap_records, topic.config.cap_bytes
         watermark = topic.log.eviction_watermark(*caps, [*incoming, sizes])

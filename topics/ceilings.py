@@ -76,7 +76,7 @@ class Ceilings:
             topic.ceiling_block = min(topic.ceiling_block * 2, MAX_CEILING_BLOCK) if fast else MIN_CEILING_BLOCK
             topic.ceiling_queued = last_seq + topic.ceiling_block
             self._raised[topic.id] = topic
-            topic.part = None
+            topic.mark_changed()
             self._commits.writer(topic).submit(CeilingBatch(topic, topic.ceiling_queued, ts))
         return gate if last_seq <= topic.ceiling else Gate.SYNCED
 
@@ -105,7 +105,7 @@ class Ceilings:
         (`crash.md` 1)."""
         topic.ceiling = topic.ceiling_queued = topic.assigned
         topic.ceiling_block = MIN_CEILING_BLOCK
-        topic.part = None
+        topic.mark_changed()
         self._raised.pop(topic.id, None)
         batch = CeilingBatch(topic, topic.assigned, self._registry.now_ms())
         try:

@@ -80,6 +80,7 @@ class Setting:
 
 _DIGITS = re.compile(r"[0-9]{1,19}", re.ASCII)
 _SIZE = re.compile(r"([0-9]{1,19})(KiB|MiB|GiB|TiB)?", re.ASCII)
+_SHARE = re.compile(r"[01](\.[0-9]{1,9})?|\.[0-9]{1,9}", re.ASCII)
 _UNITS = {None: 1, "KiB": KIB, "MiB": MIB, "GiB": GIB, "TiB": TIB}
 _BOOLS = {"1": True, "true": True, "0": False, "false": False}
 
@@ -132,6 +133,17 @@ def _size(default: int, low: int, high: int, group: str, help: str) -> Any:
     return _field(default, group=group, help=help, allowed=what, default=format_size(default), parse=parse)
 
 
+def _share(default: float, group: str, help: str) -> Any:
+    """A number from 0 to 1."""
+
+    def parse(text: str) -> float:
+        if _SHARE.fullmatch(text) is None or float(text) > 1:
+            raise ValueError
+        return float(text)
+
+    return _field(default, group=group, help=help, allowed="a number from 0 to 1", default=str(default), parse=parse)
+
+
 def _choice(default: str, choices: tuple[str, ...], group: str, help: str) -> Any:
     def parse(text: str) -> str:
         if text not in choices:
@@ -177,9 +189,10 @@ def _text(default: str | None, allowed: str, group: str, help: str, *, secret: b
 
 # --- the table -------------------------------------------------------------------------------------------------------
 
-LISTENER, FILES, MEMORY, LIMITS, CAPS, TIMES, ACCESS, LOGGING = (
+LISTENER, FILES, SEGMENTS, MEMORY, LIMITS, CAPS, TIMES, ACCESS, LOGGING = (
     "Listener",
     "Files",
+    "Segments",
     "Memory",
     "Limits of a request",
     "Caps of the daemon",
@@ -202,7 +215,7 @@ class Settings:
     port_file: Path | None = _path(None, LISTENER, "File that receives the port in use, once it listens.")
 
     data_dir: Path = _path("./topics-data", FILES, "Directory of everything that is stored.")
-    cold_dir: Path | None = _path(None, FILES, "Directory for cold segments; nothing is moved there yet.")
+    cold_dir: Path | None = _path(None, FILES, "Directory for old segments; unset: none are moved.")
     wal_shards: int = _count(0, 0, 64, FILES, "Number of write-ahead logs; 0 means min(CPUs, 8).")
     wal_file_bytes: int = _size(
         64 * MIB, 64 * KIB, 2 * GIB, FILES, "Size at which a WAL file is rotated; below 1MiB is for tests."
@@ -214,6 +227,15 @@ class Settings:
         "On damage before the synced end: strict refuses to start, salvage goes on without the damaged range.",
     )
     min_free_bytes: int = _size(256 * MIB, 0, MAX_SIZE, FILES, "Appends are refused while less is free on the disk.")
+
+    segment_max_events: int = _count(10_000, 1, 1_000_000, SEGMENTS, "Records of a segment.")
+    segment_max_bytes: int = _size(64 * MIB, 1 * KIB, 1 * GIB, SEGMENTS, "Bytes of a segment's records.")
+    segment_max_age_ms: int = _duration(3_600_000, 0, SEGMENTS, "Age at which a segment is sealed; 0 is off.")
+    rewrite_live_ratio: float = _share(0.5, SEGMENTS, "A segment with a smaller share of live bytes is rewritten.")
+    hot_retain_segments: int = _count(4, 0, MAX_COUNT, SEGMENTS, "Newest sealed segments of a topic that stay hot.")
+    hot_retain_bytes: int = _size(0, 0, MAX_SIZE, SEGMENTS, "The same in bytes; whichever is met first; 0 is off.")
+    reclaim_ms: int = _duration(5000, 1, SEGMENTS, "Interval at which deleted records are given back to the disk.")
+    relocate_ms: int = _duration(5000, 1, SEGMENTS, "Interval at which segments are moved to the cold directory.")
 
     cache_bytes: int = _size(256 * MIB, 0, MAX_SIZE, MEMORY, "Payloads kept in memory, all topics together.")
     max_inflight_bytes: int = _size(

@@ -9,6 +9,7 @@ may say is decided in `topics.log.topic_config`; deleting records is in `topics.
 from __future__ import annotations
 
 from array import array
+from contextlib import AsyncExitStack
 from functools import partial
 from typing import Any, Final
 
@@ -22,12 +23,14 @@ from topics.errors import ApiError
 from topics.idempotency import IdempotencyKeys
 from topics.loading import Loader
 from topics.log.block import Block
+from topics.log.index import NotLoaded
 from topics.log.topic_config import config_to_wire, resolve_config
 from topics.log.topic_log import Gap
 from topics.model import TopicConfig, TopicConfigPatch
 from topics.registry import Registry
 from topics.storage import frames
 from topics.storage.frames import FrameType, encode_control, offsets_of, seal_batch
+from topics.storage.shelf import Shelf
 from topics.storage.store import Store
 from topics.storage.wal import ControlBatch
 from topics.topic import MIN_CEILING_BLOCK, Topic
@@ -186,8 +189,7 @@ class Configuring:
     async def _delete_synced(self, topic: Topic, if_empty: bool) -> None:
         try:
             await topic.drained()
-            topic.log.expire(self._registry.now_ms(), topic.config.ttl_ms)
-            self._registry.account(topic)
+            await self._loader.expire(topic)
             if if_empty and topic.log.count:
                 raise ApiError(
                     "topic_not_empty",
@@ -208,12 +210,18 @@ class Configuring:
     async def _reconfigure(self, topic: Topic, config: TopicConfig) -> TopicConfig:
         """Change a topic's config behind its barrier: everything before it is settled (and synced, when the class
         changes) first."""
+        files = AsyncExitStack()
         try:
             await topic.drained()
             old = topic.config
+            await self._loader.expire(topic)
             now = self._registry.now_ms()
-            topic.log.expire(now, old.ttl_ms)
             if config.durability != old.durability:
+                # What the ConfigUpdate says of segments must be what the part on disk says; and no checkpoint may put
+                # records into segments, or the log behind it, that are still being written out.
+                if topic.shelf is None:
+                    topic.shelf = Shelf()
+                await files.enter_async_context(topic.shelf.upkeep)
                 await self._commits.sync_shard(topic)
                 if old.durability == "ephemeral":
                     await self._write_out(topic)
@@ -224,7 +232,8 @@ class Configuring:
                 ceiling = topic.assigned + MIN_CEILING_BLOCK
             else:
                 ceiling = max(topic.ceiling, topic.ceiling_queued)
-            below = topic.log.eviction_watermark(config.cap_records, config.cap_bytes, [])
+            caps = partial(topic.log.eviction_watermark, config.cap_records, config.cap_bytes, [])
+            below = await self._loader.prepared(topic, caps)
             # The floors are latched before the new ttl and caps can change what they would have been (`crash.md` 6).
             update: dict[str, Any] = {"config": config_to_wire(config), "ceiling": ceiling}
             if old.durability == "ephemeral" and config.durability != "ephemeral":
@@ -243,9 +252,7 @@ class Configuring:
                 if config.durability != old.durability:
                     topic.synced_seq = topic.assigned
                 self._apply_config(topic, config, ceiling)
-                topic.log.evict_below(below, "cap")
-                topic.log.expire(self._registry.now_ms(), config.ttl_ms)
-                self._registry.account(topic)
+                topic.change(partial(self._latch, topic, below))
 
             batch = ControlBatch(
                 seal_batch(entries, topic_id=topic.id, ts=now, opened=False),
@@ -258,7 +265,16 @@ class Configuring:
             await batch.wait_synced()
             return config
         finally:
+            await files.aclose()
             topic.lift_barrier()
+
+    def _latch(self, topic: Topic, below: int) -> None:
+        """What new caps and a new ttl take. Raises NotLoaded, and then is called again."""
+        if missing := topic.log.missing_below(below):
+            raise NotLoaded(missing)
+        topic.log.evict_below(below, "cap")
+        self._registry.account(topic)
+        self._registry.expire(topic)
 
     def _apply_config(self, topic: Topic, config: TopicConfig, ceiling: int) -> None:
         if topic.config.dead_letter is not None:
@@ -271,11 +287,11 @@ class Configuring:
 
     async def _write_out(self, topic: Topic) -> None:
         """Log the live records of an `ephemeral` topic that is about to be stored (`crash.md` 24); a barrier keeps new
-        ones out.
+        ones out. What segments hold from before it became `ephemeral` stays there.
 
-        They mean nothing until the ConfigUpdate that follows them, which carries the structure they belong to.
+        The records mean nothing until the ConfigUpdate that follows them, which carries the structure they belong to.
         """
-        position = topic.log.earliest_seq - 1
+        position = max(topic.log.earliest_seq - 1, topic.log.stored_to)
         loaded: Block | None = None
         while (step := topic.log.step(position, RUN_RECORDS)) is not None:
             if isinstance(step, Gap):

@@ -2,14 +2,14 @@
 first.
 
     daemon
-     ├─ storage     shard writer x N · compactor · free-space watch
+     ├─ storage     shard writer x N · compactor · reclaimer · relocator · free-space watch
      ├─ sessions    housekeeping (ceilings, idempotency windows)
      ├─ engine      commits that outlive the request that asked for them
      └─ http        hypercorn
 
-What a failure means is said where the task is started: a shard writer that fails goes read-only and lives on; the
-compactor is restarted with backoff and counted; a request handler that fails is that request's 500; anything else
-brings the daemon down in order.
+What a failure means is said where the task is started: a shard writer that fails goes read-only and lives on;
+compactor, reclaimer and relocator are restarted with backoff and counted; a request handler that fails is that
+request's 500; anything else brings the daemon down in order.
 """
 
 from __future__ import annotations
@@ -35,11 +35,11 @@ from topics.http.server import Server, open_listener, port_of, serve
 from topics.limits import raise_file_limit
 from topics.logs import get_logger
 from topics.offload import Kind, ThreadOffload
-from topics.storage.compactor import Compactor
 from topics.storage.datadir import DataDirError
 from topics.storage.frames import UnknownFrameType
 from topics.storage.fs import OsFs
 from topics.storage.recovery import Damage
+from topics.storage.segment_store import SegmentStore
 
 log = get_logger(__name__)
 
@@ -61,12 +61,15 @@ class Refused(Exception):
     """The start is refused; the message is for the operator."""
 
 
-def run(settings: Settings) -> int:
+def run(settings: Settings, cold: SegmentStore | None = None) -> int:
     """Run the daemon to its end; the process's exit code: 0 after a clean stop, 1 after a failure, 2 when the start is
-    refused."""
+    refused.
+
+    `cold` is where old segments go, in place of the directory that the settings name.
+    """
     code = EXIT_FAILED
     try:
-        code = trio.run(partial(_main, settings), strict_exception_groups=True)
+        code = trio.run(partial(_main, settings, cold), strict_exception_groups=True)
     except* Refused as group:
         for error in _leaves(group):
             log.error("start_refused", reason=str(error))
@@ -85,7 +88,7 @@ def _leaves(group: BaseExceptionGroup[Refused]) -> Iterator[Refused]:
             yield error
 
 
-async def _main(settings: Settings) -> int:
+async def _main(settings: Settings, cold: SegmentStore | None) -> int:
     gc.set_threshold(*COLLECTOR_THRESHOLDS)
     warning = raise_file_limit()
     for sentence in [*settings.warnings, *([warning] if warning is not None else [])]:
@@ -94,14 +97,14 @@ async def _main(settings: Settings) -> int:
     offload = ThreadOffload(
         {Kind.WAL: settings.wal_shards + 1, Kind.HOT_READ: 8, Kind.COLD_READ: 8, Kind.CPU: 2, Kind.FILES: 4}
     )
-    engine = Engine(settings, fs=OsFs(), clock=clock, offload=offload)
+    engine = Engine(settings, fs=OsFs(), clock=clock, offload=offload, cold=cold)
     with trio.open_signal_receiver(signal.SIGTERM, signal.SIGINT) as signals:
         try:
             engine.store.lock(f"pid {os.getpid()}")
         except DataDirError as error:
             raise Refused(str(error)) from error
         try:
-            daemon = Daemon(settings, engine, clock, offload, _listen(settings))
+            daemon = Daemon(settings, engine, _listen(settings))
             return await daemon.serve(signals)
         finally:
             engine.store.unlock()
@@ -117,17 +120,9 @@ def _listen(settings: Settings) -> list[socket.socket]:
 class Daemon:
     """One life of the daemon, from the open listener to the exit code."""
 
-    def __init__(
-        self,
-        settings: Settings,
-        engine: Engine,
-        clock: SystemClock,
-        offload: ThreadOffload,
-        sockets: list[socket.socket],
-    ) -> None:
+    def __init__(self, settings: Settings, engine: Engine, sockets: list[socket.socket]) -> None:
         self.settings = settings
         self.engine = engine
-        self.compactor = Compactor(settings, engine.store, engine.registry, fs=OsFs(), clock=clock, offload=offload)
         self.port = port_of(sockets)
         self._sockets = sockets
         self._failed = False
@@ -150,7 +145,10 @@ class Daemon:
             for writer in self.engine.store.writers:
                 storage.start_soon(self._vital, f"wal shard {writer.shard}", writer.run)
             background = await daemon.start(_branch)
-            background.start_soon(self._restarted, "compactor", self.compactor.run)
+            background.start_soon(self._restarted, "compactor", self.engine.compactor.run)
+            background.start_soon(self._restarted, "reclaimer", self.engine.reclaimer.run)
+            if self.engine.store.tiers.cold is not None:
+                background.start_soon(self._restarted, "relocator", self.engine.relocator.run)
             background.start_soon(self._restarted, "free_space", self.engine.store.watch_space)
             background.start_soon(self._vital, "housekeeping", self._housekeeping)
             # What recovery has built stays: the collector need not look at it again and again.
@@ -206,10 +204,9 @@ class Daemon:
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._show_progress)
             try:
-                recovered = await engine.store.open()
+                await engine.recover()
             except (Damage, DataDirError, UnknownFrameType) as error:
                 raise Refused(str(error)) from error
-            await engine.restore(recovered)
             nursery.cancel_scope.cancel()
         log.info(
             "recovered",
@@ -257,7 +254,7 @@ class Daemon:
             await writer.stop()
         self._draining = "the last snapshot"
         if not any(writer.failed for writer in self.engine.store.writers):
-            await self.compactor.try_checkpoint(marks=False)
+            await self.engine.compactor.try_checkpoint(marks=False)
         log.info("drained")
 
 

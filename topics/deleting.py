@@ -7,7 +7,8 @@ is `topics.log`'s business. Deleting a whole topic is in `topics.configuring`.
 from __future__ import annotations
 
 from array import array
-from collections.abc import Sequence
+from bisect import bisect_left
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, Final
 
@@ -17,6 +18,9 @@ from topics.background import Background
 from topics.clock import Clock
 from topics.committing import Commits, time_commit, unlogged_floor
 from topics.config import Settings
+from topics.errors import ApiError
+from topics.loading import Loader
+from topics.log.index import NotLoaded, Span
 from topics.log.match import Match
 from topics.model import DeleteResult, Performance
 from topics.registry import Registry
@@ -27,17 +31,28 @@ from topics.topic import Commit, Gate, Topic
 DELETE_SLICE: Final = 10_000
 """Records a deletion marks before it lets others run: about 3 ms."""
 
+DELETE_SPREAD: Final = 40_000
+"""Seqs that such a slice is spread over at most: the columns of a few segments are needed at once."""
+
 
 class Deleting:
     """See the module."""
 
     def __init__(
-        self, settings: Settings, clock: Clock, registry: Registry, commits: Commits, background: Background
+        self,
+        settings: Settings,
+        clock: Clock,
+        registry: Registry,
+        *,
+        commits: Commits,
+        loader: Loader,
+        background: Background,
     ) -> None:
         self._settings = settings
         self._clock = clock
         self._registry = registry
         self._commits = commits
+        self._loader = loader
         self._background = background
 
     async def delete_records(
@@ -54,9 +69,10 @@ class Deleting:
             if writer.full and not topic.ephemeral:
                 await self._commits.admit(writer, self._settings.admission_ms)
                 continue
-            break
-        self._registry.expire(topic)
-        commit = self._commit(topic, before_seq, match)
+            candidates = await self._candidates(topic, match)
+            if candidates is not None:
+                break
+        commit = self._commit(topic, before_seq, match, candidates)
         deleted = await commit.wait()
         time_commit(commit, perf)
         log_ = topic.log
@@ -69,18 +85,43 @@ class Deleting:
             bytes=log_.bytes,
         )
 
-    def _commit(self, topic: Topic, before_seq: int | None, match: Match | None) -> Commit:
+    async def _candidates(self, topic: Topic, match: Match | None) -> array[int] | None:
+        """Seqs that match according to segment files, with the floors as of now; None if the topic has to be looked at
+        again, as something had to be waited for. Nothing waits before the return otherwise."""
+        try:
+            self._registry.expire(topic)
+        except NotLoaded as missing:
+            await self._loader.columns(topic, missing.spans)
+            return None
+        if match is None or not topic.log.spans_with_tags(topic.log.head_seq):
+            return array("Q")
+        found = await self._loader.candidates(topic, match, topic.log.head_seq)
+        if topic.deleted or topic.barrier is not None or self._commits.writer(topic).failed is not None:
+            return None
+        return found
+
+    def _commit(self, topic: Topic, before_seq: int | None, match: Match | None, candidates: array[int]) -> Commit:
         """Decide a deletion and queue it: one step of the loop."""
         bound = topic.log.head_seq
+        seqs = None
+        if match is not None:
+            # Everything up to the bound is published, so what matches is known now; what of it is still there then,
+            # the commit point will find.
+            end = bound if before_seq is None else min(bound, before_seq - 1)
+            known = array("Q", [seq for seq in candidates if topic.log.earliest_seq <= seq <= end])
+            seqs = known + topic.log.matching(match, before_seq=before_seq, bound=bound)
         data, count = (b"", 0) if topic.ephemeral else self._frames(topic, before_seq, match, bound)
         commit = Commit(
             topic,
             data,
             count,
             topic.gate if data else Gate.HANDED,
-            partial(self._publish, topic, before_seq, match, bound),
+            partial(self._publish, topic, before_seq, seqs, bound),
             self._clock.perf_ns,
         )
+        if topic.log.stored_to and seqs is None:
+            assert before_seq is not None
+            commit.needs = partial(self._needs_below, topic, min(before_seq, bound + 1))
         self._commits.send(commit)
         return commit
 
@@ -101,9 +142,15 @@ class Deleting:
         )
         return floor + delete, 2
 
-    def _publish(self, topic: Topic, before_seq: int | None, match: Match | None, bound: int, commit: Commit) -> int:
+    @staticmethod
+    def _needs_below(topic: Topic, end: int) -> tuple[Span, ...]:
+        return topic.log.missing_below(end)
+
+    def _publish(
+        self, topic: Topic, before_seq: int | None, seqs: array[int] | None, bound: int, commit: Commit
+    ) -> int:
         """The commit point: how many records that was (0 as long as it is being worked off)."""
-        if match is None:
+        if seqs is None:
             assert before_seq is not None
             first = topic.log.earliest_seq
             deleted = topic.log.delete_below(before_seq, bound)
@@ -111,8 +158,7 @@ class Deleting:
                 topic.blocks.free(range(first, min(before_seq, bound + 1)))
             self._registry.account(topic)
             return deleted
-        seqs = topic.log.matching(match, before_seq=before_seq, bound=bound)
-        if len(seqs) <= DELETE_SLICE:
+        if len(seqs) <= DELETE_SLICE and not topic.log.missing_for(seqs):
             return self._delete_slice(topic, seqs)
         topic.working = trio.Event()
         self._background.start_soon(self._work_off, topic, commit, seqs)
@@ -124,12 +170,27 @@ class Deleting:
         self._registry.account(topic)
         return deleted
 
+    async def _until_loaded(self, topic: Topic, part: Callable[[], int]) -> int:
+        """The deletion is in the log, so it has to take effect, however long the disk takes to answer."""
+        pause = 0.01
+        while True:
+            try:
+                return await self._loader.prepared(topic, part)
+            except ApiError:
+                await trio.sleep(pause)
+                pause = min(2 * pause, 1.0)
+
     async def _work_off(self, topic: Topic, commit: Commit, seqs: array[int]) -> None:
         """A very large deletion in slices. The topic's readers and later commits wait for its end, nobody else does."""
         deleted = 0
         try:
-            for start in range(0, len(seqs), DELETE_SLICE):
-                deleted += self._delete_slice(topic, seqs[start : start + DELETE_SLICE])
+            at = 0
+            while at < len(seqs):
+                # A few segments at a time, so that what they need fits into memory.
+                to = bisect_left(seqs, seqs[at] + DELETE_SPREAD, at, min(at + DELETE_SLICE, len(seqs)))
+                part = partial(self._delete_slice, topic, seqs[at:to])
+                deleted += await self._until_loaded(topic, part)
+                at = to
                 await trio.lowlevel.checkpoint()
         finally:
             working, topic.working = topic.working, None

@@ -17,6 +17,7 @@ awaits the loop is the lock: seqs are assigned and frames queued without one in 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import suppress
 from functools import partial
 from typing import Final
 
@@ -31,9 +32,11 @@ from topics.committing import Commits
 from topics.config import Settings
 from topics.configuring import Configuring
 from topics.deleting import Deleting
+from topics.errors import read_only, topic_not_found
 from topics.figures import EngineFigures, TopicFigures, WalFigures
 from topics.idempotency import IdempotencyKeys
 from topics.loading import Loader
+from topics.log.index import NotLoaded, Span
 from topics.log.match import Match
 from topics.logs import get_logger
 from topics.model import (
@@ -52,10 +55,19 @@ from topics.offload import Kind, Offload
 from topics.reading import Reading
 from topics.registry import EngineStatus, Registry
 from topics.sched.priority import effective_priority
+from topics.storage.compactor import Compactor
 from topics.storage.fs import Fs
+from topics.storage.index_cache import IndexCache
 from topics.storage.payloads import PayloadCache
+from topics.storage.reclaimer import Reclaimer
 from topics.storage.recovery import Recovered
+from topics.storage.relocator import Relocator
+from topics.storage.segment_store import SegmentStore
+from topics.storage.shelf import Shelf
+from topics.storage.snapshot import KEPT
 from topics.storage.store import Store
+from topics.storage.storing import Storing
+from topics.storage.upkeep import Upkeep
 from topics.topic import Topic
 
 log = get_logger(__name__)
@@ -67,17 +79,28 @@ METRIC_TOPICS: Final = 1000
 class Engine:
     """See the module. Made once by the daemon; `run` must be running while the other methods are called."""
 
-    def __init__(self, settings: Settings, *, fs: Fs, clock: Clock, offload: Offload) -> None:
+    def __init__(
+        self,
+        settings: Settings,
+        *,
+        fs: Fs,
+        clock: Clock,
+        offload: Offload,
+        cold: SegmentStore | None = None,
+    ) -> None:
         self.settings = settings
         self.clock = clock
         self.status = EngineStatus(clock.monotonic_ms())
-        self.store: Store = Store(settings, fs=fs, clock=clock, offload=offload, on_failure=self._shard_failed)
+        self.store: Store = Store(
+            settings, fs=fs, clock=clock, offload=offload, on_failure=self._shard_failed, cold=cold
+        )
         self.cache = PayloadCache(settings.cache_bytes)
         self.registry = Registry(clock, self.cache)
         self._offload = offload
         self._background = Background()
         commits = Commits(settings, self.store, self.registry)
-        loader = Loader(self.registry, self.store, fs=fs, offload=offload)
+        indexes = IndexCache(settings.cache_bytes)
+        loader = Loader(self.registry, self.store, indexes, self._background, fs=fs, offload=offload)
         self._ceilings = Ceilings(clock, self.registry, commits)
         self._keys = IdempotencyKeys(settings, self.registry)
         self._configuring = Configuring(
@@ -98,9 +121,29 @@ class Engine:
             ceilings=self._ceilings,
             keys=self._keys,
             configuring=self._configuring,
+            loader=loader,
         )
-        self._deleting = Deleting(settings, clock, self.registry, commits, self._background)
+        self._deleting = Deleting(
+            settings, clock, self.registry, commits=commits, loader=loader, background=self._background
+        )
         self._reading = Reading(self.status, self.registry, loader)
+        self._loader = loader
+        storing = Storing(settings, self.store, self.registry, indexes, fs=fs, clock=clock, offload=offload)
+        upkeep = Upkeep(self.store, self.registry, clock)
+        self.compactor = Compactor(settings, self.store, self.registry, storing, upkeep, fs=fs, offload=offload)
+        self.reclaimer = Reclaimer(
+            settings,
+            self.registry,
+            storing,
+            upkeep,
+            loader.spans,
+            indexes,
+            loader.expire,
+            clock=clock,
+            offload=offload,
+        )
+        self.relocator = Relocator(settings, self.registry, storing, upkeep, offload=offload)
+        self.registry.on_removed = self.reclaimer.remove_topic
 
     @property
     def topics(self) -> SortedDict[str, Topic]:
@@ -130,7 +173,7 @@ class Engine:
     @property
     def pending_bytes_total(self) -> int:
         """Bytes of the records that are on their way, in all topics."""
-        return self.registry.on_the_way.bytes
+        return self.registry.common.bytes_on_the_way
 
     @property
     def key_count(self) -> int:
@@ -173,7 +216,19 @@ class Engine:
             if not self.store.failed(topic.shard):
                 await topic.drained()
 
-    async def restore(self, recovered: Recovered) -> None:
+    async def recover(self) -> None:
+        """Rebuild everything from the disk; from here on the shard writers may run.
+
+        Raises `Damage` in strict mode, DataDirError, OSError, `UnknownFrameType`.
+        """
+        await self._restore(await self.store.open())
+        if self.store.layout_differs:
+            await self.compactor.change_layout()
+        elif self.store.salvaged:
+            for _ in range(KEPT):  # what salvage has decided is in both snapshots before anybody is served
+                await self.compactor.checkpoint(marks=False)
+
+    async def _restore(self, recovered: Recovered) -> None:
         """Take over what recovery has found, in slices."""
         registry = self.registry
         registry.next_topic_id = max(registry.next_topic_id, recovered.next_topic_id)
@@ -188,12 +243,19 @@ class Engine:
             topic.floor_logged = found.log.evict_floor
             topic.applied_end = found.end if found.end.ordinal >= 0 else None
             topic.last_write_ms, topic.last_read_ms = found.last_write, found.last_read
+            topic.part = found.part
+            if found.segments:
+                topic.shelf = Shelf()
+                topic.shelf.segments = {segment for segment in found.segments if segment.tier != "gone"}
+                topic.shelf.earliest_stored = found.log.earliest_seq
             newest = registry.topics.get(found.name)
             if newest is not None and newest.id > topic.id:
                 continue  # for one name the highest id wins
             if newest is not None:
                 self._configuring.forget(newest)
             self._configuring.adopt(topic)
+            if topic.part is not None:
+                self.registry.changed.discard(topic)  # nothing has happened since its part was made
             if i % 256 == 255:
                 await trio.lowlevel.checkpoint()
 
@@ -258,10 +320,14 @@ class Engine:
         it."""
         return await self._configuring.delete(name, if_empty=if_empty)
 
-    def topic_state(self, name: str, *, touch: bool) -> TopicState:
+    async def topic_state(self, name: str, *, touch: bool) -> TopicState:
         """The state of a topic as of now (`api.md` section 3). Raises 404."""
         topic = self.registry.topic(name)
-        self.registry.expire(topic)
+        while topic.working is not None:
+            await topic.working.wait()
+        await self._loader.expire(topic)
+        if topic.deleted:
+            raise topic_not_found(name)
         if touch:
             self.registry.touch(topic)
         log_ = topic.log
@@ -281,8 +347,16 @@ class Engine:
             last_read_ts=topic.last_read_ms,
         )
 
-    def list_topics(self, prefix: str, after: str | None, page_size: int) -> tuple[list[TopicSummary], bool]:
+    async def list_topics(self, prefix: str, after: str | None, page_size: int) -> tuple[list[TopicSummary], bool]:
         """A page of topics in name order, and whether another exists. The cost follows the page."""
+        while True:
+            try:
+                return self._list(prefix, after, page_size)
+            except _NotReady as missing:
+                await self._loader.columns(missing.topic, missing.spans)
+
+    def _list(self, prefix: str, after: str | None, page_size: int) -> tuple[list[TopicSummary], bool]:
+        """One step of the loop, so that a page is of one moment. Raises _NotReady."""
         low = prefix if after is None or after < prefix else after
         page: list[TopicSummary] = []
         for name in self._names_from(low, exclusive=after is not None and low == after):
@@ -291,7 +365,10 @@ class Engine:
             if len(page) == page_size:
                 return page, True
             topic = self.topics[name]
-            self.registry.expire(topic)
+            try:
+                self.registry.expire(topic)
+            except NotLoaded as missing:
+                raise _NotReady(topic, missing.spans) from missing
             page.append(
                 TopicSummary(
                     topic=name,
@@ -327,7 +404,8 @@ class Engine:
         for topic in self.topics.values():
             by_class[topic.config.durability] += 1
             if len(samples) < METRIC_TOPICS:
-                self.registry.expire(topic)
+                with suppress(NotLoaded):  # metrics wait for nobody
+                    self.registry.expire(topic)
                 log_ = topic.log
                 samples.append(TopicFigures(topic.name, log_.head_seq, log_.earliest_seq, log_.count, log_.bytes))
         return EngineFigures(
@@ -342,4 +420,37 @@ class Engine:
             topic_samples=samples,
             topics_truncated=len(self.topics) > METRIC_TOPICS,
             throttled=dict(self.registry.throttled),
+            segments=self._segments(),
         )
+
+    def _segments(self) -> dict[str, int]:
+        """How many segments there are by tier."""
+        tiers = {"hot": 0, "cold": 0}
+        for topic in self.topics.values():
+            if topic.shelf is not None:
+                for segment in topic.shelf.segments:
+                    tiers[segment.tier] += 1
+        return tiers
+
+    # -- upkeep ------------------------------------------------------------------------------------------------------
+
+    async def checkpoint(self, hold_ms: int) -> tuple[list[str], dict[int, list[int]]]:
+        """A checkpoint now, and every file kept as it is for `hold_ms` (`api.md` section 11): the files it consists of,
+        and where replay begins by shard.
+
+        Raises `503 read_only` on a failed shard or disk.
+        """
+        try:
+            taken = await self.compactor.checkpoint(hold_ms=hold_ms)
+            return await self.compactor.files(), taken.positions
+        except OSError as error:
+            raise read_only(f"the checkpoint has failed ({error.strerror or error})") from error
+
+
+class _NotReady(Exception):
+    """Columns of a topic are needed."""
+
+    def __init__(self, topic: Topic, spans: tuple[Span, ...]) -> None:
+        super().__init__(topic.name)
+        self.topic = topic
+        self.spans = spans

@@ -109,3 +109,5 @@ class EngineFigures:
     topic_samples: list[TopicFigures] = field(default_factory=list)
     topics_truncated: bool = False
     throttled: dict[str, int] = field(default_factory=dict)
+    segments: dict[str, int] = field(default_factory=dict)
+    """By tier."""

@@ -1,64 +1,215 @@
-"""Records that are not in memory: read back from their frames, verified, put into the cache.
+"""Records and index columns that are not in memory: read back from the files, verified, put into the caches.
 
-Where a record's frame lies is known to `topics.log`, how one is read to `topics.storage.payloads`; that the topic may
-change while the disk is waited for is dealt with here.
+Where a record's frame lies is known to `topics.log`, how one is read to `topics.storage`; that the topic may change
+while the disk is waited for is dealt with here.
 """
 
 from __future__ import annotations
 
+from array import array
+from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Final
+from typing import Final, TypeVar
 
+import trio
+
+from topics.background import Background
+from topics.errors import ApiError
 from topics.log.block import Block
+from topics.log.index import NotLoaded, Span
+from topics.log.match import Match
+from topics.log.topic_log import FrameRange
 from topics.logs import get_logger
+from topics.model import Performance
 from topics.offload import Kind, Offload
 from topics.registry import Registry
+from topics.storage.datadir import segment_name
+from topics.storage.frames import StoredRecord
 from topics.storage.fs import Fs
+from topics.storage.index_cache import IndexCache
 from topics.storage.payloads import block_of_records, read_records
+from topics.storage.segments import decode_records
+from topics.storage.shelf import Segment
+from topics.storage.span_loader import SpanLoader
 from topics.storage.store import Store
 from topics.topic import Topic
 
 log = get_logger(__name__)
 
+T = TypeVar("T")
+
 LOAD_RECORDS: Final = 1000
 """Records one read from disk brings in at most."""
+
+DECODE_RECORDS: Final = 500
+"""Records taken apart before others run: less than a millisecond."""
 
 
 class Loader:
     """See the module."""
 
-    def __init__(self, registry: Registry, store: Store, *, fs: Fs, offload: Offload) -> None:
+    def __init__(
+        self,
+        registry: Registry,
+        store: Store,
+        indexes: IndexCache,
+        background: Background,
+        *,
+        fs: Fs,
+        offload: Offload,
+    ) -> None:
+        self.spans = SpanLoader(store.tiers, indexes, offload)
         self._registry = registry
         self._store = store
+        self._indexes = indexes
+        self._background = background
         self._fs = fs
         self._offload = offload
+        registry.common.fetch = self._fetch
 
-    async def load(self, topic: Topic, first: int, last: int) -> Block | None:
+    # -- columns -----------------------------------------------------------------------------------------------------
+
+    async def prepared(self, topic: Topic, operation: Callable[[], T]) -> T:
+        """Call `operation`, as often as it asks for columns; its result.
+
+        Nothing waits between its success and the return. Raises `503 not_ready` if the disk does not answer.
+        """
+        while True:
+            try:
+                return operation()
+            except NotLoaded as missing:
+                await self.columns(topic, missing.spans)
+
+    async def columns(self, topic: Topic, spans: Sequence[Span]) -> None:
+        """Load columns that an operation has asked for."""
+        try:
+            await self.spans.load(topic, spans)
+        except OSError as error:
+            raise _unavailable(topic, error) from error
+        if topic in self._registry.changed:
+            self._registry.account(topic)  # what was damaged is lost
+
+    async def expire(self, topic: Topic) -> None:
+        """Advance the floors to now (`crash.md` 7)."""
+        await self.prepared(topic, partial(self._registry.expire, topic))
+
+    async def candidates(self, topic: Topic, match: Match, bound: int) -> array[int]:
+        """Seqs that match according to segment files (`SpanLoader.candidates`)."""
+        try:
+            return await self.spans.candidates(topic, match, bound)
+        except OSError as error:
+            raise _unavailable(topic, error) from error
+
+    def _fetch(self, topic: Topic, spans: tuple[Span, ...]) -> None:
+        """A commit cannot be published before these columns are there."""
+        self._background.start_soon(self._fetch_and_resume, topic, spans)
+
+    async def _fetch_and_resume(self, topic: Topic, spans: tuple[Span, ...]) -> None:
+        pause = 0.01
+        while not topic.deleted:
+            try:
+                await self.spans.load(topic, spans)
+                break
+            except OSError as error:
+                # The commit is in the log and has to take effect; there is nobody to tell that it cannot.
+                log.error("columns_unreadable", topic=topic.name, error=str(error))
+                await trio.sleep(pause)
+                pause = min(2 * pause, 1.0)
+        topic.resume()
+
+    # -- payloads ----------------------------------------------------------------------------------------------------
+
+    async def load(self, topic: Topic, first: int, last: int, perf: Performance | None = None) -> Block | None:
         """Read live records from disk into a block that begins at `first`.
 
         The caller looks at the state again, as it may have changed: then there may be no block (None), and what is live
-        now of the block's range is all there.
-        Records whose bytes do not verify become `corrupt` holes, never data.
+        now of the block's range is all there. Records whose bytes do not verify become `corrupt` holes, never data.
+        Raises `503 not_ready` if the disk does not answer. Reads of the cold store are counted in `perf`.
         """
         following = topic.blocks.next_first(first)
         last = min(last, first + LOAD_RECORDS - 1, following - 1 if following is not None else last)
-        frame_range = topic.log.locate(first, last)[0]
-        path = self._store.files.get(frame_range.file).path
-        read = partial(read_records, self._fs, path, frame_range)
+        located = await self.prepared(topic, partial(topic.log.locate, first, last))
+        if not located:
+            return None
+        wanted = located[0]
         try:
-            records, damaged = await self._offload.run(Kind.HOT_READ, read)
-        except FileNotFoundError:
-            # Dropped while we were about to read it; if the index still points there, the file is missing.
-            records, damaged = [], list(frame_range.seqs)
-        for seq in damaged:
-            if topic.log.is_live(seq) and topic.log.locate(seq, seq)[0].file == frame_range.file:
-                log.error("record_damaged", topic=topic.name, seq=seq, file=path)
-                topic.log.add_hole(seq, seq, "corrupt")
-        if damaged:
-            self._registry.account(topic)
+            records, damaged = await self._read(topic, wanted)
+            if perf is not None and isinstance(wanted.segment, Segment) and wanted.segment.tier == "cold":
+                perf.cold_segments_read = (perf.cold_segments_read or 0) + 1
+            if damaged and isinstance(wanted.segment, Segment):
+                records, damaged = await self._read_again(topic, wanted, damaged)
+        except OSError as error:
+            raise _unavailable(topic, error) from error
+        await self._give_up(topic, damaged)
         if not records or records[0].seq != first or topic.deleted:
             return None
         block = block_of_records(records)
         if topic.log.is_live(first):
             topic.blocks.insert(block)
         return block
+
+    async def _read(self, topic: Topic, wanted: FrameRange) -> tuple[list[StoredRecord], list[int]]:
+        """The records of one range, and the seqs that do not verify."""
+        segment = wanted.segment
+        if not isinstance(segment, Segment):
+            path = self._store.files.get(wanted.file).path
+            try:
+                return await self._offload.run(Kind.HOT_READ, partial(read_records, self._fs, path, wanted))
+            except FileNotFoundError:
+                # Dropped while we were about to read it; if the index still points there, the file is missing.
+                return [], [seq for seq in wanted.seqs if not topic.log.is_stored(seq)]
+        cold = segment.tier == "cold"
+        name = segment_name(segment.first, "data")
+        try:
+            store = self._store.tiers.of(segment)
+            read = partial(store.read_range, segment.topic_id, name, wanted.offset, wanted.length)
+            window = await self._offload.run(Kind.COLD_READ if cold else Kind.HOT_READ, read)
+        except FileNotFoundError:
+            if cold and segment.tier == "cold":
+                raise
+            return [], list(wanted.seqs)
+        records: list[StoredRecord] = []
+        damaged: list[int] = []
+        for at in range(0, len(wanted.seqs), DECODE_RECORDS):
+            part = slice(at, at + DECODE_RECORDS)
+            found, bad = decode_records(window, wanted.starts[part], wanted.frame_lens[part], wanted.seqs[part])
+            records += found
+            damaged += bad
+            if at + DECODE_RECORDS < len(wanted.seqs):
+                await trio.lowlevel.checkpoint()
+        return records, damaged
+
+    async def _read_again(
+        self, topic: Topic, wanted: FrameRange, damaged: list[int]
+    ) -> tuple[list[StoredRecord], list[int]]:
+        """What looked damaged may have been replaced while it was read, or its index may be wrong: once more with
+        nobody at work on the files, by columns that come from `.data` itself."""
+        shelf = topic.shelf
+        assert shelf is not None
+        async with shelf.upkeep:
+            if topic.deleted or not any(topic.log.is_stored(seq) for seq in damaged):
+                return [], []
+            await self.spans.rescan(topic, damaged)
+            alive = [seq for seq in wanted.seqs if topic.log.is_live(seq)]
+            if not alive:
+                return [], []
+            ranges = topic.log.locate(alive[0], alive[-1])
+            return await self._read(topic, ranges[0]) if ranges else ([], [])
+
+    async def _give_up(self, topic: Topic, damaged: Sequence[int]) -> None:
+        """Records that are not what was written are lost, and announced."""
+        for seq in damaged:
+            if topic.deleted or not await self.prepared(topic, partial(topic.log.is_live, seq)):
+                continue
+            log.error("record_damaged", topic=topic.name, seq=seq)
+            await self.prepared(topic, partial(topic.log.add_hole, seq, seq, "corrupt"))
+            self._registry.account(topic)
+
+
+def _unavailable(topic: Topic, error: OSError) -> ApiError:
+    return ApiError(
+        "not_ready",
+        f"records of topic {topic.name!r} cannot be read now: {error.strerror or error}",
+        detail={"topic": topic.name},
+        retry_after_s=1,
+    )

@@ -6,6 +6,7 @@ of a run are cut from its blocks (`topics.log.block`), and what is not in memory
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Final
 
 import trio
@@ -13,6 +14,7 @@ import trio
 from topics.errors import ApiError, topic_not_found
 from topics.loading import Loader
 from topics.log.block import Block, Projection
+from topics.log.index import NotLoaded
 from topics.log.topic_log import Gap, TopicLog
 from topics.model import Performance, ReadRequest, ReadResult, Tombstone
 from topics.registry import EngineStatus, Registry
@@ -38,16 +40,15 @@ class Reading:
         deadline = trio.current_time() + request.wait_ms / 1000
         position = request.from_seq
         same_epoch = request.epoch is None or request.epoch == topic.id
-        scanned = 0
+        scanned = perf.cold_segments_read = 0
         while True:
             while topic.working is not None:
                 await topic.working.wait()
-            self._registry.expire(topic)
-            result, examined = await self._collect(topic, request, position, same_epoch)
+            await self._loader.expire(topic)
+            result, examined = await self._collect(topic, request, position, same_epoch, perf)
             scanned += examined
             if result.count or result.tombstone is not None or trio.current_time() >= deadline:
                 perf.records_scanned = scanned
-                perf.cold_segments_read = 0
                 self._registry.touch(topic)
                 return result
             position = result.next_from_seq
@@ -64,13 +65,14 @@ class Reading:
             await topic.next_change()
 
     async def _collect(
-        self, topic: Topic, request: ReadRequest, from_seq: int, same_epoch: bool
+        self, topic: Topic, request: ReadRequest, from_seq: int, same_epoch: bool, perf: Performance
     ) -> tuple[ReadResult, int]:
         """Everything deliverable after `from_seq` up to the limits, in the order floor, hole, ttl, deleted, node,
         deliver."""
         log_ = topic.log
         same_epoch = same_epoch and from_seq <= log_.head_seq
-        position, tombstone = log_.start(from_seq, same_epoch)
+        start = partial(log_.start, from_seq, same_epoch)
+        position, tombstone = await self._loader.prepared(topic, start)
         hidden = request.nodes if topic.config.dedupe_node else frozenset()
         projection = Projection(request.include_tags, request.include_meta)
         pieces: list[bytes] = []
@@ -87,8 +89,13 @@ class Reading:
             if position + 1 < log_.evict_floor:
                 if pieces:
                     break
-                position, tombstone = log_.start(from_seq, same_epoch)
-            step = log_.step(position, request.limit - count)
+                position, tombstone = await self._loader.prepared(topic, start)
+                continue
+            try:
+                step = log_.step(position, request.limit - count)
+            except NotLoaded as missing:
+                await self._loader.columns(topic, missing.spans)
+                continue
             if step is None:
                 position = max(position, log_.head_seq)
                 break
@@ -102,7 +109,7 @@ class Reading:
             if block is None and loaded is not None and loaded.first_seq <= step.first <= loaded.last_seq:
                 block = loaded
             if block is None:
-                loaded = await self._loader.load(topic, step.first, step.last)
+                loaded = await self._loader.load(topic, step.first, step.last, perf)
                 continue
             last = min(step.last, block.last_seq)
             taken, n, position = _take(block, step.first, last, budget, projection, hidden, at_least_one=not pieces)

@@ -6,6 +6,7 @@ retention, and for counting refusals. How a topic comes into being, changes and 
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Literal
 
 from sortedcontainers import SortedDict
@@ -14,7 +15,8 @@ from topics.clock import Clock
 from topics.errors import ApiError, throttled, topic_not_found
 from topics.model import TopicConfig
 from topics.storage.payloads import PayloadCache
-from topics.topic import OnTheWay, Topic
+from topics.storage.shelf import Shelf
+from topics.topic import Common, Topic
 
 
 class EngineStatus:
@@ -41,11 +43,22 @@ class Registry:
         """The highest time that was persisted or given out: retention never judges by less."""
         self.total_records = 0
         self.total_bytes = 0
-        self.on_the_way = OnTheWay()
-        """What the commits of all topics have assigned and not published yet."""
+        self.common = Common()
+        self.on_removed: Callable[[int, Shelf | None], None] | None = None
+        """Told of topics whose files may go."""
         self.throttled: dict[str, int] = {}
         """How many requests each limit has refused (429)."""
         self._clock = clock
+
+    @property
+    def changed(self) -> set[Topic]:
+        """Topics that have changed since their part was made."""
+        return self.common.changed
+
+    @property
+    def attention(self) -> set[Topic]:
+        """Topics that the reclaimer has to look at."""
+        return self.common.attention
 
     def topic(self, name: str) -> Topic:
         """The live topic of a name. Raises `404 topic_not_found`."""
@@ -56,7 +69,7 @@ class Registry:
 
     def make(self, topic_id: int, name: str, config: TopicConfig, shard: int) -> Topic:
         """A topic that nobody finds before `add`."""
-        return Topic(topic_id, name, config, shard, self.cache, self.on_the_way)
+        return Topic(topic_id, name, config, shard, self.cache, self.common)
 
     def add(self, topic: Topic) -> None:
         """From here on the topic is found."""
@@ -70,14 +83,18 @@ class Registry:
         topic.deleted = True
         del self.topics[topic.name]
         del self.by_id[topic.id]
+        self.changed.discard(topic)
+        self.attention.discard(topic)
         self.total_records -= topic.counted_records
         self.total_bytes -= topic.counted_bytes
         topic.blocks.clear()
+        if self.on_removed is not None:
+            self.on_removed(topic.id, topic.shelf)
 
     def account(self, topic: Topic) -> None:
         """Bring the totals up to date after a change of a topic's log, and free what nobody can read any more."""
         log_ = topic.log
-        topic.part = None
+        topic.mark_changed()
         self.total_records += log_.count - topic.counted_records
         self.total_bytes += log_.bytes - topic.counted_bytes
         topic.counted_records, topic.counted_bytes = log_.count, log_.bytes
@@ -92,7 +109,7 @@ class Registry:
         return now
 
     def expire(self, topic: Topic) -> None:
-        """Advance the floors to now (`crash.md` 7)."""
+        """Advance the floors to now (`crash.md` 7). Raises NotLoaded."""
         if topic.config.ttl_ms and topic.log.expire(self.now_ms(), topic.config.ttl_ms):
             self.account(topic)
 

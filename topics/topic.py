@@ -17,10 +17,12 @@ import trio
 
 from topics.errors import ApiError
 from topics.log.dedupe import DedupeWindow
+from topics.log.index import NotLoaded, Span
 from topics.log.topic_log import TopicLog
 from topics.model import TopicConfig
 from topics.storage.frames import offsets_of
 from topics.storage.payloads import BlockList, PayloadCache
+from topics.storage.shelf import Shelf
 from topics.storage.wal import Position, WalFile
 
 MIN_CEILING_BLOCK: Final = 1024
@@ -37,19 +39,27 @@ class Gate(IntEnum):
     SYNCED = 2
 
 
-class OnTheWay:
-    """What commits have been decided and not published yet, over all topics; kept by the commits themselves."""
+class Common:
+    """What is kept over all topics by the topics and commits themselves."""
 
-    __slots__ = ("bytes",)
+    __slots__ = ("attention", "bytes_on_the_way", "changed", "fetch")
 
     def __init__(self) -> None:
-        self.bytes = 0
+        self.bytes_on_the_way = 0
+        """Of commits that have been decided and not published yet."""
+        self.changed: set[Topic] = set()
+        """Topics that have changed since their part was made; the compactor takes them."""
+        self.attention: set[Topic] = set()
+        """The same for the reclaimer, as far as they have segments."""
+        self.fetch: Callable[[Topic, tuple[Span, ...]], None] | None = None
+        """Starts loading columns that a topic needs before it can go on publishing; ends in `Topic.resume`."""
 
 
 class Topic:
     """One topic instance. `id` is its epoch; a topic created again under the same name is another instance."""
 
     __slots__ = (
+        "after_fetch",
         "applied_end",
         "assigned",
         "barrier",
@@ -58,6 +68,7 @@ class Topic:
         "ceiling_block",
         "ceiling_queued",
         "changed",
+        "common",
         "config",
         "counted_bytes",
         "counted_records",
@@ -72,12 +83,12 @@ class Topic:
         "last_write_ms",
         "log",
         "name",
-        "on_the_way",
         "part",
         "pending",
         "pending_bytes",
         "pending_records",
         "shard",
+        "shelf",
         "synced_seq",
         "touched_ms",
         "unwritten",
@@ -85,7 +96,7 @@ class Topic:
     )
 
     def __init__(
-        self, topic_id: int, name: str, config: TopicConfig, shard: int, cache: PayloadCache, on_the_way: OnTheWay
+        self, topic_id: int, name: str, config: TopicConfig, shard: int, cache: PayloadCache, common: Common
     ) -> None:
         self.id = topic_id
         self.name = name
@@ -107,20 +118,23 @@ class Topic:
         self.pending: deque[Commit] | None = None
         self.pending_records = 0
         self.pending_bytes = 0
-        self.on_the_way = on_the_way
+        self.common = common
         self.unwritten: deque[Commit] | None = None
         """Published before they were written (`memory`), oldest first."""
         self.applied_end: Position | None = None
         """Where the last published commit ends in the shard's log."""
         self.part: bytes | None = None
-        """Its encoded part of a snapshot, until something changes."""
+        """Its part of a snapshot as it was last made durable, encoded."""
+        self.shelf: Shelf | None = None
+        """Its segments, once it has one."""
         self.floor_logged = 0
         """The highest watermark in the log: ttl advances `evict_floor` past it without a frame of its own."""
         self.barrier: trio.Event | None = None
         """Set while the topic is reconfigured or deleted: whoever wants to change it waits, then looks it up again."""
         self.working: trio.Event | None = None
-        """Set while a large deletion is worked off in slices: reads of this topic wait, so that nobody sees half of
-        it."""
+        """Set while a large deletion is worked off in slices, or while columns are loaded that the next commit needs:
+        reads of this topic wait, so that nobody sees half of it."""
+        self.after_fetch: Callable[[], Any] | None = None
         self.changed: trio.Event | None = None
         """Made by whoever waits for the next change; set and forgotten by the change."""
         self.deleted = False
@@ -161,13 +175,48 @@ class Topic:
             self.changed = trio.Event()
         await self.changed.wait()
 
+    def mark_changed(self) -> None:
+        """Its part has to be made anew."""
+        self.common.changed.add(self)
+        if self.shelf is not None:
+            self.common.attention.add(self)
+
     def settle(self) -> None:
-        """Publish what is ready, in order."""
+        """Publish what is ready, in order; what needs columns that are not in memory waits for them."""
         pending = self.pending
         while pending and pending[0].ready and self.working is None:
+            missing = pending[0].needs() if pending[0].needs is not None else ()
+            if missing:
+                self._fetch(missing)
+                break
             commit = pending.popleft()
             commit.publish()
         self.wake()
+
+    def change(self, apply: Callable[[], Any]) -> None:
+        """Apply a change that may need columns: now, or once they are there, before anybody sees the topic again."""
+        try:
+            apply()
+        except NotLoaded as missing:
+            self.after_fetch = apply
+            self._fetch(missing.spans)
+
+    def _fetch(self, spans: tuple[Span, ...]) -> None:
+        assert self.working is None
+        assert self.common.fetch is not None
+        self.working = trio.Event()
+        self.common.fetch(self, spans)
+
+    def resume(self) -> None:
+        """The columns are there: go on."""
+        working, self.working = self.working, None
+        assert working is not None
+        apply, self.after_fetch = self.after_fetch, None
+        if apply is not None:
+            self.change(apply)
+        if self.working is None:
+            self.settle()
+        working.set()
 
     async def drained(self) -> None:
         """Wait until nothing is on its way (a barrier is up, so nothing new comes)."""
@@ -199,6 +248,7 @@ class Commit:
         "frames",
         "gate",
         "last_seq",
+        "needs",
         "offset",
         "on_fail",
         "published",
@@ -237,6 +287,8 @@ class Commit:
         self.apply = apply
         """Called once, in order, at the commit point; what it returns is the result."""
         self.on_fail: Callable[[], None] | None = None
+        self.needs: Callable[[], tuple[Span, ...]] | None = None
+        """What has to be loaded before `apply` can be called."""
         self.last_seq = last_seq
         self.records = records
         self.sizes = sizes
@@ -263,7 +315,7 @@ class Commit:
         topic.pending.append(self)
         topic.pending_records += self.records
         topic.pending_bytes += self.bytes
-        topic.on_the_way.bytes += self.bytes
+        topic.common.bytes_on_the_way += self.bytes
 
     def on_written(self, file: WalFile, offset: int) -> None:
         topic = self.topic
@@ -279,7 +331,7 @@ class Commit:
             if self.frame_lens is not None:
                 first_seq = self.last_seq - self.records + 1
                 topic.log.place(first_seq, self.file, offsets_of(offset, self.frame_lens))
-            topic.part = None
+            topic.mark_changed()
             topic.wake()
         elif self.gate is not Gate.SYNCED:
             self.ready = True
@@ -323,7 +375,7 @@ class Commit:
         """The commit point."""
         topic = self.topic
         self.published = True
-        topic.part = None
+        topic.mark_changed()
         self._leave()
         if self.end is not None:
             topic.applied_end = self.end
@@ -339,7 +391,7 @@ class Commit:
         topic = self.topic
         topic.pending_records -= self.records
         topic.pending_bytes -= self.bytes
-        topic.on_the_way.bytes -= self.bytes
+        topic.common.bytes_on_the_way -= self.bytes
 
     async def wait(self) -> Any:
         """Wait for the commit point; its result. Raises the shard's `ApiError`. Cancelling stops only the waiting."""

@@ -34,7 +34,6 @@ from topics.model import (
 )
 from topics.offload import Kind
 from topics.storage import frames
-from topics.storage.compactor import Compactor
 from topics.storage.frames import FrameType
 
 T = TypeVar("T")
@@ -54,7 +53,7 @@ class Life:
         self.fs = fs
         self.clock = clock
         self.engine = Engine(config, fs=fs, clock=clock, offload=offload)
-        self.compactor = Compactor(config, self.engine.store, self.engine.registry, fs=fs, clock=clock, offload=offload)
+        self.compactor = self.engine.compactor
 
     async def put(self, name: str, **patch: Any) -> tuple[TopicConfig, bool]:
         return await self.engine.put_topic(name, TopicConfigPatch(**patch))
@@ -162,7 +161,7 @@ async def living(
     try:
         async with trio.open_nursery() as nursery:
             await nursery.start(engine.run)
-            await engine.restore(await engine.store.open())
+            await engine.recover()
             for writer in engine.store.writers:
                 await nursery.start(writer.run)
             if housekeeping:

@@ -251,7 +251,7 @@ async def test_synced_seq_follows_the_disk(autojump_clock: Any) -> None:
             await life.append(durability, 1)
             await life.append(durability, 2)
         await trio.sleep(0.1)
-        synced = {name: life.engine.topic_state(name, touch=False).synced_seq for name in CLASSES}
+        synced = {name: (await life.engine.topic_state(name, touch=False)).synced_seq for name in CLASSES}
         assert synced == {"ephemeral": 0, "memory": 2, "disk": 2, "fsync": 2}
 
 

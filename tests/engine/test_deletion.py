@@ -11,6 +11,7 @@ from tests.engine.life import Called, HeldOffload, living, records, refusal, set
 from tests.simulation.disk import SimFs
 from topics.deleting import DELETE_SLICE
 from topics.offload import Kind
+from topics.storage.datadir import DataDir
 from topics.storage.frames import FrameType
 
 pytestmark = pytest.mark.trio
@@ -204,3 +205,31 @@ async def test_deleted_ephemeral_bytes_are_freed(autojump_clock: Any) -> None:
         assert life.engine.cache.pinned_bytes == 0
         assert (await life.append("t", 1)).last_seq == 101
         assert await life.seqs("t") == [101]
+
+
+async def test_a_deletion_that_finds_damage_beside_a_checkpoint_ends(autojump_clock: Any) -> None:
+    """Found by reading: the checkpoint had the topic's files and waited for the deletion, which wanted the files to read
+    once more what looked damaged."""
+    fs, offload = SimFs(), HeldOffload()
+    config = settings(segment_max_events=10)
+    async with living(config, fs=fs) as life:
+        await life.put("t", durability="fsync")
+        await life.append("t", *({"data": i, "tag": "even" if i % 2 == 0 else "odd"} for i in range(10)))
+    for kind in ("idx", "data"):
+        fs.flip_bit(DataDir("/data").segment_path(1, 1, kind), 100, 0)
+    async with living(config, fs=fs, offload=offload) as life, trio.open_nursery() as nursery:
+        await life.delete("t", match="nothing")  # the tags are in memory now, the columns are not
+        offload.hold(Kind.HOT_READ)
+        deletion = Called(nursery, lambda: life.delete("t", match="even"))
+        await settle()
+        assert life.engine.topics["t"].working is not None
+        checkpoint = Called(nursery, life.compactor.try_checkpoint)
+        await settle()
+        offload.let_go(Kind.HOT_READ)
+        await trio.sleep(60)
+        assert deletion.done
+        assert checkpoint.done
+        assert await life.compactor.try_checkpoint()
+        found = [record["data"] for record in (await life.all("t"))[0]]
+        assert len(found) in (4, 5)
+        assert set(found) <= {1, 3, 5, 7, 9}

@@ -128,7 +128,7 @@ async def test_a_change_of_class_under_load_keeps_every_record(before: Any, afte
         assert gaps == []
         assert {record["$seq"]: record["data"] for record in found} == acks
         assert all(record["$tag"] == f"t{record['data'][1]}" for record in found)
-        assert life.engine.topic_state("t", touch=False).config.durability == after
+        assert (await life.engine.topic_state("t", touch=False)).config.durability == after
     async with living(fs=crashed) as life:
         assert life.engine.topics["t"].config.durability == after
         kept, gaps = await life.all("t")
@@ -153,7 +153,7 @@ async def test_disk_to_ephemeral_and_back_keeps_what_is_only_on_disk(autojump_cl
         before = await life.all("t", include_tags=True)
         await life.delete("t", match="t7")
         await life.put("t", durability="fsync")
-        assert life.engine.topic_state("t", touch=False).synced_seq == 22
+        assert (await life.engine.topic_state("t", touch=False)).synced_seq == 22
         crashed = fs.after_machine_crash("drop", 1)
     async with living(fs=crashed) as life:
         found, gaps = await life.all("t", include_tags=True)
@@ -357,7 +357,7 @@ async def test_a_topic_made_again_is_another_instance(autojump_clock: Any) -> No
     fs = SimFs()
     async with living(fs=fs) as life:
         await life.append("t", 1, 2, 3, idempotency_key="k")
-        epoch = life.engine.topic_state("t", touch=False).epoch
+        epoch = (await life.engine.topic_state("t", touch=False)).epoch
         assert await life.engine.delete_topic("t", if_empty=False) == (True, [])
         assert await life.engine.delete_topic("t", if_empty=False) == (False, [])
         assert (await refusal(life.read("t"))).code == "topic_not_found"
@@ -371,7 +371,7 @@ async def test_a_topic_made_again_is_another_instance(autojump_clock: Any) -> No
         assert [record["data"] for record in records(answer)] == [4]
         killed = fs.after_process_kill()
     async with living(fs=killed) as life:
-        assert life.engine.topic_state("t", touch=False).epoch == answer.epoch
+        assert (await life.engine.topic_state("t", touch=False)).epoch == answer.epoch
         assert [record["data"] for record in (await life.all("t"))[0]] == [4]
 
 
@@ -445,22 +445,22 @@ async def test_a_page_costs_what_it_shows(autojump_clock: Any, monkeypatch: pyte
             expire(topic)
 
         monkeypatch.setattr(life.engine.registry, "expire", counted)
-        page, more = life.engine.list_topics("t", None, 20)
+        page, more = await life.engine.list_topics("t", None, 20)
         assert [topic.topic for topic in page] == [f"t{i:04d}" for i in range(20)]
         assert more
         assert len(looks) == 20
         names: list[str] = []
         after = None
         while True:
-            page, more = life.engine.list_topics("t", after, 77)
+            page, more = await life.engine.list_topics("t", after, 77)
             names += [topic.topic for topic in page]
             after = names[-1]
             if not more:
                 break
         assert names == [f"t{i:04d}" for i in range(500)]
-        page, more = life.engine.list_topics("t", "t0123x", 2)
+        page, more = await life.engine.list_topics("t", "t0123x", 2)
         assert [topic.topic for topic in page] == ["t0124", "t0125"]
-        assert life.engine.list_topics("t", "t0499", 5) == ([], False)
-        assert life.engine.list_topics("t", "zz", 5) == ([], False)
-        assert [topic.topic for topic in life.engine.list_topics("", "t0498", 5)[0]] == ["t0499", "z"]
-        assert [topic.topic for topic in life.engine.list_topics("t", "a", 1)[0]] == ["t0000"]
+        assert await life.engine.list_topics("t", "t0499", 5) == ([], False)
+        assert await life.engine.list_topics("t", "zz", 5) == ([], False)
+        assert [topic.topic for topic in (await life.engine.list_topics("", "t0498", 5))[0]] == ["t0499", "z"]
+        assert [topic.topic for topic in (await life.engine.list_topics("t", "a", 1))[0]] == ["t0000"]

@@ -54,6 +54,7 @@ class FakeEngine:
         self.topics: dict[str, FakeTopic] = {}
         self.appends: list[AppendRequest] = []
         self.reads: list[ReadRequest] = []
+        self.holds: list[int] = []
         self.before: Callable[[], Awaitable[None]] | None = None
         self.changed = trio.Event()
         self.cancelled_reads = 0
@@ -87,7 +88,10 @@ class FakeEngine:
             raise ApiError("topic_not_empty", "there are records", detail={"topic": name})
         return self.topics.pop(name, None) is not None, []
 
-    def topic_state(self, name: str, *, touch: bool) -> TopicState:
+    async def topic_state(self, name: str, *, touch: bool) -> TopicState:
+        return self._state(name, touch=touch)
+
+    def _state(self, name: str, *, touch: bool) -> TopicState:
         topic = self._topic(name)
         return TopicState(
             topic=name,
@@ -105,11 +109,11 @@ class FakeEngine:
             last_read_ts=1 if touch else None,
         )
 
-    def list_topics(self, prefix: str, after: str | None, page_size: int) -> tuple[list[TopicSummary], bool]:
+    async def list_topics(self, prefix: str, after: str | None, page_size: int) -> tuple[list[TopicSummary], bool]:
         names = sorted(name for name in self.topics if name.startswith(prefix) and (after is None or name > after))
         page = []
         for name in names[:page_size]:
-            state = self.topic_state(name, touch=False)
+            state = self._state(name, touch=False)
             page.append(
                 TopicSummary(
                     topic=name,
@@ -202,7 +206,7 @@ class FakeEngine:
         ]
         deleted = len(topic.records) - len(kept)
         topic.records = kept
-        state = self.topic_state(name, touch=False)
+        state = self._state(name, touch=False)
         return DeleteResult(
             topic=name,
             deleted=deleted,
@@ -211,6 +215,11 @@ class FakeEngine:
             count=state.count,
             bytes=0,
         )
+
+    async def checkpoint(self, hold_ms: int) -> tuple[list[str], dict[int, list[int]]]:
+        await self._enter()
+        self.holds.append(hold_ms)
+        return ["FORMAT", "meta/snapshot.1.cbor"], {0: [3, 4711], 1: [0, 0]}
 
     def figures(self) -> EngineFigures:
         samples = [TopicFigures(name, topic.head_seq, 1, len(topic.records), 0) for name, topic in self.topics.items()]

@@ -563,6 +563,12 @@ class SimFs:
                 node.change(Write(0, text.encode()))
         return _SimLock(self._locks, node.inode)
 
+    def lock_holder(self, path: str) -> str | None:
+        path = _absolute(path)
+        with self._operation("lock_holder", path):
+            node = self._look(path)
+            return None if node is None or node.inode not in self._locks else self._locks[node.inode].strip()
+
     # ------------------------------------------------------------- ends of a run
 
     def crash(self) -> None:

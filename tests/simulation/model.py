@@ -76,7 +76,7 @@ async def view_of(engine: Engine, name: str, *, limit: int = 50) -> View:
         position = result.next_from_seq
         if result.caught_up:
             break
-    state = engine.topic_state(name, touch=False)
+    state = await engine.topic_state(name, touch=False)
     return View(
         name, state.epoch, state.config, state.head_seq, state.earliest_seq, state.count, state.bytes, records, gaps
     )
@@ -84,7 +84,7 @@ async def view_of(engine: Engine, name: str, *, limit: int = 50) -> View:
 
 async def views_of(engine: Engine) -> dict[str, View]:
     """Every topic there is."""
-    page, more = engine.list_topics("", None, 1000)
+    page, more = await engine.list_topics("", None, 1000)
     assert not more
     return {one.topic: await view_of(engine, one.topic) for one in page}
 
@@ -194,7 +194,7 @@ class Client:
         except ApiError as error:
             self._refused(sent, error)
             return False
-        state = self.engine.topic_state(topic, touch=False)
+        state = await self.engine.topic_state(topic, touch=False)
         self._ack(Acked(sent.id, epoch=state.epoch, config=resolved, synced=state.synced_seq))
         return True
 
@@ -236,7 +236,7 @@ class Client:
         except ApiError as error:
             self._refused(sent, error)
             return None
-        self._ack(Acked(sent.id, first=result.first_seq, last=result.last_seq, synced=self._synced(topic)))
+        self._ack(Acked(sent.id, first=result.first_seq, last=result.last_seq, synced=await self._synced(topic)))
         return result
 
     async def delete(self, topic: str, *, before: int | None = None, match: Match | None = None) -> bool:
@@ -247,7 +247,7 @@ class Client:
         except ApiError as error:
             self._refused(sent, error)
             return False
-        self._ack(Acked(sent.id, synced=self._synced(topic)))
+        self._ack(Acked(sent.id, synced=await self._synced(topic)))
         return True
 
     async def look(self, topic: str) -> View | None:
@@ -259,8 +259,8 @@ class Client:
         self.history.entries.append(Saw(view))
         return view
 
-    def _synced(self, topic: str) -> int:
-        return self.engine.topic_state(topic, touch=False).synced_seq if topic in self.engine.topics else 0
+    async def _synced(self, topic: str) -> int:
+        return (await self.engine.topic_state(topic, touch=False)).synced_seq if topic in self.engine.topics else 0
 
 
 # ----------------------------------------------------------------- what must be there

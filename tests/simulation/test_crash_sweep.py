@@ -140,6 +140,9 @@ async def class_changes(life: Life, client: Client) -> None:
                 if old < new:
                     clients.start_soon(change, old, new)
         clients.start_soon(limits)
+        for _ in range(4):
+            await trio.sleep(0.003)
+            await life.compactor.checkpoint()
     await life.compactor.checkpoint()
     for name in list(life.engine.topics):
         await client.look(name)

@@ -17,11 +17,16 @@ from tests.simulation.world import Life, World, all_ends, settings, wrecks_of
 from topics.config import Settings
 from topics.errors import ApiError
 from topics.storage import frames
-from topics.storage.datadir import DataDirError
+from topics.storage.datadir import DataDir, DataDirError
 from topics.storage.frames import Frame, FrameType, UnknownFrameType
 from topics.storage.recovery import Damage
 
 WAL = "/data/wal"
+
+
+def segment_file(topic_id: int, first_seq: int, kind: str) -> str:
+    """A file of a segment."""
+    return DataDir("/data").segment_path(topic_id, first_seq, kind)
 
 
 def frames_of(fs: SimFs, path: str) -> list[Frame]:
@@ -312,11 +317,35 @@ def test_a_missing_first_file_is_refused_when_no_snapshot_covers_it() -> None:
         see(world)
 
 
-def test_a_missing_file_that_still_holds_records_is_refused_though_a_snapshot_is_past_it() -> None:
+def test_a_missing_file_does_no_harm_when_the_snapshots_are_past_it_and_else_refuses_the_start() -> None:
     world = written(History(), appends=40, checkpoint=True)
-    world.fs.unlink(wal_files(world.fs)[0])
-    with pytest.raises(DataDirError, match="missing"):
-        see(world)
+    whole = see(world.after("kill"))
+    other = world.after("kill")
+    first, last = wal_files(world.fs)
+    world.fs.unlink(first)
+    assert see(world) == whole
+    other.fs.unlink(last)
+    with pytest.raises(DataDirError, match="gap"):
+        see(other)
+
+
+@pytest.mark.parametrize("kinds", [("data",), ("idx",), ("data", "idx")])
+def test_a_missing_segment_file_is_a_corrupt_hole_or_made_anew(kinds: tuple[str, ...]) -> None:
+    """Of the index nothing is lost; what was in the records' own file is, and readers are told."""
+    world = written(History(), appends=40, checkpoint=True)
+    whole = see(world.after("kill"))
+    for kind in kinds:
+        world.fs.unlink(segment_file(2, 1, kind))
+    world.fs.sync_dir(DataDir("/data").topic_dir(2))
+    views = see(world)
+    assert views["orders"] == whole["orders"]
+    if "data" not in kinds:
+        assert views["events"] == whole["events"]
+        return
+    assert views["events"].gaps == [(1, 1024, "mixed")], "its ceiling was lost with the machine"
+    assert (views["events"].head, views["events"].count) == (whole["events"].head, 0)
+    for end in ("kill", "drop"):
+        assert see(world.after("drop" if end == "drop" else "kill")) == views
 
 
 def test_a_damaged_newest_snapshot_falls_back_to_the_one_before() -> None:
@@ -371,15 +400,27 @@ def test_a_frame_of_an_unknown_type_is_refused_by_its_number() -> None:
 
 
 def test_a_record_that_is_damaged_behind_the_snapshot_is_a_corrupt_hole_for_its_readers() -> None:
-    """Nobody replays it, so it is found when it is read; the others of its file are served."""
-    world = written(History(), checkpoint=True)
+    """Nobody replays it, so it is found when it is read; the others of its segment are served."""
+    history = History()
+    world = written(history, checkpoint=True)
     whole = see(world.after("kill"))
-    (path,) = wal_files(world.fs)
-    world.fs.flip_bit(path, appended(world.fs, path, 2, 4).offset + 60, 0)
+    path = segment_file(2, 1, "data")
+    content = world.fs.tree()[path]
+    assert content is not None
+    world.fs.flip_bit(path, content.index(b'{"n":%d,' % whole["events"].records[4].data) + 60, 0)
     views = see(world)
     assert corrupt(views["events"]) == [(4, 4)]
     assert set(views["events"].records) == set(whole["events"].records) - {4}
     assert views["orders"] == whole["orders"]
+
+
+def test_a_bit_in_the_log_behind_the_snapshot_hurts_nobody() -> None:
+    """Its records are in segments."""
+    world = written(History(), checkpoint=True)
+    whole = see(world.after("kill"))
+    (path,) = wal_files(world.fs)
+    world.fs.flip_bit(path, appended(world.fs, path, 2, 4).offset + 60, 0)
+    assert see(world) == whole
 
 
 def test_appends_go_on_behind_what_was_salvaged() -> None:

@@ -290,8 +290,8 @@ def test_no_append_of_an_fsync_topic_is_acked_before_its_bytes_survive_any_crash
     async def scenario(life: Life) -> None:
         add = life.store.files.add
 
-        def noting(shard: int, ordinal: int, path: str, *, file_id: int | None = None) -> object:
-            file = add(shard, ordinal, path, file_id=file_id)
+        def noting(shard: int, ordinal: int, path: str) -> object:
+            file = add(shard, ordinal, path)
             paths[file.file_id] = file.path
             return file
 

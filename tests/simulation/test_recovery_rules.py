@@ -1,9 +1,8 @@
-"""The rules of `crash.md` that apply before there are segments, routers and queues, and the bugs that the sweeps have
-found: one story each.
+"""The rules of `crash.md` that apply before there are routers and queues, and the bugs that the sweeps have found: one
+story each.
 
-Rules 10, 12 and 13 are about segments and holds, 16 to 23 and 26 about copies, stages and queues; 15 is in
-`test_damage`. Of 11 and 14 there is what applies now: a deletion counts from its commit point, and the number of shards
-is kept.
+Rules 10, 12 and 13 are about segments and holds and have their own tests, 16 to 23 and 26 are about copies, stages and
+queues; 15 is in `test_damage`. Of 11 there is that a deletion counts from its commit point.
 """
 
 from __future__ import annotations
@@ -16,9 +15,9 @@ import pytest
 import trio
 
 from tests.simulation.disk import Fault, Op, SimFs
-from tests.simulation.model import Acked, Client, History, Oracle, View, view_of
+from tests.simulation.model import Acked, Client, Fate, History, Oracle, View, view_of
 from tests.simulation.test_crash_sweep import see
-from tests.simulation.world import Life, World, settings, wrecks_of
+from tests.simulation.world import Life, World, settings, some_ends, wrecks_of
 from topics.engine import Engine
 from topics.errors import ApiError
 from topics.model import AppendRequest, Performance, ReadRequest, TopicConfigPatch
@@ -194,17 +193,72 @@ def test_rule_3_the_boot_is_known_though_the_snapshot_is_past_the_frame_that_nam
     assert (view.head, view.gaps) == (5, [])
 
 
-def test_the_number_of_shards_is_kept_though_the_snapshot_is_past_the_frames_that_name_it() -> None:
+@pytest.mark.parametrize("before", [1, 2, 5])
+@pytest.mark.parametrize("after", [1, 2, 3])
+@pytest.mark.parametrize("end", ["stop", "kill"])
+def test_rule_14_another_number_of_shards_is_carried_out_at_the_start(before: int, after: int, end: str) -> None:
+    """Though the snapshot is past the frames that name the number."""
+    if before == after:
+        return
+
     async def script(life: Life, client: Client) -> None:
         for i in range(6):
             await client.create(f"topic-{i}", durability="fsync")
             await client.append(f"topic-{i}", 1)
 
-    world = lived(script, end="stop", wal_shards=2)
-    again = world.after("kill")
-    again.settings = settings(wal_shards=3)
-    assert all(view.count == 1 for view in see(again).values())
-    assert not again.fs.exists("/data/wal/shard-02")
+    async def more(life: Life, client: Client) -> None:
+        for i in range(6):
+            await client.append(f"topic-{i}", 1)
+
+    world = lived(script, end=end, wal_shards=before)
+    for crash in ("kill", "drop"):
+        again = world.after("drop" if crash == "drop" else "kill")
+        again.settings = settings(wal_shards=after)
+        views = see(again)
+        assert len(views) == 6
+        assert all((view.count, view.gaps) == (1, []) for view in views.values())
+        assert shards_on(again.fs) == after
+        assert see(again.after("drop")) == views
+        again = again.after("kill")
+        again.settings = settings(wal_shards=before)
+        lives_on(again, more)
+        assert shards_on(again.fs) == before
+        assert all((view.count, view.gaps) == (2, []) for view in see(again.after("drop")).values())
+
+
+def shards_on(fs: SimFs) -> int:
+    """How many shards have files."""
+    return len({path.rpartition("/")[0] for path in fs.tree() if path.startswith("/data/wal/") and ".log" in path})
+
+
+def test_rule_14_a_crash_anywhere_in_a_change_of_the_number_of_shards_breaks_no_promise() -> None:
+    history = History()
+    world = World(config=settings(wal_shards=2))
+
+    async def scenario(life: Life) -> None:
+        client = Client(life.engine, history)
+        for durability in ("memory", "disk", "fsync"):
+            for i in range(2):
+                await client.create(f"{durability}-{i}", durability=durability)
+                await client.append(f"{durability}-{i}", 3)
+        await life.compactor.checkpoint()
+        await client.append("fsync-0", 2)
+        await client.delete("fsync-1", before=2)
+
+    assert world.live(scenario, end="kill")
+    killed = world.after("kill")
+    killed.settings = settings(wal_shards=3)
+    wrecks = wrecks_of(killed, lambda: len(history))
+    see(killed)
+    for wreck in wrecks:
+        for end, seed in some_ends(wreck.point, 2):
+            for shards in (2, 3):
+                left = wreck.world(end, seed, settings(wal_shards=shards))
+                fate: Fate = "kill" if end == "kill" else "machine"
+                views = see(left)
+                Oracle(history).judge(views, fate, now_ms=left.clock.now_ms())
+                assert shards_on(left.fs) == shards, f"{wreck} {end}/{seed} {shards}"
+                assert see(left.after("drop")) == views, f"{wreck} {end}/{seed} {shards}"
 
 
 def test_rule_4_zeros_end_the_log_only_with_nothing_but_zeros_behind_them() -> None:
@@ -332,7 +386,7 @@ def test_rule_6_the_retention_clock_does_not_step_back_over_a_clean_stop() -> No
         await client.create("short", durability="fsync", ttl_ms=1000)
         await client.append("short", 2)
         await trio.sleep(2)
-        assert life.engine.topic_state("short", touch=False).count == 0
+        assert (await life.engine.topic_state("short", touch=False)).count == 0
 
     again = lived(script, end="stop").after("kill")
     again.clock.step(-1_000_000)
@@ -480,7 +534,7 @@ def test_rule_9_a_file_goes_when_both_snapshots_are_past_it_and_not_before() -> 
     assert see(lived(script).after("drop"))["capped"].count == 2
 
 
-def test_rule_9_a_file_with_records_that_a_snapshot_knows_stays_though_they_have_expired_since() -> None:
+def test_rule_9_records_that_expire_beside_a_checkpoint_do_no_harm() -> None:
     """Found by reading: the fronts of now decided, so a file went that a snapshot needed: no start was possible."""
     history = History()
     world = World(config=settings())
@@ -504,7 +558,7 @@ def test_rule_9_a_file_with_records_that_a_snapshot_knows_stays_though_they_have
     def expire(op: Op) -> None:
         if op.name == "rename" and "snapshot" in op.path:
             world.clock.advance(6000)
-            engine[0].topic_state("short", touch=False)
+            engine[0].registry.expire(engine[0].topics["short"])
 
     async def with_engine(life: Life) -> None:
         engine.append(life.engine)

@@ -25,9 +25,13 @@ from tests.simulation.offload import InlineOffload
 from topics.config import Settings
 from topics.engine import Engine
 from topics.storage.compactor import Compactor
+from topics.storage.reclaimer import Reclaimer
+from topics.storage.relocator import Relocator
 from topics.storage.store import Store
 
 ROOT: Final = "/data"
+COLD: Final = "/cold"
+"""A second tier on the same disk: `settings(cold_dir=Path(COLD))`."""
 End = Literal["kill", "drop", "keep", "tear", "reorder", "garble"]
 """How a life ends that does not stop cleanly: the process alone, or the machine."""
 
@@ -45,7 +49,6 @@ class Life:
     """What a scenario acts on while the daemon is up."""
 
     engine: Engine
-    compactor: Compactor
     fs: SimFs
     clock: SimClock
 
@@ -53,6 +56,21 @@ class Life:
     def store(self) -> Store:
         """The engine's store."""
         return self.engine.store
+
+    @property
+    def compactor(self) -> Compactor:
+        """The engine's compactor; a scenario calls it, nothing else does."""
+        return self.engine.compactor
+
+    @property
+    def reclaimer(self) -> Reclaimer:
+        """The engine's reclaimer, likewise."""
+        return self.engine.reclaimer
+
+    @property
+    def relocator(self) -> Relocator:
+        """The engine's relocator, likewise."""
+        return self.engine.relocator
 
 
 Scenario = Callable[[Life], Awaitable[None]]
@@ -99,21 +117,20 @@ class World:
     async def _life(self, scenario: Scenario, end: Literal["stop", "kill"]) -> None:
         fs, clock, offload = self.fs, self.clock, InlineOffload(self.seed)
         engine = Engine(self.settings, fs=fs, clock=clock, offload=offload)
-        compactor = Compactor(self.settings, engine.store, engine.registry, fs=fs, clock=clock, offload=offload)
         engine.store.lock("pid 1")
         try:
             async with trio.open_nursery() as daemon:
                 await daemon.start(engine.run)
-                await engine.restore(await engine.store.open())
+                await engine.recover()
                 for writer in engine.store.writers:
                     await daemon.start(writer.run)
                 background = trio.CancelScope()
                 daemon.start_soon(_housekeeping, engine, background)
                 engine.open_for_business()
-                await scenario(Life(engine, compactor, fs, clock))
+                await scenario(Life(engine, fs, clock))
                 if end == "stop":
                     background.cancel()
-                    await _drain(engine, compactor)
+                    await _drain(engine)
                 daemon.cancel_scope.cancel()
         finally:
             engine.store.unlock()
@@ -127,7 +144,7 @@ async def _housekeeping(engine: Engine, scope: trio.CancelScope) -> None:
             engine.expire_keys()
 
 
-async def _drain(engine: Engine, compactor: Compactor) -> None:
+async def _drain(engine: Engine) -> None:
     """As `Daemon._drain`, behind HTTP."""
     engine.start_draining()
     await engine.quiesce()
@@ -135,7 +152,7 @@ async def _drain(engine: Engine, compactor: Compactor) -> None:
     for writer in engine.store.writers:
         await writer.stop()
     if not any(writer.failed for writer in engine.store.writers):
-        await compactor.try_checkpoint(marks=False)
+        await engine.compactor.try_checkpoint(marks=False)
 
 
 def _seed_trio(seed: int) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -12,7 +13,7 @@ from tests.engine.life import Called, HeldOffload, living, settings, settle
 from tests.simulation.clock import SimClock
 from tests.simulation.disk import Fault, SimFs
 from topics.offload import Kind
-from topics.storage import compactor
+from topics.storage import storing
 from topics.storage.datadir import DataDir
 from topics.storage.frames import FrameType
 from topics.storage.snapshot import decode_part, encode_part, load_newest, snapshot_numbers
@@ -43,13 +44,15 @@ async def test_a_snapshot_knows_no_more_than_the_log(autojump_clock: Any) -> Non
         assert snapshot_numbers(fs, WHERE) == []
         offload.let_go()
         await settle()
-        assert call.result == 1
+        assert call.result.number == 1
         crashed = fs.after_machine_crash("drop", 1)
         newest, _ = load_newest(crashed, WHERE)
         assert newest is not None
         part = decode_part(newest.topics[0])
         assert (part.name, part.log["head_seq"], part.log["earliest_seq"]) == ("t", 3, 2)
-        assert len(part.placed) == 1
+        (segment,) = part.segments
+        assert segment[:2] == [2, 2], "from the earliest live record to the head"
+        assert crashed.exists(WHERE.segment_path(part.id, 2, "data"))
     async with living(fs=crashed) as life:
         assert [record["data"] for record in (await life.all("t"))[0]][:2] == [2, 3]
 
@@ -86,7 +89,7 @@ async def test_parts_that_have_not_changed_are_not_encoded_again(
         encoded.append(part.name)
         return encode_part(part)
 
-    monkeypatch.setattr(compactor, "encode_part", counted)
+    monkeypatch.setattr(storing, "encode_part", counted)
     async with living() as life:
         for i in range(20):
             await life.append(f"t{i}", i)
@@ -100,23 +103,22 @@ async def test_parts_that_have_not_changed_are_not_encoded_again(
         assert encoded == ["t7"]
 
 
-async def test_a_file_goes_when_two_snapshots_are_past_it_and_know_no_record_in_it(autojump_clock: Any) -> None:
+async def test_a_file_goes_when_two_snapshots_are_past_it_whatever_records_it_held(autojump_clock: Any) -> None:
     fs = SimFs()
     async with living(SMALL, fs=fs) as life:
         await life.put("t", durability="disk")
         for i in range(40):
             await life.append("t", *[f"{i} " + "x" * 1000] * 10)
-        assert len(logs(fs)) > 5
-        for _ in range(3):
-            await life.compactor.checkpoint()
-        assert logs(fs)[0].endswith("0" * 20 + ".log"), "everything in it lives"
         before = logs(fs)
+        assert len(before) > 5
+        await life.compactor.checkpoint()
+        assert before[1:] == logs(fs)[-len(before) + 1 :]
+        assert logs(fs)[0] == before[0], "without the new snapshot the log is all there is"
+        await life.append("t", 1)
+        await life.compactor.checkpoint()
+        assert logs(fs) == before[-1:]
+        assert len(await life.seqs("t")) == 401, "they are in segments"
         await life.delete("t", before_seq=301)
-        await life.compactor.checkpoint()
-        assert logs(fs) == before, "one snapshot that still knows the records is kept"
-        await life.compactor.checkpoint()
-        assert len(logs(fs)) < len(before) - 2
-        assert len(await life.seqs("t")) == 100
         await trio.sleep(0.1)
         expected = await life.all("t")
         disks = [fs.after_process_kill(), *(fs.after_machine_crash(kind, 1) for kind in ("drop", "keep", "reorder"))]
@@ -124,22 +126,41 @@ async def test_a_file_goes_when_two_snapshots_are_past_it_and_know_no_record_in_
         async with living(SMALL, fs=disk) as life:
             found, gaps = await life.all("t")
             assert found == expected[0]
-            assert all(gap[2] == "lost" and gap[0] > 400 for gap in gaps)
+            assert all(gap[2] == "lost" and gap[0] > 401 for gap in gaps)
 
 
-async def test_snapshots_follow_what_was_written(autojump_clock: Any) -> None:
+async def test_checkpoints_are_taken_at_intervals_in_which_something_has_changed(autojump_clock: Any) -> None:
     fs = SimFs()
-    async with living(SMALL, fs=fs) as life, trio.open_nursery() as nursery:
+    config = replace(SMALL, checkpoint_ms=10_000)
+    async with living(config, fs=fs, housekeeping=False) as life, trio.open_nursery() as nursery:
         nursery.start_soon(life.compactor.run)
+        await trio.sleep(100)
+        assert snapshot_numbers(fs, WHERE) == []
+        await life.put("t", durability="fsync")
         await life.append("t", 1)
+        await trio.sleep(9)
+        assert snapshot_numbers(fs, WHERE) == []
+        await trio.sleep(2)
+        assert snapshot_numbers(fs, WHERE) == [1]
         await trio.sleep(100)
-        assert snapshot_numbers(fs, WHERE) == [], "not for a few bytes"
-        for _ in range(10):
-            await life.append("t", *["x" * 1000] * 10)
+        assert snapshot_numbers(fs, WHERE) == [1]
+        await life.delete("t", before_seq=2)
         await trio.sleep(11)
-        assert snapshot_numbers(fs, WHERE) == [1]
-        await trio.sleep(100)
-        assert snapshot_numbers(fs, WHERE) == [1]
+        assert snapshot_numbers(fs, WHERE) == [1, 2]
+        nursery.cancel_scope.cancel()
+
+
+async def test_a_full_wal_file_is_followed_by_a_checkpoint(autojump_clock: Any) -> None:
+    fs = SimFs()
+    config = replace(SMALL, checkpoint_ms=10**9)
+    async with living(config, fs=fs) as life, trio.open_nursery() as nursery:
+        nursery.start_soon(life.compactor.run)
+        for turn in range(4):
+            for _ in range(7):
+                await life.append("t", *["x" * 1000] * 10)
+            await trio.sleep(1)
+            assert max(snapshot_numbers(fs, WHERE)) == turn + 1
+        assert len(logs(fs)) <= 3
         nursery.cancel_scope.cancel()
 
 

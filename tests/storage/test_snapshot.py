@@ -16,12 +16,15 @@ from topics.log.topic_config import config_to_wire
 from topics.log.topic_log import Extent, TopicLog
 from topics.model import TopicConfig
 from topics.storage.datadir import DataDir, open_data_dir
+from topics.storage.shelf import Segment
 from topics.storage.snapshot import (
     Snapshot,
     SnapshotDamaged,
     TopicPart,
+    decode_manifest,
     decode_part,
     decode_snapshot,
+    encode_manifest,
     encode_part,
     encode_snapshot,
     load_newest,
@@ -53,7 +56,7 @@ def part(**changes: Any) -> TopicPart:
         "last_ts": 5,
         "last_write": 5,
         "log": log().dump(),
-        "placed": [[1, 2, 3, array("I", [60]).tobytes()]],
+        "segments": [Segment(7, 1, n=3, data_bytes=180, frames=3, payload=18, opened_ms=5, tier="cold").to_wire()],
         "keys": [["k", 1, 3, 5]],
     }
     return TopicPart(**{**fields, **changes})
@@ -66,7 +69,6 @@ def snapshot(number: int = 1, topics: int = 2) -> Snapshot:
         next_topic_id=9,
         clock=2**42,
         positions={0: [0, 99, 3], 1: [40, 0, 40]},
-        files=[[1, 0, 0], [2, 1, 40]],
         topics=[encode_part(part(id=i + 1)) for i in range(topics)],
     )
 
@@ -77,6 +79,7 @@ def test_what_is_written_is_read() -> None:
     read = decode_part(again.topics[0])
     assert read == part(id=1)
     assert TopicLog.load(read.log).dump() == log().dump()
+    assert decode_manifest(encode_manifest(again.topics[0])) == read
 
 
 def test_the_form_on_disk() -> None:
@@ -99,6 +102,17 @@ def test_a_flipped_bit_anywhere_is_found() -> None:
             decode_snapshot(bytes(broken))
 
 
+def test_a_flipped_bit_anywhere_in_a_manifest_is_found() -> None:
+    blob = encode_manifest(encode_part(part()))
+    for at in range(len(blob)):
+        with pytest.raises(SnapshotDamaged):
+            decode_manifest(blob[:at] + bytes([blob[at] ^ 4]) + blob[at + 1 :])
+        with pytest.raises(SnapshotDamaged):
+            decode_manifest(blob[:at])
+    with pytest.raises(SnapshotDamaged, match="not a manifest"):
+        decode_manifest(encode_snapshot(snapshot()))
+
+
 def test_a_truncated_snapshot_is_found() -> None:
     blob = encode_snapshot(snapshot())
     for length in range(0, len(blob), 7):
@@ -111,6 +125,8 @@ def test_a_truncated_snapshot_is_found() -> None:
 def test_any_bytes_are_damaged_and_nothing_else(blob: bytes) -> None:
     with pytest.raises(SnapshotDamaged):
         decode_snapshot(blob)
+    with pytest.raises(SnapshotDamaged):
+        decode_manifest(blob)
     with pytest.raises(SnapshotDamaged):
         decode_part(blob)
 

@@ -528,6 +528,11 @@ def decode_touch(query: bytes) -> bool:
     return Query(query).boolean("touch", True)
 
 
+def decode_hold_ms(query: bytes) -> int:
+    """`hold_ms` of a checkpoint; the longest hold there is (`crash.md` 13) for anything above it."""
+    return int(Query(query).integer("hold_ms", 0))
+
+
 def decode_return_seqs(query: bytes) -> bool:
     """`return_seqs` of an append."""
     return Query(query).boolean("return_seqs", True)

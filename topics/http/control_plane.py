@@ -8,6 +8,7 @@ they are.
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping
+from contextlib import suppress
 from typing import Any, Final
 
 import trio
@@ -64,6 +65,12 @@ class _DeleteRecordsAnswer(Struct, kw_only=True):
     performance: Performance
 
 
+class _CheckpointAnswer(Struct):
+    files: list[str]
+    position: list[dict[str, int]]
+    performance: Performance
+
+
 class ControlPlane:
     """Runs calls through Quart. `refusal` is the gate's verdict on the phase of the daemon, which `ready` reports."""
 
@@ -83,6 +90,7 @@ class ControlPlane:
             "delete_topic": self.delete_topic,
             "list_topics": self.list_topics,
             "delete_records": self.delete_records,
+            "checkpoint": self.checkpoint,
             "health": self.health,
             "healthz": self.health,
             "ready": self.ready,
@@ -148,17 +156,18 @@ class ControlPlane:
 
     async def get_topic(self, topic: str) -> Response:
         """`GET /v0/topics/{topic}`."""
-        state = self._engine.topic_state(topic, touch=bodies.decode_touch(_query()))
+        state = await self._engine.topic_state(topic, touch=bodies.decode_touch(_query()))
         fields = {name: getattr(state, name) for name in TopicState.__struct_fields__}
         return json_response(_StateAnswer(**fields, performance=self._performance()))
 
     async def list_topics(self) -> Response:
         """`GET /v0/topics`. What it shows is as it was before its own touch, if it was asked for one."""
         page = bodies.decode_list_query(_query())
-        topics, more = self._engine.list_topics(page.prefix, page.after, page.page_size)
+        topics, more = await self._engine.list_topics(page.prefix, page.after, page.page_size)
         if page.touch:
             for entry in topics:
-                self._engine.topic_state(entry.topic, touch=True)
+                with suppress(ApiError):  # it may be gone by now
+                    await self._engine.topic_state(entry.topic, touch=True)
         cursor = bodies.encode_cursor(topics[-1].topic) if more and topics else UNSET
         return json_response(_ListAnswer(topics=topics, next_cursor=cursor, performance=self._performance()))
 
@@ -198,6 +207,14 @@ class ControlPlane:
             raise refusal
         topics = self._engine.figures().topics
         return json_response({"status": "ready", "wal_replay_complete": True, "topics": topics})
+
+    async def checkpoint(self) -> Response:
+        """`POST /v0/admin/checkpoint`."""
+        files, positions = await self._engine.checkpoint(bodies.decode_hold_ms(_query()))
+        position = [
+            {"shard": shard, "file": ordinal, "offset": offset} for shard, (ordinal, offset) in positions.items()
+        ]
+        return json_response(_CheckpointAnswer(files=files, position=position, performance=self._performance()))
 
     async def metrics(self) -> Response:
         """`GET /v0/metrics`."""

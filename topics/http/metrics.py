@@ -82,6 +82,12 @@ def _of_engine(figures: EngineFigures) -> Iterator[Metric]:
     )
     yield _gauge("records_live", "Live records", figures.records_live)
     yield _gauge("bytes_live", "Live payload bytes", figures.bytes_live)
+    yield _gauges(
+        "segments",
+        "Segments by tier",
+        ("tier",),
+        (((tier,), count) for tier, count in sorted(figures.segments.items())),
+    )
     yield _gauge("ready", "Whether the daemon answers requests", int(figures.ready))
     yield _gauge("recovery_progress", "Replay of the WAL, 0 to 1", figures.recovery_progress)
     yield _gauge("uptime_ms", "Time since the start of the process, in milliseconds", figures.uptime_ms)

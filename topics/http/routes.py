@@ -57,6 +57,7 @@ ROUTES: Final[tuple[Route, ...]] = (
     Route("get_topic", "GET", "/v0/topics/{topic}", Plane.CONTROL),
     Route("delete_topic", "DELETE", "/v0/topics/{topic}", Plane.CONTROL),
     Route("delete_records", "POST", "/v0/topics/{topic}/delete", Plane.CONTROL, Body.JSON),
+    Route("checkpoint", "POST", "/v0/admin/checkpoint", Plane.CONTROL),
     Route("health", "GET", "/v0/health", Plane.CONTROL, always_open=True),
     Route("healthz", "GET", "/healthz", Plane.CONTROL, always_open=True),
     Route("ready", "GET", "/v0/ready", Plane.CONTROL, always_open=True),

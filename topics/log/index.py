@@ -1,23 +1,45 @@
 """Where a topic's records are: a struct of arrays in spans (`docs/design/architecture.md` section 4).
 
-A *span* is a dense run of at most `SPAN_RECORDS` seqs; slot `i` of it is seq `first + i`. A slot is live, deleted
-(somebody asked for it) or lost (nobody did: damage, or a short hole). Seqs that no span covers were never stored: a
-long hole is the space between two spans. What that means to a reader (floors, tombstones, reasons) is `topic_log`'s
-business; here are only slots and what can be counted on them.
+A *span* is a dense run of seqs; slot `i` of it is seq `first + i`. A slot is live, deleted (somebody asked for it) or
+lost (nobody did: damage, or a short hole). Seqs that no span covers were never stored: a long hole is the space between
+two spans. What that means to a reader (floors, tombstones, reasons) is `topic_log`'s business; here are only slots and
+what can be counted on them.
 
-26 bytes a record, no object per record (`storage.md` section 5 allows 32). Everything that an append, an eviction or a
-read of a run does is a slice, a `find` or a `count` over arrays; the only loops per record are those over single seqs
-that a caller names.
+Theory of operation (`docs/design/segments.md` section 1)
+--------------------------------------------------------
+
+    spans:  stored  stored  stored  stored | raw  raw  raw
+            one per segment, columns come    newer than the last checkpoint, at most `SPAN_RECORDS` slots,
+            and go, the summary stays        columns always here
+
+Every span has a *summary*: how many slots, how many of them live and lost, payload bytes, tagged ones, the times of
+both ends. It is exact. The *columns* (a state, a place, a size, a time per slot) of a raw span are always here, those
+of a stored one only while it is *loaded*: the storage layer attaches and detaches them as its cache sees fit. What is
+no matter of single slots is answered from the summary: anything about whole spans, and nearly anything about *dense*
+ones, where every slot is live.
+
+What does need the slots of a span that is not loaded raises `NotLoaded`, always before anything has changed. Everything
+that changes more than one span therefore asks for all of them first. The caller loads what is named and calls again.
+
+Columns that were detached and come back from disk are older than the log. What has happened since is kept apart:
+deletions in `unflagged`, until the storage layer has written them; losses in the holes of `topic_log`, which lays both
+over what it attaches. Slots that were dropped stay where they are in a stored span, below `start`, because its columns
+come back with them.
+
+26 bytes a raw record and 22 a loaded stored one, no object per record (`storage.md` section 5 allows 32). Everything
+that an append, an eviction or a read of a run does is a slice, a `find` or a `count` over arrays; the only loops per
+record are those over single seqs that a caller names.
 """
 
 from __future__ import annotations
 
+import operator
 import re
 import sys
 from array import array
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterator, Sequence
-from itertools import accumulate, compress
+from itertools import accumulate, compress, pairwise
 from typing import Any, Final, NamedTuple
 
 # Large enough that spans are few (600 for ten million records), small enough that copying one (425 KB) is nothing.
@@ -39,22 +61,58 @@ FLAG_TAG: Final = 0x01
 _FIRST_STRIDE: Final = 32
 _LONGEST_STRIDE: Final = 4096
 
-_MARK: Final = {mark: bytes([mark, *range(1, 256)]) for mark in (DELETED, LOST)}
+LIVE_TO_LOST: Final = bytes([LOST, *range(1, 256)])
 _ONE_IF_LIVE: Final = bytes([1] + [0] * 255)
+_ONE_IF_DELETED: Final = bytes([0, 1] + [0] * 254)
 _UNTAGGED: Final = bytes(flags for flags in range(256) if not flags & FLAG_TAG)
 _DELETED_RUN: Final = re.compile(rb"\x01+")
 _COLUMNS: Final = (("ts", "Q"), ("file", "I"), ("offset", "I"), ("frame_len", "I"), ("size", "I"))
+
+# What a loaded stored span takes up: ts, offset, frame_len, size, flags, dead.
+STORED_SLOT_BYTES: Final = 22
+
+# The first item of a dumped stored span, where a raw one has its first seq; and what follows it (`Span.dump`).
+STORED_MARK: Final = "stored"
+SUMMARY_FIELDS: Final = ("first", "n", "start", "live", "lost", "bytes", "tagged", "first_ts", "last_ts")
+
+# All spans that are not loaded share these; nothing extends them.
+_NO_TIMES: Final[array[int]] = array("Q")
+_NO_PLACES: Final[array[int]] = array("I")
+_NO_STATES: Final = bytearray()
 
 assert array("Q").itemsize == 8
 assert array("I").itemsize == 4
 
 
+class NotLoaded(Exception):
+    """The columns of `spans` are needed and not here. Nothing has changed; load them and call again."""
+
+    def __init__(self, spans: tuple[Span, ...]) -> None:
+        super().__init__(spans)
+        self.spans = spans
+
+    def __str__(self) -> str:
+        return "columns of " + ", ".join(f"[{span.first}, {span.end - 1}]" for span in self.spans)
+
+
 class Sum(NamedTuple):
-    """What a set of live records amounts to: how many, their payload bytes, and how many of them have a tag."""
+    """What a set of live records amounts to: how many, their payload bytes, how many of them have a tag, and how many
+    of those the tag index does not know (any more)."""
 
     records: int
     bytes: int
     tagged: int
+    unindexed: int
+
+
+NOTHING: Final = Sum(0, 0, 0, 0)
+
+
+def total_of(sums: Sequence[Sum]) -> Sum:
+    """All of them together."""
+    if len(sums) == 1:
+        return sums[0]
+    return Sum(*map(sum, zip(*sums, strict=True))) if sums else NOTHING
 
 
 def little_endian(values: array[int]) -> bytes:
@@ -77,10 +135,16 @@ def from_little_endian(typecode: str, value: object) -> array[int]:
 
 
 class Span:
-    """The columns of one run of seqs, and their sums.
+    """One run of seqs: its summary, and its columns where they are here.
 
-    Slots before `start` are dropped and counted nowhere. The size of a slot that is not live is 0, so that plain sums
-    over `size` are right. `ts` never decreases.
+    `n` counts the slots. Those before `start` are dropped and counted nowhere. `first_ts` and `last_ts` are the times
+    of the first and the last slot that count (epoch ms); `first_ts` may be earlier while a stored span is not loaded.
+    `ts` never decreases. The size of a slot that is not live is 0, so that plain sums over `size` are right.
+
+    `unindexed` are those of the `tagged` that the tag index of the topic does not have: below `tags_from`, a seq.
+
+    A stored span has no `file`: all its bytes are in `segment`, which means nothing in here. `unflagged` are its seqs
+    that became deleted since the storage layer has last written delete flags; None for none.
     """
 
     __slots__ = (
@@ -88,26 +152,42 @@ class Span:
         "dead",
         "file",
         "first",
+        "first_ts",
         "flags",
         "frame_len",
+        "last_ts",
         "live",
         "lost",
+        "n",
         "offset",
+        "segment",
         "size",
         "start",
+        "stored",
         "tagged",
+        "tags_from",
         "ts",
+        "unflagged",
+        "unindexed",
     )
 
-    def __init__(self, first: int) -> None:
+    def __init__(self, first: int, *, stored: bool = False) -> None:
         self.first = first
+        self.n = 0
         self.start = 0
         self.live = 0
         self.lost = 0
         self.bytes = 0
         self.tagged = 0
+        self.unindexed = 0
+        self.tags_from = 0
+        self.first_ts = 0
+        self.last_ts = 0
+        self.stored = stored
+        self.segment: object | None = None
+        self.unflagged: array[int] | None = None
         self.ts: array[int] = array("Q")
-        self.file: array[int] = array("I")
+        self.file: array[int] = _NO_PLACES if stored else array("I")
         self.offset: array[int] = array("I")
         self.frame_len: array[int] = array("I")
         self.size: array[int] = array("I")
@@ -117,60 +197,130 @@ class Span:
     @property
     def end(self) -> int:
         """One past the last seq."""
-        return self.first + len(self.dead)
+        return self.first + self.n
 
     @property
     def deleted(self) -> int:
         """How many slots are deleted."""
-        return len(self.dead) - self.start - self.live - self.lost
+        return self.n - self.start - self.live - self.lost
+
+    @property
+    def dense(self) -> bool:
+        """Whether every slot is live."""
+        return self.live == self.n - self.start
+
+    @property
+    def loaded(self) -> bool:
+        """Whether the columns are here. Those of a raw span always are."""
+        return len(self.dead) == self.n
+
+    def need(self) -> None:
+        """Raise NotLoaded if the columns are not here."""
+        if len(self.dead) != self.n:
+            raise NotLoaded((self,))
+
+    # -- counting ----------------------------------------------------------------------------------------------------
 
     def sum(self, a: int, b: int) -> Sum:
         """The live records among slots `a` to `b` (exclusive)."""
-        if a == self.start and b == len(self.dead):
-            return Sum(self.live, self.bytes, self.tagged)
+        if a == self.start and b == self.n:
+            return Sum(self.live, self.bytes, self.tagged, self.unindexed)
+        if not self.live:
+            return NOTHING
+        self.need()
         live = self.dead.count(LIVE, a, b)
-        tagged = 0
-        if live and self.tagged:
-            flags: bytearray | bytes = self.flags[a:b]
-            if live != b - a:
-                flags = bytes(compress(flags, self.dead[a:b].translate(_ONE_IF_LIVE)))
-            tagged = len(flags.translate(None, _UNTAGGED))
-        return Sum(live, sum(self.size[a:b]), tagged)
+        tagged = self._count_tagged(a, b) if live and self.tagged else 0
+        unindexed = tagged
+        if tagged and self.unindexed != self.tagged:
+            unindexed = self._count_tagged(a, min(b, self.tags_from - self.first)) if self.unindexed else 0
+        return Sum(live, sum(self.size[a:b]), tagged, unindexed)
+
+    def _count_tagged(self, a: int, b: int) -> int:
+        if a >= b:
+            return 0
+        flags: bytearray | bytes = self.flags[a:b]
+        if self.dead.count(LIVE, a, b) != b - a:
+            flags = bytes(compress(flags, self.dead[a:b].translate(_ONE_IF_LIVE)))
+        return len(flags.translate(None, _UNTAGGED))
+
+    def recount(self) -> None:
+        """Take `live`, `lost`, `bytes`, `tagged` and `unindexed` from the slots."""
+        a, b = self.start, self.n
+        self.live = self.dead.count(LIVE, a, b)
+        self.lost = self.dead.count(LOST, a, b)
+        self.bytes = sum(self.size[a:b])
+        self.tagged = self._count_tagged(a, b)
+        self.unindexed = self._count_tagged(a, min(b, self.tags_from - self.first))
+
+    def forget_tags(self, seq: int) -> int:
+        """The tag index has nothing below `seq` any more; how many live records that is news for.
+
+        Raises NotLoaded if `seq` is inside.
+        """
+        known = self.tagged - self.unindexed
+        if not known:
+            gone = 0
+        elif seq >= self.end:
+            gone = known
+        else:
+            self.need()
+            gone = self._count_tagged(self.start, seq - self.first) - self.unindexed
+        self.tags_from = seq
+        self.unindexed += gone
+        return gone
+
+    def _take_off(self, gone: Sum) -> None:
+        self.live -= gone.records
+        self.bytes -= gone.bytes
+        self.tagged -= gone.tagged
+        self.unindexed -= gone.unindexed
+
+    # -- shrinking ---------------------------------------------------------------------------------------------------
 
     def drop(self, to: int) -> Sum:
         """Slots before `to`, which is inside the span, are gone; what was live among them."""
+        self.need()
         gone = self.sum(self.start, to)
         self.lost -= self.dead.count(LOST, self.start, to)
         self._take_off(gone)
         self.start = to
-        if to >= MIN_TRIM and to * _TRIM_SHARE >= len(self.dead):
-            # Slices, because deleting in place would leave the arrays allocated at their old length.
-            self.ts = self.ts[to:]
-            self.file = self.file[to:]
-            self.offset = self.offset[to:]
-            self.frame_len = self.frame_len[to:]
-            self.size = self.size[to:]
-            self.flags = self.flags[to:]
-            self.dead = self.dead[to:]
-            self.first += to
-            self.start = 0
+        self.first_ts = self.ts[to]
+        if to >= MIN_TRIM and to * _TRIM_SHARE >= self.n and not self.stored:
+            self._trim(to)
         return gone
 
-    def kill(self, a: int, b: int, mark: int) -> Sum:
-        """The live records among slots `a` to `b` (exclusive) become `mark`."""
+    def _trim(self, to: int) -> None:
+        # Slices, because deleting in place would leave the arrays allocated at their old length.
+        self.ts = self.ts[to:]
+        self.file = self.file[to:]
+        self.offset = self.offset[to:]
+        self.frame_len = self.frame_len[to:]
+        self.size = self.size[to:]
+        self.flags = self.flags[to:]
+        self.dead = self.dead[to:]
+        self.first += to
+        self.n -= to
+        self.start = 0
+
+    def lose(self, a: int, b: int) -> Sum:
+        """The live records among slots `a` to `b` (exclusive) are lost; what they were."""
         gone = self.sum(a, b)
         if gone.records:
-            self.dead[a:b] = self.dead[a:b].translate(_MARK[mark])
-            self.size[a:b] = array("I", bytes(4 * (b - a)))
+            if self.loaded:
+                self.dead[a:b] = self.dead[a:b].translate(LIVE_TO_LOST)
+                self.size[a:b] = array("I", bytes(4 * (b - a)))
             self._take_off(gone)
-            if mark == LOST:
-                self.lost += gone.records
+            self.lost += gone.records
         return gone
 
     def delete(self, seqs: Sequence[int]) -> Sum:
         """Those of `seqs`, all inside the span, that are live are deleted."""
-        first, dead, size, flags = self.first, self.dead, self.size, self.flags
-        records = total = tagged = 0
+        if not self.live:
+            return NOTHING
+        self.need()
+        first, dead, size, flags, stored = self.first, self.dead, self.size, self.flags, self.stored
+        records = total = tagged = unindexed = 0
+        died: array[int] = array("Q")
         for seq in seqs:
             i = seq - first
             if i >= self.start and dead[i] == LIVE:
@@ -178,42 +328,149 @@ class Span:
                 records += 1
                 total += size[i]
                 size[i] = 0
-                tagged += flags[i] & FLAG_TAG
-        gone = Sum(records, total, tagged)
+                if flags[i] & FLAG_TAG:
+                    tagged += 1
+                    unindexed += seq < self.tags_from
+                if stored:
+                    died.append(seq)
+        if died:
+            if self.unflagged is None:
+                self.unflagged = died
+            else:
+                self.unflagged.extend(died)
+        gone = Sum(records, total, tagged, unindexed)
         self._take_off(gone)
         return gone
 
-    def _take_off(self, gone: Sum) -> None:
-        self.live -= gone.records
-        self.bytes -= gone.bytes
-        self.tagged -= gone.tagged
-
     def live_files(self) -> set[int]:
-        """The file ids of the live slots."""
-        if self.live == len(self.dead) - self.start:
+        """The file ids of the live slots; none of a stored span."""
+        if self.stored:
+            return set()
+        if self.dense:
             return set(self.file[self.start :])
         return set(compress(self.file[self.start :], self.dead[self.start :].translate(_ONE_IF_LIVE)))
 
-    def recount(self) -> None:
-        """Take `live`, `lost`, `bytes` and `tagged` from the slots."""
-        a, b = self.start, len(self.dead)
-        flags = bytes(compress(self.flags[a:b], self.dead[a:b].translate(_ONE_IF_LIVE)))
-        self.live = self.dead.count(LIVE, a, b)
-        self.lost = self.dead.count(LOST, a, b)
-        self.bytes = sum(self.size[a:b])
-        self.tagged = len(flags.translate(None, _UNTAGGED))
+    # -- being stored ------------------------------------------------------------------------------------------------
+
+    def take(self, raw: Span, to: int, offset: array[int], frame_len: array[int], was_dead: bytes) -> None:
+        """The slots of a raw span before `to` go over to the end of this stored one, which it follows.
+
+        `offset` and `frame_len` say where they are in the segment, `was_dead` which were so when it was written.
+        """
+        assert self.stored
+        assert not raw.stored
+        a = raw.start
+        first = raw.first + a
+        assert self.end == first
+        moved = raw.sum(a, to)
+        lost = raw.dead.count(LOST, a, to)
+        if raw.dead.find(DELETED, a, to) >= 0:
+            was_live = was_dead.translate(_ONE_IF_LIVE)
+            died = map(operator.and_, raw.dead[a:to].translate(_ONE_IF_DELETED), was_live)
+            unflagged = array("Q", compress(range(first, raw.first + to), died))
+            if unflagged:
+                self.unflagged = unflagged if self.unflagged is None else self.unflagged + unflagged
+        if self.loaded:
+            self.ts.extend(raw.ts[a:to])
+            self.offset.extend(offset)
+            self.frame_len.extend(frame_len)
+            self.size.extend(raw.size[a:to])
+            self.flags.extend(raw.flags[a:to])
+            self.dead.extend(raw.dead[a:to])
+        if self.n == self.start:
+            self.first_ts = raw.ts[a]
+        self.n += to - a
+        self.last_ts = raw.ts[to - 1]
+        self.live += moved.records
+        self.bytes += moved.bytes
+        self.tagged += moved.tagged
+        self.lost += lost
+        raw._take_off(moved)
+        raw.lost -= lost
+        if to < raw.n:
+            raw.first_ts = raw.ts[to]
+            raw._trim(to)
+
+    def pad(self, n: int, ts: int, offset: array[int], frame_len: array[int]) -> None:
+        """An empty stored span begins with `n` slots that have been dropped; `ts` is the time of the one after."""
+        self.ts = array("Q", (ts,)) * n
+        self.offset.extend(offset)
+        self.frame_len.extend(frame_len)
+        self.size.frombytes(bytes(4 * n))
+        self.flags.extend(bytes(n))
+        self.dead.extend(bytes(n))
+        self.n = self.start = n
+
+    def attach(
+        self,
+        ts: array[int],
+        offset: array[int],
+        frame_len: array[int],
+        size: array[int],
+        flags: bytearray,
+        dead: bytearray,
+    ) -> None:
+        """The columns are here: `n` slots each. They become the span's own. The sums are taken anew."""
+        self.ts, self.offset, self.frame_len = ts, offset, frame_len
+        self.size, self.flags, self.dead = size, flags, dead
+        self.first_ts = max(self.first_ts, min(ts[self.start], self.last_ts))
+        self.recount()
+
+    def detach(self) -> None:
+        """Without columns again."""
+        assert self.stored
+        self.ts = _NO_TIMES
+        self.offset = self.frame_len = self.size = _NO_PLACES
+        self.flags = self.dead = _NO_STATES
+
+    # -- keeping -----------------------------------------------------------------------------------------------------
 
     def dump(self) -> list[Any]:
-        """`[first, ts, file, offset, frame_len, size, flags, dead]` less what was dropped; no `dead` if all live."""
+        """A raw span: `[first, ts, file, offset, frame_len, size, flags, dead]` less what was dropped; no `dead` if all
+        live. A stored one: `["stored", first, n, start, live, lost, bytes, tagged, first_ts, last_ts, unflagged]`,
+        the last as little-endian u64."""
+        if self.stored:
+            unflagged = little_endian(self.unflagged) if self.unflagged is not None else b""
+            return [STORED_MARK, *(getattr(self, name) for name in SUMMARY_FIELDS), unflagged]
         a = self.start
         columns = [little_endian(getattr(self, name)[a:]) for name, _ in _COLUMNS]
-        dead = b"" if self.live == len(self.dead) - a else bytes(self.dead[a:])
+        dead = b"" if self.dense else bytes(self.dead[a:])
         return [self.first + a, *columns, bytes(self.flags[a:]), dead]
 
     @classmethod
     def load(cls, value: object) -> Span:
-        """The inverse of `dump`. Raises ValueError if lengths or values do not fit."""
-        if not isinstance(value, list | tuple) or len(value) != len(_COLUMNS) + 3:
+        """The inverse of `dump`; a stored span has no segment and no columns yet. Raises ValueError if lengths or
+        values do not fit."""
+        if not isinstance(value, list | tuple) or not value:
+            raise ValueError("span: not a list")
+        return cls._load_stored(value[1:]) if value[0] == STORED_MARK else cls._load_raw(value)
+
+    @classmethod
+    def _load_stored(cls, value: Sequence[Any]) -> Span:
+        if len(value) != len(SUMMARY_FIELDS) + 1 or not all(isinstance(item, int) and item >= 0 for item in value[:-1]):
+            raise ValueError("stored span: not its summary")
+        span = cls(value[0], stored=True)
+        for name, item in zip(SUMMARY_FIELDS, value[:-1], strict=True):
+            setattr(span, name, item)
+        span.detach()
+        span.unflagged = from_little_endian("Q", value[-1]) or None
+        unflagged = span.unflagged or ()
+        if not (
+            span.first >= 1
+            and span.start < span.n
+            and span.deleted >= 0
+            and span.tagged <= span.live
+            and span.first_ts <= span.last_ts
+            and (span.live or not span.bytes)
+            and all(span.first <= seq < span.end for seq in unflagged)
+            and len(set(unflagged)) == len(unflagged)
+        ):
+            raise ValueError(f"stored span at {span.first}: contradicts itself")
+        return span
+
+    @classmethod
+    def _load_raw(cls, value: Sequence[Any]) -> Span:
+        if len(value) != len(_COLUMNS) + 3:
             raise ValueError("span: not a list of its columns")
         first, *columns, flags, dead = value
         if not isinstance(first, int) or not isinstance(flags, bytes) or not isinstance(dead, bytes) or first < 1:
@@ -225,19 +482,23 @@ class Span:
                 raise ValueError(f"span at {first}: {name} does not have {len(flags)} items")
         span.flags = bytearray(flags)
         span.dead = bytearray(dead or bytes(len(flags)))
+        span.n = len(flags)
         if not flags or len(span.dead) != len(flags) or span.dead.translate(None, bytes((LIVE, DELETED, LOST))):
             raise ValueError(f"span at {first}: bad dead column")
+        span.first_ts, span.last_ts = span.ts[0], span.ts[-1]
         span.recount()
         return span
 
 
 class RecordIndex:
-    """The spans of a topic, ordered. Seqs are absolute, ranges are half open (`lo` to `hi` exclusive)."""
+    """The spans of a topic, ordered: `n_stored` stored ones, then raw ones. Seqs are absolute, ranges are half open
+    (`lo` to `hi` exclusive)."""
 
-    __slots__ = ("spans",)
+    __slots__ = ("n_stored", "spans")
 
     def __init__(self) -> None:
         self.spans: list[Span] = []
+        self.n_stored = 0
 
     # -- growing -----------------------------------------------------------------------------------------------------
 
@@ -260,7 +521,11 @@ class RecordIndex:
         """
         n = len(flags)
         span = self._tail(first)
-        if n <= SPAN_RECORDS - len(span.dead):
+        if n <= SPAN_RECORDS - span.n:
+            if not span.n:
+                span.first_ts = ts[0]
+            span.n += n
+            span.last_ts = ts[-1]
             span.ts.extend(ts)
             span.file.extend(file)
             span.offset.extend(offset)
@@ -278,7 +543,7 @@ class RecordIndex:
             return
         at = 0
         while at < n:
-            to = min(n, at + SPAN_RECORDS - len(self._tail(first + at).dead))
+            to = min(n, at + SPAN_RECORDS - self._tail(first + at).n)
             part = flags[at:to]
             self.append(
                 first + at,
@@ -294,14 +559,17 @@ class RecordIndex:
             at = to
 
     def has_room(self, first: int, n: int) -> bool:
-        """Whether `n` slots from `first` on would continue the last span."""
-        return bool(self.spans) and self.spans[-1].end == first and len(self.spans[-1].dead) + n <= SPAN_RECORDS
+        """Whether `n` slots from `first` on would continue the last span, a raw one."""
+        if len(self.spans) == self.n_stored:
+            return False
+        span = self.spans[-1]
+        return span.end == first and span.n + n <= SPAN_RECORDS
 
     def _tail(self, first: int) -> Span:
         if self.spans:
             span = self.spans[-1]
             assert first >= span.end
-            if first == span.end and len(span.dead) < SPAN_RECORDS:
+            if first == span.end and span.n < SPAN_RECORDS and not span.stored:
                 return span
         span = Span(first)
         self.spans.append(span)
@@ -316,16 +584,22 @@ class RecordIndex:
             return None
         span = self.spans[k]
         i = seq - span.first
-        return (span, i) if span.start <= i < len(span.dead) else None
+        return (span, i) if span.start <= i < span.n else None
 
     def is_live(self, seq: int) -> bool:
         """Whether `seq` is a live record."""
         slot = self.at(seq)
-        return slot is not None and slot[0].dead[slot[1]] == LIVE
+        if slot is None:
+            return False
+        span, i = slot
+        if span.dense or not span.live:
+            return span.live > 0
+        span.need()
+        return span.dead[i] == LIVE
 
-    def is_dense(self) -> bool:
-        """Whether every slot is live."""
-        return all(span.live == len(span.dead) - span.start for span in self.spans)
+    def is_dense(self, seq: int) -> bool:
+        """Whether every slot from `seq` on is live. May be False because of others in the same span."""
+        return all(span.dense for span in self.spans[max(0, self._span_at(seq)) :])
 
     def next_live(self, seq: int) -> int | None:
         """The first live seq from `seq` on."""
@@ -333,7 +607,12 @@ class RecordIndex:
         for k in range(max(0, self._span_at(seq)), len(spans)):
             span = spans[k]
             if span.live:
-                i = span.dead.find(LIVE, max(span.start, seq - span.first))
+                i = max(span.start, seq - span.first)
+                if i >= span.n:
+                    continue
+                if not span.dense:
+                    span.need()
+                    i = span.dead.find(LIVE, i)
                 if i >= 0:
                     return span.first + i
         return None
@@ -342,8 +621,11 @@ class RecordIndex:
         """The last live seq below `before`."""
         for k in range(self._span_at(before - 1), -1, -1):
             span = self.spans[k]
-            if span.live and before > span.first:
-                i = span.dead.rfind(LIVE, span.start, before - span.first)
+            if span.live and before > span.first + span.start:
+                i = min(span.n, before - span.first) - 1
+                if not span.dense:
+                    span.need()
+                    i = span.dead.rfind(LIVE, span.start, i + 1)
                 if i >= 0:
                     return span.first + i
         return None
@@ -354,15 +636,16 @@ class RecordIndex:
         k = self._span_at(seq)
         while True:
             span = self.spans[k]
-            a, b = seq - span.first, min(len(span.dead), last + 1 - span.first)
-            if span.live != len(span.dead) - span.start:
+            a, b = seq - span.first, min(span.n, last + 1 - span.first)
+            if not span.dense:
+                span.need()
                 for mark in (DELETED, LOST):
                     i = span.dead.find(mark, a, b)
                     if i >= 0:
                         b = i
             seq = span.first + b
             k += 1
-            if seq > last or b < len(span.dead) or k == len(self.spans) or self.spans[k].first != seq:
+            if seq > last or b < span.n or k == len(self.spans) or self.spans[k].first != seq:
                 return seq - 1
 
     def parts(self, lo: int, hi: int) -> Iterator[tuple[Span, int, int]]:
@@ -370,7 +653,7 @@ class RecordIndex:
         spans = self.spans
         for k in range(max(0, self._span_at(lo)), len(spans)):
             span = spans[k]
-            a, b = max(span.start, lo - span.first), min(len(span.dead), hi - span.first)
+            a, b = max(span.start, lo - span.first), min(span.n, hi - span.first)
             if a < b:
                 yield span, a, b
             elif span.first >= hi:
@@ -382,6 +665,9 @@ class RecordIndex:
         if k == len(self.spans):
             return None
         span = self.spans[k]
+        if ts <= span.first_ts:
+            return span.first + span.start
+        span.need()
         return span.first + bisect_left(span.ts, ts, span.start)
 
     def eviction_point(self, over: int, *, by_bytes: bool) -> tuple[int, int]:
@@ -395,8 +681,11 @@ class RecordIndex:
             if total < over:
                 over -= total
                 continue
+            if not by_bytes and span.dense:
+                return span.first + span.start + over, 0
+            span.need()
             i, stride = span.start, _FIRST_STRIDE
-            while i < len(span.dead):
+            while i < span.n:
                 j = i + stride
                 weights: Sequence[int] = span.size[i:j] if by_bytes else span.dead[i:j].translate(_ONE_IF_LIVE)
                 total = sum(weights)
@@ -408,41 +697,70 @@ class RecordIndex:
         return (self.spans[-1].end if self.spans else 0), over
 
     def only_live(self, seqs: array[int]) -> array[int]:
-        """The live ones of `seqs` (ascending)."""
+        """The live ones of `seqs` (ascending). Raises NotLoaded for all spans at once."""
         kept: array[int] = array("Q")
-        if not seqs:
-            return kept
-        at = 0
-        for span, a, b in self.parts(seqs[0], seqs[-1] + 1):
-            at = bisect_left(seqs, span.first + a, at)
-            to = bisect_left(seqs, span.first + b, at)
-            part = seqs[at:to]
-            if span.live != len(span.dead) - span.start:
+        missing = []
+        for span, part in self._among(seqs):
+            if not span.live:
+                continue
+            if not span.dense:
+                if not span.loaded:
+                    missing.append(span)
+                    continue
                 first, dead = span.first, span.dead
                 part = array("Q", [seq for seq in part if dead[seq - first] == LIVE])
             kept.extend(part)
-            at = to
+        if missing:
+            raise NotLoaded(tuple(missing))
         return kept
+
+    def not_known_dead(self, seqs: array[int]) -> array[int]:
+        """Those of `seqs` (ascending) that are live, as far as that can be told without loading anything."""
+        kept: array[int] = array("Q")
+        for span, part in self._among(seqs):
+            if not span.live:
+                continue
+            if not span.dense and span.loaded:
+                first, dead = span.first, span.dead
+                part = array("Q", [seq for seq in part if dead[seq - first] == LIVE])
+            kept.extend(part)
+        return kept
+
+    def _among(self, seqs: array[int]) -> Iterator[tuple[Span, array[int]]]:
+        """The spans that have slots for any of `seqs` (ascending), and which."""
+        at = 0
+        for span, a, b in self.parts(seqs[0], seqs[-1] + 1) if seqs else ():
+            at = bisect_left(seqs, span.first + a, at)
+            to = bisect_left(seqs, span.first + b, at)
+            if at < to:
+                yield span, seqs[at:to]
+            at = to
 
     def deleted_in(self, lo: int, hi: int) -> int:
         """How many seqs of the range are known to be deleted."""
         total = 0
         for span, a, b in self.parts(lo, hi):
             if span.deleted:
-                whole = a == span.start and b == len(span.dead)
-                total += span.deleted if whole else span.dead.count(DELETED, a, b)
+                if a == span.start and b == span.n:
+                    total += span.deleted
+                else:
+                    span.need()
+                    total += span.dead.count(DELETED, a, b)
         return total
 
     def deleted_runs(self, lo: int, hi: int, most: int) -> list[tuple[int, int]]:
-        """The deleted seqs of the range as inclusive runs, ascending; of many, at least the newest `most`."""
+        """The deleted seqs of the range as inclusive runs, ascending; of many, at least the newest `most`.
+
+        Those of spans that are not loaded are not known here and left out.
+        """
         newest_first: list[list[tuple[int, int]]] = []
         found = 0
         for k in range(self._span_at(hi - 1), -1, -1):
             span = self.spans[k]
-            a, b = max(span.start, lo - span.first), min(len(span.dead), hi - span.first)
+            a, b = max(span.start, lo - span.first), min(span.n, hi - span.first)
             if found >= most or span.end <= lo:
                 break
-            if a < b and span.deleted:
+            if a < b and span.deleted and span.loaded:
                 runs = [m.span() for m in _DELETED_RUN.finditer(span.dead, a, b)]
                 newest_first.append([(span.first + i, span.first + j - 1) for i, j in runs])
                 found += len(runs)
@@ -456,35 +774,113 @@ class RecordIndex:
             return len(spans) - 1
         return bisect_right(spans, seq, key=_first) - 1
 
+    # -- what has to be loaded first ---------------------------------------------------------------------------------
+
+    def missing_below(self, seq: int) -> tuple[Span, ...]:
+        """The spans without whose columns nobody can say which live record is the last below `seq`, which the first
+        from there on, and what is live before that one in its span. May be more than it turns out to take."""
+        spans = self.spans
+        missing = []
+        for k in range(self._span_at(seq - 1), -1, -1):
+            span = spans[k]
+            if not span.live or seq <= span.first + span.start:
+                continue
+            if span.loaded:
+                if span.dead.find(LIVE, span.start, seq - span.first) < 0:
+                    continue
+                break
+            if not span.dense or seq < span.end:
+                missing.append(span)
+            if span.dense or span.live > span.end - seq:
+                break
+        missing.reverse()
+        for k in range(max(0, self._span_at(seq)), len(spans)):
+            span = spans[k]
+            a = max(span.start, seq - span.first)
+            if not span.live or a >= span.n:
+                continue
+            if span.loaded:
+                if span.dead.find(LIVE, a) < 0:
+                    continue
+                break
+            if (not span.dense or a > span.start) and span not in missing:
+                missing.append(span)
+            if span.dense or span.live > a - span.start:
+                break
+        return tuple(missing)
+
+    def missing_for(self, seqs: Sequence[int]) -> tuple[Span, ...]:
+        """The spans whose columns it takes to delete `seqs` (ascending) and to find the first live record then. May be
+        one more than it turns out to take."""
+        missing = []
+        named: dict[Span, int] = {}
+        for span, at, to in self._touched(seqs):
+            named[span] = to - at
+            if span.live and not span.loaded:
+                missing.append(span)
+        for span in self.spans if self.spans and self.spans[0] in named else ():
+            if not span.live:
+                continue
+            if span not in named:
+                if not span.dense and not span.loaded:
+                    missing.append(span)
+                break
+            if span.live > named[span]:
+                break
+        return tuple(missing)
+
+    def need_to_drop(self, seq: int) -> None:
+        """Raise NotLoaded if the columns are not here that `drop_below` needs."""
+        slot = self.at(seq)
+        if slot is not None and slot[1] > slot[0].start:
+            slot[0].need()
+
     # -- shrinking ---------------------------------------------------------------------------------------------------
 
     def drop_below(self, seq: int) -> Sum:
-        """Forget every slot below `seq`; what was live among them. Costs a step per span."""
-        whole = 0
-        records = total = tagged = 0
+        """Forget every slot below `seq`; what was live among them. Costs a step per span.
+
+        Needs the columns of the span that `seq` cuts, see `need_to_drop`.
+        """
+        whole = stored = 0
+        records = total = tagged = unindexed = 0
         for span in self.spans:
             if span.first + span.start >= seq:
                 break
             inside = span.end > seq
-            gone = span.drop(seq - span.first) if inside else span.sum(span.start, len(span.dead))
-            records, total, tagged = records + gone.records, total + gone.bytes, tagged + gone.tagged
+            gone = span.drop(seq - span.first) if inside else span.sum(span.start, span.n)
+            records, total = records + gone.records, total + gone.bytes
+            tagged, unindexed = tagged + gone.tagged, unindexed + gone.unindexed
             if inside:
                 break
             whole += 1
+            stored += span.stored
         del self.spans[:whole]
-        return Sum(records, total, tagged)
+        self.n_stored -= stored
+        return Sum(records, total, tagged, unindexed)
 
-    def kill(self, lo: int, hi: int, mark: int) -> Sum:
-        """The live records of the range become DELETED or LOST; what they were."""
-        records = total = tagged = 0
-        for span, a, b in self.parts(lo, hi):
-            gone = span.kill(a, b, mark)
-            records, total, tagged = records + gone.records, total + gone.bytes, tagged + gone.tagged
-        return Sum(records, total, tagged)
+    def need_to_lose(self, ranges: Sequence[tuple[int, int]]) -> None:
+        """Raise NotLoaded if columns are not here that `lose` needs for these ranges."""
+        missing = {
+            span: None
+            for lo, hi in ranges
+            for span, a, b in self.parts(lo, hi)
+            if span.live and not span.loaded and (a > span.start or b < span.n)
+        }
+        if missing:
+            raise NotLoaded(tuple(missing))
+
+    def lose(self, lo: int, hi: int) -> Sum:
+        """The live records of the range become LOST; what they were."""
+        return total_of([span.lose(a, b) for span, a, b in self.parts(lo, hi)])
 
     def delete(self, seqs: Sequence[int]) -> Sum:
-        """Those of `seqs` (ascending) that are live become DELETED; what they were."""
-        records = total = tagged = at = 0
+        """Those of `seqs` (ascending) that are live become DELETED; what they were. See `missing_for`."""
+        return total_of([span.delete(seqs[at:to]) for span, at, to in self._touched(seqs)])
+
+    def _touched(self, seqs: Sequence[int]) -> Iterator[tuple[Span, int, int]]:
+        """The spans that any of `seqs` (ascending) are inside of, with their places in `seqs`."""
+        at = 0
         while at < len(seqs):
             k = self._span_at(seqs[at])
             end = self.spans[k].end if k >= 0 else 0
@@ -496,16 +892,92 @@ class RecordIndex:
                 at = bisect_left(seqs, self.spans[k].first, at)
                 continue
             to = bisect_left(seqs, end, at)
-            gone = self.spans[k].delete(seqs[at:to])
-            records, total, tagged = records + gone.records, total + gone.bytes, tagged + gone.tagged
+            yield self.spans[k], at, to
             at = to
-        return Sum(records, total, tagged)
+
+    # -- being stored ------------------------------------------------------------------------------------------------
+
+    @property
+    def stored_to(self) -> int:
+        """The last seq of the last stored span, 0 without any."""
+        return self.spans[self.n_stored - 1].end - 1 if self.n_stored else 0
+
+    def holds(self, span: Span) -> bool:
+        """Whether the span is in here."""
+        k = self._span_at(span.first)
+        return k >= 0 and self.spans[k] is span
+
+    def store(
+        self,
+        first: int,
+        n: int,
+        segment: object,
+        offset: array[int],
+        frame_len: array[int],
+        was_dead: bytes,
+    ) -> None:
+        """The raw slots from `first` on, `n` less what was dropped, are in a segment now. See `TopicLog.store`."""
+        assert n == len(offset) == len(frame_len) == len(was_dead)
+        k = self.n_stored
+        end = first + n
+        # Not beyond what is raw, and what was dropped before it is in no span any more.
+        begin = self.spans[k].first + self.spans[k].start if k < len(self.spans) else end
+        assert k == 0 or first > self.stored_to, (first, self.stored_to)
+        if begin >= end:
+            return
+        assert begin == first or (begin > first and k == 0), "only the front is dropped"
+        span = self.spans[k - 1] if k else None
+        if span is None or span.segment is not segment or span.end != first:
+            span = Span(first, stored=True)
+            span.segment = segment
+            dropped = max(0, begin - first)
+            if dropped:
+                raw = self.spans[k]
+                span.pad(dropped, raw.ts[raw.start], offset[:dropped], frame_len[:dropped])
+            self.spans.insert(k, span)
+            self.n_stored = k = k + 1
+        emptied = k
+        while span.end < end:
+            raw = self.spans[emptied]
+            at, to = span.end - first, min(raw.end, end) - first
+            assert raw.first + raw.start == span.end, "a segment is about contiguous seqs"
+            span.take(raw, first + to - raw.first, offset[at:to], frame_len[at:to], was_dead[at:to])
+            emptied += raw.end == span.end
+        del self.spans[k:emptied]
+
+    def replace(self, first: int, last: int, segment: object) -> Span:
+        """The stored spans of exactly `first` to `last` become one. See `TopicLog.replace`."""
+        k = self._span_at(first)
+        to = self._span_at(last) + 1
+        old = self.spans[k:to] if k >= 0 else []
+        assert old, "no span there"
+        assert to <= self.n_stored, "not stored"
+        assert old[0].first == first, (old[0].first, first)
+        assert old[-1].end == last + 1, (old[-1].end, last)
+        assert all(a.end == b.first and b.start == 0 for a, b in pairwise(old))
+        span = Span(first, stored=True)
+        span.segment = segment
+        span.n = last + 1 - first
+        span.start = old[0].start
+        span.first_ts, span.last_ts = old[0].first_ts, old[-1].last_ts
+        span.live, span.lost = sum(part.live for part in old), sum(part.lost for part in old)
+        span.bytes, span.tagged = sum(part.bytes for part in old), sum(part.tagged for part in old)
+        span.unindexed = sum(part.unindexed for part in old)
+        span.tags_from = max(part.tags_from for part in old)
+        unflagged = array("Q")
+        for part in old:
+            unflagged += part.unflagged or array("Q")
+        span.unflagged = unflagged or None
+        span.detach()
+        self.spans[k:to] = [span]
+        self.n_stored -= len(old) - 1
+        return span
 
     # -- keeping -----------------------------------------------------------------------------------------------------
 
-    def dump(self) -> list[Any]:
-        """The spans, for `load`."""
-        return [span.dump() for span in self.spans]
+    def dump(self, *, raw: bool = True) -> list[Any]:
+        """The spans, for `load`; without the raw ones if not `raw`."""
+        return [span.dump() for span in (self.spans if raw else self.spans[: self.n_stored])]
 
     @classmethod
     def load(cls, value: object) -> RecordIndex:
@@ -514,8 +986,9 @@ class RecordIndex:
             raise ValueError("index: not a list of spans")
         index = cls()
         index.spans = [Span.load(part) for part in value]
-        for left, right in zip(index.spans, index.spans[1:], strict=False):
-            if left.end > right.first or left.ts[-1] > right.ts[0]:
+        index.n_stored = sum(span.stored for span in index.spans)
+        for left, right in pairwise(index.spans):
+            if left.end > right.first or left.last_ts > right.first_ts or right.stored > left.stored:
                 raise ValueError(f"index: span at {right.first} does not follow the one at {left.first}")
         return index
 
@@ -525,4 +998,4 @@ def _first(span: Span) -> int:
 
 
 def _last_ts(span: Span) -> int:
-    return span.ts[-1]
+    return span.last_ts

@@ -8,7 +8,12 @@ tags (a sorted container with an insertion per name costs five times as much, on
 loop).
 
 Postings of records that are gone stay until `sweep` comes by; whoever asks filters them. The owner says how many
-they are (`garbage`) and calls `sweep` a little at a time.
+they are (`garbage`) and calls `sweep` a little at a time. The same goes for postings of records whose tags are found
+elsewhere by now, in segment files: all below a seq that only grows.
+
+The sweep asks the owner what is gone, and the owner cannot always tell: where columns are not loaded, it keeps
+everything. So a whole round may remove nothing, and another one would not either. What was garbage then is `stuck`
+until a round succeeds or the owner knows more.
 """
 
 from __future__ import annotations
@@ -31,9 +36,21 @@ _POSTINGS_PER_UNIT: Final = 8
 
 
 class TagIndex:
-    """Tag to ascending seqs. `postings` counts all of them, `garbage` those that the owner reported as gone."""
+    """Tag to ascending seqs. `postings` counts all of them, `garbage` those that the owner reported as gone, `stuck`
+    those of the garbage that sweeping cannot find for now."""
 
-    __slots__ = ("_fresh", "_name_at", "_posting_at", "_run_at", "_runs", "_seqs", "garbage", "postings")
+    __slots__ = (
+        "_fresh",
+        "_name_at",
+        "_posting_at",
+        "_run_at",
+        "_runs",
+        "_seqs",
+        "_swept",
+        "garbage",
+        "postings",
+        "stuck",
+    )
 
     def __init__(self) -> None:
         self._seqs: dict[str, int | array[int]] = {}
@@ -42,8 +59,11 @@ class TagIndex:
         self._runs: list[list[str]] = []
         # Where the sweep goes on.
         self._run_at = self._name_at = self._posting_at = 0
+        # Whether this round of the sweep has removed anything.
+        self._swept = False
         self.postings = 0
         self.garbage = 0
+        self.stuck = 0
 
     def __len__(self) -> int:
         """The number of distinct tags."""
@@ -117,8 +137,9 @@ class TagIndex:
     def sweep(self, units: int, front: int, only_live: Callable[[array[int]], array[int]] | None) -> None:
         """Drop postings of gone records, going on where the last call stopped.
 
-        The cost is bounded by `units` (about a microsecond each) and one chunk or run. Nothing below `front` is live;
-        `only_live` filters ascending seqs, None when everything from there on is live.
+        The cost is bounded by `units` (about a microsecond each) and one chunk or run. Nothing below `front` counts as
+        live; `only_live` filters ascending seqs, keeping what it cannot tell, None when everything from there on is
+        live.
         """
         if self._run_at >= len(self._runs):
             self._run_at = self._name_at = self._posting_at = 0
@@ -129,6 +150,9 @@ class TagIndex:
                 self._next_run()
                 continue
             units -= self._sweep_name(run, front, only_live)
+        if self._run_at >= len(self._runs):
+            self.stuck = 0 if self._swept else self.garbage
+            self._swept = False
 
     def _sweep_name(self, run: list[str], front: int, only_live: Callable[[array[int]], array[int]] | None) -> int:
         """Look at one name, or at one chunk of its postings; what it cost."""
@@ -168,6 +192,8 @@ class TagIndex:
     def _removed(self, n: int) -> None:
         self.postings -= n
         self.garbage -= n
+        self.stuck = 0
+        self._swept = True
 
     def _drop_name(self, run: list[str]) -> None:
         # At once from both: a name that comes again while the sweep rests must not be in two runs.
@@ -242,4 +268,4 @@ class TagIndex:
             assert all(a < b for a, b in pairwise(known)), name
             total += len(known)
         assert total == self.postings
-        assert 0 <= self.garbage <= self.postings
+        assert 0 <= self.stuck <= self.garbage <= self.postings

@@ -40,17 +40,52 @@ is inside the gap, `mixed` if there are several. `missed_estimate` needs to know
 deleted; they are kept as at most `MAX_DELETED_RUNS` runs, the oldest forgotten, which is what makes it an estimate
 (it errs upwards). At or above `evict_floor` nothing needs to be remembered, and a topic that never lost anything
 remembers nothing.
+
+Stored records (`docs/design/segments.md` section 1)
+----------------------------------------------------
+
+Old records are in segment files, and single slots of them in memory only while a cache has them (`index`). Everything
+above is exact all the same. A method that needs columns which are not here raises `NotLoaded` and has changed nothing:
+it finds out where the floors will be, and what that takes, before it moves them. Two things are not worth a disk
+access. Deletions in a segment that is evicted while it is not loaded are forgotten: the estimate errs upwards, as it
+may. Nor does a sweep of the tag index ask for columns: what it cannot tell, it keeps.
+
+    raw -- capture_raw, written to a segment, store --> stored, loaded <-- detach, attach --> stored, not loaded
+
+Between capture and `store` records may die. `store` takes what they are by then and notes which of them the file has
+as live; `attach` brings what a file says into line with what the log knows, in either direction.
+
+The tag index of a sealed segment is in its files too. So the one in memory is complete only for live records from
+`tags_from` on; `matching` answers for those, and whoever wants all of them looks into the files of `spans_with_tags`
+for the rest. Postings below `tags_from` are garbage like those of dead records, and counted once:
+
+    postings - garbage = live records with a tag, at or above tags_from
 """
 
 from __future__ import annotations
 
+import re
 from array import array
 from bisect import bisect_left
 from collections.abc import Mapping, Sequence
-from itertools import pairwise
+from itertools import islice, pairwise
 from typing import Any, Final, Literal, NamedTuple, cast
 
-from topics.log.index import DELETED, LOST, RecordIndex, Sum, from_little_endian, little_endian
+from topics.log.index import (
+    DELETED,
+    LIVE,
+    LIVE_TO_LOST,
+    LOST,
+    STORED_MARK,
+    STORED_SLOT_BYTES,
+    SUMMARY_FIELDS,
+    NotLoaded,
+    RecordIndex,
+    Span,
+    Sum,
+    from_little_endian,
+    little_endian,
+)
 from topics.log.match import Match
 from topics.log.tags import TagIndex
 from topics.model import Tombstone
@@ -77,6 +112,8 @@ _SWEEP_MIN: Final = 64
 _SWEEP_UNITS: Final = 4096
 
 _UNTAGGED_FLAGS: Final = bytes(flags for flags in range(256) if not flags & 0x01)
+_DEAD_RUN: Final = re.compile(rb"[^\0]+")
+_LOST_RUN: Final = re.compile(rb"\x02+")
 
 
 class Extent(NamedTuple):
@@ -115,7 +152,10 @@ class Gap(NamedTuple):
 
 
 class FrameRange(NamedTuple):
-    """One read: `length` bytes of `file` from `offset` on. In them the frame of `seqs[i]` begins at `starts[i]`."""
+    """One read: `length` bytes from `offset` on. In them the frame of `seqs[i]` begins at `starts[i]`.
+
+    They are in WAL file `file` or, of stored records, in `segment` (then `file` is 0).
+    """
 
     file: int
     offset: int
@@ -123,6 +163,48 @@ class FrameRange(NamedTuple):
     seqs: array[int]
     starts: array[int]
     frame_lens: array[int]
+    segment: object | None = None
+
+
+class RawRun(NamedTuple):
+    """Copies of raw slots with contiguous seqs from `first` on, as of one moment. `dead` has LIVE, DELETED or LOST."""
+
+    first: int
+    ts: array[int]
+    file: array[int]
+    offset: array[int]
+    frame_len: array[int]
+    size: array[int]
+    flags: bytes
+    dead: bytes
+
+
+class SpanColumns(NamedTuple):
+    """What a segment's files say about the slots of a stored span; `ts` never decreases. See `TopicLog.attach`."""
+
+    ts: array[int]
+    offset: array[int]
+    frame_len: array[int]
+    size: array[int]
+    flags: bytes
+    dead: bytes
+
+
+class Summary(NamedTuple):
+    """What is always known of a span. Slots before `start` are dropped, and none of the rest counts them."""
+
+    first: int
+    n: int
+    start: int
+    live: int
+    lost: int
+    bytes: int
+    tagged: int
+    first_ts: int
+    last_ts: int
+
+
+assert Summary._fields == SUMMARY_FIELDS
 
 
 class _Hole(NamedTuple):
@@ -136,6 +218,9 @@ class TopicLog:
 
     `head_seq`: the last seq given out to a published record or a hole, 0 for none. `earliest_seq`, `evict_floor`: see
     above. `count`, `bytes`: live records and their payload bytes. `last_ts`: time of the newest record ever (epoch ms).
+    `tags_from`: the first seq whose tag `matching` knows.
+
+    Any method may raise NotLoaded that does not say otherwise.
     """
 
     __slots__ = (
@@ -150,6 +235,7 @@ class TopicLog:
         "evict_floor",
         "head_seq",
         "last_ts",
+        "tags_from",
     )
 
     def __init__(self) -> None:
@@ -159,6 +245,7 @@ class TopicLog:
         self.count = 0
         self.bytes = 0
         self.last_ts = 0
+        self.tags_from = 1
         self._index = RecordIndex()
         self._tags: TagIndex | None = None
         # Ascending, disjoint, all at or above earliest_seq; neighbours that touch differ in their reason.
@@ -171,7 +258,8 @@ class TopicLog:
     # -- publication -------------------------------------------------------------------------------------------------
 
     def extend(self, extent: Extent) -> None:
-        """Publish a commit's records: they follow the head, and are not older than the newest record."""
+        """Publish a commit's records: they follow the head, and are not older than the newest record. Asks for no
+        columns."""
         n = len(extent.flags)
         self.extend_records(
             extent.first_seq,
@@ -218,10 +306,13 @@ class TopicLog:
     def place(self, first_seq: int, file: int, offsets: Sequence[int], frame_lens: array[int] | None = None) -> None:
         """Say where the frames of published records are: `offsets[i]` in `file` for seq `first_seq + i`.
 
-        `frame_lens` says how long they are where that was not known before. Records that are gone by now are skipped.
+        `frame_lens` says how long they are where that was not known before. Records that are gone or stored by now are
+        skipped.
         """
         places = offsets if isinstance(offsets, array) else array("I", offsets)
         for span, a, b in self._index.parts(first_seq, first_seq + len(places)):
+            if span.stored:
+                continue
             at = span.first + a - first_seq
             span.offset[a:b] = places[at : at + b - a]
             span.file[a:b] = array("I", (file,)) * (b - a)
@@ -235,33 +326,44 @@ class TopicLog:
 
         Frames of one file that follow one another with at most 4,096 bytes between them share a read of up to
         `max_range` bytes (a single frame may be longer). Records that have no place yet (`file` 0) are left out.
+        Raises NotLoaded for all spans at once.
         """
+        parts = [part for part in self._index.parts(first, last + 1) if part[0].live]
+        missing = tuple(span for span, _, _ in parts if not span.loaded)
+        if missing:
+            raise NotLoaded(missing)
         ranges: list[FrameRange] = []
         file = begin = end = 0
+        segment: object | None = None
         seqs: array[int] = array("Q")
         starts: array[int] = array("I")
         lens: array[int] = array("I")
-        for span, a, b in self._index.parts(first, last + 1):
+        for span, a, b in parts:
+            files = None if span.stored else span.file
             for i in range(a, b):
-                if span.dead[i] or not span.file[i]:
+                if span.dead[i]:
+                    continue
+                of_file = 0
+                if files is not None and not (of_file := files[i]):
                     continue
                 offset, length = span.offset[i], span.frame_len[i]
-                near = span.file[i] == file and end <= offset <= end + _MAX_READ_GAP
-                if not near or offset + length - begin > max_range:
+                same = of_file == file and span.segment is segment
+                if not (same and end <= offset <= end + _MAX_READ_GAP) or offset + length - begin > max_range:
                     if seqs:
-                        ranges.append(FrameRange(file, begin, end - begin, seqs, starts, lens))
-                    file, begin = span.file[i], offset
+                        ranges.append(FrameRange(file, begin, end - begin, seqs, starts, lens, segment))
+                    file, segment, begin = of_file, span.segment, offset
                     seqs, starts, lens = array("Q"), array("I"), array("I")
                 seqs.append(span.first + i)
                 starts.append(offset - begin)
                 lens.append(length)
                 end = offset + length
         if seqs:
-            ranges.append(FrameRange(file, begin, end - begin, seqs, starts, lens))
+            ranges.append(FrameRange(file, begin, end - begin, seqs, starts, lens, segment))
         return ranges
 
     def live_files(self) -> set[int]:
-        """The ids of the files that hold a live record. Costs a look at every slot; for compaction, not for calls."""
+        """The ids of the WAL files that hold a raw live record. Costs a look at every slot; for compaction, not for
+        calls."""
         files: set[int] = set()
         for span in self._index.spans:
             files |= span.live_files()
@@ -269,20 +371,27 @@ class TopicLog:
         return files
 
     def front_file(self) -> int:
-        """The id of the file that holds the first live record; 0 when there is none or it has no place yet."""
+        """The id of the WAL file that holds the first live record; 0 when there is none, or it is stored or has no
+        place yet."""
         slot = self._index.at(self.earliest_seq)
-        return slot[0].file[slot[1]] if slot is not None else 0
+        return slot[0].file[slot[1]] if slot is not None and not slot[0].stored else 0
 
     def is_live(self, seq: int) -> bool:
         """Whether `seq` is a record that a reader would get."""
+        if seq == self.earliest_seq:
+            return seq <= self.head_seq
         return self._index.is_live(seq)
 
     def ts_of(self, seq: int) -> int:
         """`$ts` of a live record, epoch ms. Raises KeyError if `seq` is not one."""
         slot = self._index.at(seq)
-        if slot is None or slot[0].dead[slot[1]]:
+        if slot is None or not slot[0].live:
             raise KeyError(seq)
-        return slot[0].ts[slot[1]]
+        span, i = slot
+        span.need()
+        if span.dead[i]:
+            raise KeyError(seq)
+        return span.ts[i]
 
     # -- retention ---------------------------------------------------------------------------------------------------
 
@@ -321,16 +430,14 @@ class TopicLog:
             return 0
         last_lost = self._index.last_live(seq)
         assert last_lost is not None, "earliest_seq is live and below seq"
-        return self._move_front(self._index.next_live(seq), reason, last_lost).records
+        return self._move_front(self._front_from(seq), reason, last_lost).records
 
     def expire(self, now_ms: int, ttl_ms: int) -> int:
         """Evict what is older than `ttl_ms` (`now - ts > ttl_ms`; 0 = off); how many records that were."""
         if not ttl_ms or not self.count:
             return 0
         oldest_to_stay = now_ms - ttl_ms
-        slot = self._index.at(self.earliest_seq)
-        assert slot is not None
-        if slot[0].ts[slot[1]] >= oldest_to_stay:
+        if self._index.spans[0].first_ts >= oldest_to_stay:
             return 0
         first_to_stay = self._index.first_at_or_after(oldest_to_stay)
         return self.evict_below(self.head_seq + 1 if first_to_stay is None else first_to_stay, "ttl")
@@ -351,20 +458,28 @@ class TopicLog:
         assert first <= self.head_seq + 1, (first, self.head_seq)
         old_head = self.head_seq
         if first <= old_head:
-            self._lose_inside(max(first, self.earliest_seq), min(last, old_head), reason)
+            for begin, end in self._still_live(max(first, self.earliest_seq), min(last, old_head)):
+                self._account(self._index.lose(begin, end + 1))
+                self._insert_hole(_Hole(begin, end, reason))
         if last > old_head:
             self._lose_after_head(last, reason)
-        if not self._index.is_live(self.earliest_seq):
+        if self._front_is_gone():
             self._move_front(self._index.next_live(self.earliest_seq), None, 0)
 
-    def _lose_inside(self, first: int, last: int, reason: LossReason) -> None:
+    def _still_live(self, first: int, last: int) -> list[tuple[int, int]]:
+        """What is to become holes if `first` to `last` (inclusive) is lost. Asks for what it takes to do so."""
+        found = []
         for lo, hi in self._outside_holes(first, last):
             # The ends of a hole are lost records, so that no part of it announces a loss where there was none.
             begin, end = self._index.next_live(lo), self._index.last_live(hi + 1)
-            if begin is None or end is None or begin > end:
-                continue
-            self._account(self._index.kill(begin, end + 1, LOST))
-            self._insert_hole(_Hole(begin, end, reason))
+            if begin is not None and end is not None and begin <= end:
+                found.append((begin, end))
+        self._index.need_to_lose([(begin, end + 1) for begin, end in found])
+        front: int | None = self.earliest_seq
+        for begin, end in found:
+            if begin == front:
+                front = self._front_from(end + 1)
+        return found
 
     def _lose_after_head(self, last: int, reason: LossReason) -> None:
         first = self.head_seq + 1
@@ -379,9 +494,8 @@ class TopicLog:
     def _outside_holes(self, first: int, last: int) -> list[tuple[int, int]]:
         """The parts of the inclusive range that are in no hole."""
         parts = []
-        for hole in self._holes or ():
-            if hole.last < first:
-                continue
+        holes = self._holes or []
+        for hole in islice(holes, bisect_left(holes, first, key=_hole_last), None):
             if hole.first > last:
                 break
             if hole.first > first:
@@ -389,6 +503,16 @@ class TopicLog:
             first = hole.last + 1
         if first <= last:
             parts.append((first, last))
+        return parts
+
+    def _inside_holes(self, first: int, last: int) -> list[tuple[int, int]]:
+        """The parts of the inclusive range that are in holes."""
+        parts = []
+        holes = self._holes or []
+        for hole in islice(holes, bisect_left(holes, first, key=_hole_last), None):
+            if hole.first > last:
+                break
+            parts.append((max(first, hole.first), min(last, hole.last)))
         return parts
 
     def _insert_hole(self, hole: _Hole) -> None:
@@ -411,32 +535,211 @@ class TopicLog:
         end = min(before_seq, bound + 1, self.head_seq + 1)
         if end <= self.earliest_seq:
             return 0
-        front = self._index.next_live(end)
-        gone = 0
-        if self._holes and (front is None or self._holes[0].first < front):
-            # The floor is about to pass a hole, so what was deleted below it has to be told from what was lost.
-            killed = self._index.kill(self.earliest_seq, end, DELETED)
-            self._account(killed)
-            gone = killed.records
-        return gone + self._move_front(front, None, 0).records
+        return self._move_front(self._front_from(end), None, 0).records
 
     def delete_seqs(self, seqs: Sequence[int]) -> int:
-        """Delete those of `seqs` (ascending) that are live; how many."""
+        """Delete those of `seqs` (ascending) that are live; how many. Raises NotLoaded for all spans at once."""
+        missing = self.missing_for(seqs)
+        if missing:
+            raise NotLoaded(missing)
         gone = self._index.delete(seqs)
         if not gone.records:
             return 0
         self._account(gone)
-        if not self._index.is_live(self.earliest_seq):
+        if self._front_is_gone():
             self._move_front(self._index.next_live(self.earliest_seq), None, 0)
         self._sweep(gone.tagged)
         return gone.records
 
     def matching(self, match: Match, *, before_seq: int | None, bound: int) -> array[int]:
-        """The live seqs with a matching tag, below `before_seq` (None = any) and at most `bound`, ascending (u64)."""
+        """The live seqs with a matching tag, below `before_seq` (None = any) and at most `bound`, ascending (u64).
+
+        Only those from `tags_from` on; see `spans_with_tags` for the others.
+        """
         if self._tags is None:
             return array("Q")
+        first = max(self.earliest_seq, self.tags_from)
         last = bound if before_seq is None else min(bound, before_seq - 1)
-        return self._index.only_live(self._tags.find(match, self.earliest_seq, min(last, self.head_seq)))
+        return self._index.only_live(self._tags.find(match, first, min(last, self.head_seq)))
+
+    def spans_with_tags(self, bound: int) -> list[Span]:
+        """The stored spans up to `bound` with live tagged records that `matching` does not know, ascending.
+
+        Their files say which tags they have; `live_among` says which of those seqs are still live. Asks for no columns.
+        """
+        found = []
+        for span in self._index.spans[: self._index.n_stored]:
+            if span.first > bound or span.first >= self.tags_from:
+                break
+            if span.unindexed:
+                found.append(span)
+        return found
+
+    def live_among(self, seqs: array[int]) -> array[int]:
+        """The live ones of `seqs` (ascending). Raises NotLoaded for all spans at once."""
+        return self._index.only_live(seqs)
+
+    def missing_below(self, seq: int) -> tuple[Span, ...]:
+        """The spans to be loaded so that `evict_below(seq)` and `delete_below(seq, ...)` do not raise NotLoaded. May
+        name more than it turns out to take. Asks for no columns."""
+        seq = min(seq, self.head_seq + 1)
+        return self._index.missing_below(seq) if self._index.n_stored and seq > self.earliest_seq else ()
+
+    def missing_for(self, seqs: Sequence[int]) -> tuple[Span, ...]:
+        """The same for `delete_seqs(seqs)`."""
+        return self._index.missing_for(seqs) if self._index.n_stored else ()
+
+    # -- records that are stored -------------------------------------------------------------------------------------
+
+    @property
+    def stored_to(self) -> int:
+        """The last seq of the last stored span, 0 without any. All raw slots are above it."""
+        return self._index.stored_to
+
+    def stored_spans(self) -> list[Span]:
+        """The stored spans, ascending. To be read; what changes them are the methods below."""
+        return self._index.spans[: self._index.n_stored]
+
+    def stored_span_at(self, seq: int) -> Span | None:
+        """The stored span that has a slot for `seq`, None if there is none (any more)."""
+        slot = self._index.at(seq)
+        return slot[0] if slot is not None and slot[0].stored else None
+
+    def is_stored(self, seq: int) -> bool:
+        """Whether `seq` has a slot in a stored span, live or not."""
+        return self.stored_span_at(seq) is not None
+
+    def holds(self, span: Span) -> bool:
+        """Whether the span is still one of this log."""
+        return self._index.holds(span)
+
+    def summary_of(self, span: Span) -> Summary:
+        """What is always known of a span."""
+        return _summary(span)
+
+    def capture_raw(self, last: int) -> list[RawRun]:
+        """Copies of the raw slots up to `last` (inclusive), in runs of contiguous seqs, ascending.
+
+        Slots that were dropped are not among them. The pieces of a batch may be in two runs.
+        """
+        runs = []
+        for span in self._index.spans[self._index.n_stored :]:
+            a, b = span.start, min(span.n, last + 1 - span.first)
+            if a < b:
+                columns = span.ts[a:b], span.file[a:b], span.offset[a:b], span.frame_len[a:b], span.size[a:b]
+                runs.append(RawRun(span.first + a, *columns, bytes(span.flags[a:b]), bytes(span.dead[a:b])))
+        return runs
+
+    def store(
+        self, first: int, n: int, segment: object, offsets: array[int], frame_lens: array[int], *, was_dead: bytes
+    ) -> None:
+        """The raw slots `first` to `first + n - 1`, as they were captured, are now in `segment`. Asks for no columns.
+
+        `offsets` and `frame_lens` are their places in it, `was_dead` their states at capture; what has been deleted
+        since goes to `Span.unflagged`. If the last stored span is of this very segment and ends before `first` it
+        grows, else there is a new one, loaded. Slots that were dropped meanwhile still have their place in the span; if
+        all of them were, there is none. To be called in ascending order, from the first raw slot on.
+        """
+        self._index.store(first, n, segment, offsets, frame_lens, was_dead)
+
+    def attach(self, span: Span, columns: SpanColumns) -> bool:
+        """Load a stored span with what its files say. The arrays become the log's own.
+
+        What the log knows of deletions (`Span.unflagged`) and holes is laid over it. What the files know beyond that is
+        true as well: whatever is deleted there is deleted, and what is lost without a hole becomes a `corrupt` one. If
+        that changes the summary, `count`, `bytes` and the floors follow, and the answer is True.
+
+        Does nothing if the span is loaded, or not of this log (any more). Raises ValueError if columns are not as long
+        as the span or hold no states, NotLoaded if another span is needed to find the new front.
+        """
+        assert span.stored
+        if any(len(column) != span.n for column in columns) or columns.dead.translate(
+            None, bytes((LIVE, DELETED, LOST))
+        ):
+            raise ValueError(f"columns of span at {span.first}: not {span.n} states, places, times and sizes")
+        if span.loaded or not self._index.holds(span):
+            return False
+        dead = bytearray(columns.dead)
+        for seq in span.unflagged or ():
+            dead[seq - span.first] = DELETED
+        damage = []
+        if self._holes or dead.find(LOST, span.start) >= 0:
+            for lo, hi in self._inside_holes(span.first + span.start, span.end - 1):
+                a, b = lo - span.first, hi + 1 - span.first
+                dead[a:b] = dead[a:b].translate(LIVE_TO_LOST)
+            for run in _LOST_RUN.finditer(dead, span.start):
+                damage += self._outside_holes(span.first + run.start(), span.first + run.end() - 1)
+        front: int | None = self.earliest_seq
+        if span is self._index.spans[0] and dead[span.start] != LIVE:
+            i = dead.find(LIVE, span.start)
+            front = span.first + i if i >= 0 else self._front_from(span.end)
+        # From here on nothing asks for anything.
+        size = columns.size[:]
+        for run in _DEAD_RUN.finditer(dead):
+            size[run.start() : run.end()] = array("I", bytes(4 * (run.end() - run.start())))
+        before = _summary(span)
+        indexed = span.tagged - span.unindexed
+        span.attach(columns.ts, columns.offset, columns.frame_len, size, bytearray(columns.flags), dead)
+        self.count += span.live - before.live
+        self.bytes += span.bytes - before.bytes
+        indexed -= span.tagged - span.unindexed
+        if self._tags is not None:
+            self._tags.garbage += indexed
+            self._tags.stuck = 0
+        if indexed < 0:
+            # More are live than the summary said, so nobody has kept their tags; the files have them.
+            self.drop_tags_below(span.end)
+        for lo, hi in damage:
+            self._insert_hole(_Hole(lo, hi, "corrupt"))
+        changed = _summary(span)._replace(first_ts=before.first_ts) != before
+        if front != self.earliest_seq:
+            self._move_front(front, None, 0)
+        return changed
+
+    def detach(self, span: Span) -> None:
+        """Drop the columns of a stored span, if they are here."""
+        if span.loaded:
+            span.detach()
+
+    def columns_of(self, span: Span) -> SpanColumns:
+        """Copies of the columns of a stored span, as the log knows them by now."""
+        span.need()
+        places = span.ts[:], span.offset[:], span.frame_len[:], span.size[:]
+        return SpanColumns(*places, bytes(span.flags), bytes(span.dead))
+
+    def span_bytes(self, span: Span) -> int:
+        """What the columns of a stored span take up while they are loaded."""
+        return STORED_SLOT_BYTES * span.n
+
+    def flagged(self, span: Span, seqs: Sequence[int]) -> None:
+        """The storage layer has written the delete flags of these of `span.unflagged`."""
+        if span.unflagged is not None:
+            written = set(seqs)
+            span.unflagged = array("Q", [seq for seq in span.unflagged if seq not in written]) or None
+
+    def replace(self, first: int, last: int, segment: object) -> Span:
+        """The stored spans that cover exactly `first` to `last` are one from now on, in `segment` and not loaded.
+
+        Only the first of them may have dropped slots. Asks for no columns.
+        """
+        return self._index.replace(first, last, segment)
+
+    def drop_tags_below(self, seq: int) -> None:
+        """The tags of stored records below `seq` are found in their files from now on. Those of raw records stay.
+
+        Raises NotLoaded if `seq` is inside a span. Costs a step per span, and some sweeping.
+        """
+        seq = min(seq, max(self.stored_to + 1, self.earliest_seq))
+        if seq <= self.tags_from:
+            return
+        cut = self._index.at(seq)
+        if cut is not None and cut[1] > cut[0].start and cut[0].tagged > cut[0].unindexed:
+            cut[0].need()
+        gone = sum([span.forget_tags(seq) for span, _, _ in self._index.parts(self.tags_from, seq)])
+        self.tags_from = seq
+        if self._tags is not None:
+            self._tags.garbage += gone
+        self._sweep(gone)
 
     # -- reading -----------------------------------------------------------------------------------------------------
 
@@ -517,32 +820,54 @@ class TopicLog:
         assert self.earliest_seq >= old_front
         if reason is not None:
             self._note_cause(reason, last_lost)
+        passed: list[_Hole] = []
         if self._holes:
-            passed = bisect_left(self._holes, self.earliest_seq, key=_hole_last)
-            for hole in self._holes[:passed]:
+            at = bisect_left(self._holes, self.earliest_seq, key=_hole_last)
+            passed = self._holes[:at]
+            self._holes = self._holes[at:] or None
+            for hole in passed:
                 self._note_cause(hole.reason, hole.last)
-            self._holes = self._holes[passed:] or None
         if self._causes:
             floor = max(self._causes.values()) + 1
             if floor > self.evict_floor:
-                self._raise_floor(floor, old_front)
+                self._raise_floor(floor, old_front, None if reason is not None else passed)
         gone = self._index.drop_below(self.earliest_seq)
         self._account(gone)
         self._sweep(gone.tagged)
         return gone
+
+    def _front_from(self, seq: int) -> int | None:
+        """The first live seq from `seq` on. Asks for what it takes to find it, and to make it the front."""
+        front = self._index.next_live(seq)
+        if front is not None:
+            self._index.need_to_drop(front)
+        return front
+
+    def _front_is_gone(self) -> bool:
+        """Whether `earliest_seq`, which was live or past the head, is not live. Asks for no columns: where they are
+        not here, nothing can have died but all of the span."""
+        if not self._index.spans:
+            return True
+        span = self._index.spans[0]
+        return not span.live or (span.loaded and span.dead[span.start] != LIVE)
 
     def _note_cause(self, reason: LossReason, last: int) -> None:
         if self._causes is None:
             self._causes = {}
         self._causes[reason] = max(last, self._causes.get(reason, 0))
 
-    def _raise_floor(self, floor: int, old_front: int) -> None:
-        """Before the slots below the front go: keep what is known of deletions below the new floor."""
+    def _raise_floor(self, floor: int, old_front: int, passed: Sequence[_Hole] | None) -> None:
+        """Before the slots below the front go: keep what is known of deletions below the new floor.
+
+        `passed` are the holes below the new front if everything else there is deleted, None if it may be lost.
+        """
         runs = []
         if self.evict_floor < old_front:
             runs.append((self.evict_floor, old_front - 1))
-        if floor > old_front:
+        if floor > old_front and passed is None:
             runs += self._index.deleted_runs(old_front, floor, MAX_DELETED_RUNS)
+        elif floor > old_front and passed is not None:
+            runs += self._deleted_around(passed, old_front, floor)
         self.evict_floor = floor
         if not runs:
             return
@@ -555,16 +880,34 @@ class TopicLog:
         # A slice, so that a burst of runs does not stay allocated.
         self._deleted = known[-2 * MAX_DELETED_RUNS :] if len(known) > 2 * MAX_DELETED_RUNS else known
 
+    def _deleted_around(self, holes: Sequence[_Hole], lo: int, hi: int) -> list[tuple[int, int]]:
+        """The deleted seqs of `lo` to `hi` (exclusive) as inclusive runs, ascending, where everything outside of
+        `holes` is; of many, at least the newest `MAX_DELETED_RUNS`."""
+        newest_first: list[tuple[int, int]] = []
+        for hole in reversed(holes):
+            if len(newest_first) >= MAX_DELETED_RUNS:
+                break
+            if hole.last + 1 < hi:
+                newest_first.append((hole.last + 1, hi - 1))
+            newest_first += reversed(self._index.deleted_runs(hole.first, hole.last + 1, MAX_DELETED_RUNS))
+            hi = hole.first
+        else:
+            if lo < hi:
+                newest_first.append((lo, hi - 1))
+        newest_first.reverse()
+        return newest_first
+
     def _account(self, gone: Sum) -> None:
         self.count -= gone.records
         self.bytes -= gone.bytes
         if self._tags is not None:
-            self._tags.garbage += gone.tagged
+            self._tags.garbage += gone.tagged - gone.unindexed
 
     # -- tag postings of gone records ----------------------------------------------------------------------------------
 
     def tidy(self) -> bool:
-        """A bounded slice (a few ms) of clearing away after a large deletion; whether there is more to do.
+        """A bounded slice (a few ms) of clearing away after a large deletion; whether there is more to do. Asks for no
+        columns: what cannot be told without is left for another time.
 
         Appends and deletions do their share themselves. This is for a topic where nothing happens any more.
         """
@@ -573,7 +916,10 @@ class TopicLog:
 
     def _has_litter(self) -> bool:
         tags = self._tags
-        return tags is not None and tags.garbage >= _SWEEP_MIN and tags.garbage * _SWEEP_SHARE > tags.postings
+        if tags is None:
+            return False
+        litter = tags.garbage - tags.stuck
+        return litter >= _SWEEP_MIN and litter * _SWEEP_SHARE > tags.postings
 
     def _sweep(self, deaths: int) -> None:
         tags = self._tags
@@ -584,28 +930,65 @@ class TopicLog:
         elif self._has_litter():
             units = min(_SWEEP_UNITS, _SWEEP_UNITS_PER_DEATH * deaths)
             # With a dense index whatever is not below the front is live, and nobody has to look.
-            only_live = None if self._index.is_dense() else self._index.only_live
-            tags.sweep(units, self.earliest_seq, only_live)
+            front = max(self.earliest_seq, self.tags_from)
+            only_live = None if self._index.is_dense(front) else self._index.not_known_dead
+            tags.sweep(units, front, only_live)
 
     # -- keeping -----------------------------------------------------------------------------------------------------
 
-    def dump(self) -> dict[str, object]:
-        """Everything, as ints, strings, bytes, lists and maps that CBOR takes; arrays as little-endian bytes."""
+    def dump(self, *, raw: bool = True) -> dict[str, Any]:
+        """Everything, as ints, strings, bytes, lists and maps that CBOR takes; arrays as little-endian bytes.
+
+        Of stored spans the summaries. Without `raw` neither raw spans nor tags: whoever stores those adds summaries of
+        them to "spans" with `grow_dump`. Asks for no columns.
+        """
         return {
             "head_seq": self.head_seq,
             "earliest_seq": self.earliest_seq,
             "evict_floor": self.evict_floor,
             "last_ts": self.last_ts,
-            "spans": self._index.dump(),
-            "tags": None if self._tags is None else self._tags.dump(),
+            "spans": self._index.dump(raw=raw),
+            "tags": self._tags.dump() if raw and self._tags is not None else None,
+            "tags_from": self._loadable_tags_from() if raw else None,
             "holes": [list(hole) for hole in self._holes or ()],
             "causes": dict(self._causes or {}),
             "deleted": little_endian(self._deleted) if self._deleted is not None else b"",
         }
 
+    def _loadable_tags_from(self) -> int:
+        """`tags_from`, or the end of the span that it cuts: its summary does not say how many live are on each side."""
+        cut = self._index.at(self.tags_from)
+        return self.tags_from if cut is None or cut[1] <= cut[0].start else cut[0].end
+
+    def dump_lost(self) -> dict[str, Any]:
+        """The dump of what is left after the restart of an `ephemeral` topic: everything live is lost.
+
+        Asks for no columns: where it takes them to tell which was the last live record, it is the last of its span.
+        """
+        shadow = TopicLog()
+        shadow.head_seq, shadow.earliest_seq, shadow.evict_floor = self.head_seq, self.earliest_seq, self.evict_floor
+        shadow.count, shadow.bytes, shadow.last_ts = self.count, self.bytes, self.last_ts
+        # Dropping all of it changes no span.
+        shadow._index.spans, shadow._index.n_stored = self._index.spans[:], self._index.n_stored
+        shadow._holes = self._holes[:] if self._holes else None
+        shadow._causes = dict(self._causes) if self._causes else None
+        shadow._deleted = self._deleted[:] if self._deleted else None
+        if self.count:
+            try:
+                last = self._index.last_live(self.head_seq + 1)
+                assert last is not None
+            except NotLoaded as missing:
+                last = missing.spans[-1].end - 1
+            shadow._move_front(None, "lost", last)
+        return shadow.dump(raw=False)
+
     @classmethod
     def load(cls, value: Mapping[str, Any]) -> TopicLog:
-        """The topic that `dump` was called on. Raises ValueError if `value` cannot have come from it."""
+        """The topic that `dump` was called on. Stored spans have no segment yet and are not loaded.
+
+        `tags_from` is behind the stored spans if the dump is without `raw`. Raises ValueError if `value` cannot have
+        come from `dump`.
+        """
         log = cls()
         try:
             log.head_seq = int(value["head_seq"])
@@ -615,6 +998,8 @@ class TopicLog:
             log._index = RecordIndex.load(value["spans"])
             if value["tags"] is not None:
                 log._tags = TagIndex.load(value["tags"])
+            tags_from = value["tags_from"]
+            log.tags_from = log._index.stored_to + 1 if tags_from is None else int(tags_from)
             log._holes = [_Hole(int(first), int(last), reason) for first, last, reason in value["holes"]] or None
             log._causes = {reason: int(last) for reason, last in value["causes"].items()} or None
             log._deleted = from_little_endian("Q", value["deleted"]) or None
@@ -622,32 +1007,64 @@ class TopicLog:
             raise ValueError(f"topic log: {error!r}") from error
         log.count = sum(span.live for span in log._index.spans)
         log.bytes = sum(span.bytes for span in log._index.spans)
+        for span in log._index.spans[: log._index.n_stored]:
+            if span.first + span.start >= log.tags_from:
+                break
+            if span.end > log.tags_from:
+                raise ValueError("topic log: tags begin inside a span")
+            span.forget_tags(log.tags_from)
         if log._tags is not None:
-            log._tags.garbage = log._tags.postings - sum(span.tagged for span in log._index.spans)
+            log._tags.garbage = log._tags.postings - log._indexed()
         try:
             log._check_frame()
         except AssertionError as error:
             raise ValueError(f"topic log: contradicts itself: {error}") from error
         return log
 
+    def _indexed(self) -> int:
+        """How many live records the tag index knows."""
+        return sum(span.tagged - span.unindexed for span in self._index.spans)
+
     def check(self) -> None:
-        """Assert every invariant, by counting again from the slots. Costs a look at each of them."""
+        """Assert every invariant, by counting again from the slots that are loaded. Costs a look at each of them."""
         self._check_frame()
         for span in self._index.spans:
-            kept = (span.live, span.lost, span.bytes, span.tagged)
-            span.recount()
-            assert kept == (span.live, span.lost, span.bytes, span.tagged), kept
-            assert all(a <= b for a, b in pairwise(span.ts)), "time goes back"
-            assert not any(size for size, dead in zip(span.size, span.dead, strict=True) if dead and size)
-        for a, b in pairwise(self._index.spans):
-            assert a.ts[-1] <= b.ts[0], "time goes back"
+            self._check_span(span)
         if self._tags is not None:
             self._tags.check()
             everything = self._tags.find(Match("", prefix=True), 0, self.head_seq)
             assert len(everything) == self._tags.postings
-            live = self._index.only_live(everything)
-            assert self._tags.postings - self._tags.garbage == len(live)
-            assert len(live) == sum(span.tagged for span in self._index.spans)
+            assert self._tags.postings - self._tags.garbage == self._indexed()
+            for span in self._index.spans:
+                if span.loaded or span.dense:
+                    lo, hi = max(self.tags_from, span.first + span.start), span.end
+                    inside = everything[bisect_left(everything, lo) : bisect_left(everything, hi)]
+                    assert len(self._index.only_live(inside)) == span.tagged - span.unindexed
+
+    def _check_span(self, span: Span) -> None:
+        unflagged = span.unflagged or array("Q")
+        assert all(span.first <= seq < span.end for seq in unflagged), "unflagged seq of another span"
+        assert len(set(unflagged)) == len(unflagged), "unflagged twice"
+        assert span.stored or not unflagged, "raw and unflagged"
+        if span.first + span.start >= self.tags_from:
+            assert span.unindexed == 0, "tags of the tag index"
+        elif span.end <= self.tags_from:
+            assert span.unindexed == span.tagged, "tags of the files"
+        else:
+            assert span.tags_from == self.tags_from, "tags on both sides"
+        if not span.loaded:
+            assert not any((span.ts, span.offset, span.frame_len, span.size, span.flags, span.dead)), "half loaded"
+            return
+        columns = [span.ts, span.offset, span.frame_len, span.size, span.flags, span.dead]
+        assert all(len(column) == span.n for column in columns), "columns differ in length"
+        assert len(span.file) == (0 if span.stored else span.n), "file column"
+        kept = (*_summary(span), span.unindexed)
+        span.recount()
+        assert kept == (*_summary(span), span.unindexed), kept
+        assert all(a <= b for a, b in pairwise(span.ts)), "time goes back"
+        assert (span.first_ts, span.last_ts) == (span.ts[span.start], span.ts[-1]), "times of the summary"
+        assert not any(size for size, dead in zip(span.size, span.dead, strict=True) if dead and size)
+        assert all(span.dead[seq - span.first] == DELETED for seq in unflagged), "unflagged and not deleted"
 
     def _check_frame(self) -> None:
         """The invariants that cost a step per span, hole or run."""
@@ -655,17 +1072,19 @@ class TopicLog:
         assert 1 <= self.evict_floor <= self.earliest_seq <= self.head_seq + 1, "floors"
         assert self.count == sum(span.live for span in spans), "count"
         assert self.bytes == sum(span.bytes for span in spans), "bytes"
-        first = self._index.next_live(0)
-        assert self.earliest_seq == (self.head_seq + 1 if first is None else first), (
-            "earliest_seq is not the first live"
-        )
+        first = spans[0].first + spans[0].start if spans else self.head_seq + 1
+        assert self.earliest_seq == first, "slots below the front, or none at it"
+        assert not spans or not self._front_is_gone(), "earliest_seq is not live"
         # Every seq from the front to the head has a slot or is in a hole.
-        assert not spans or spans[0].first + spans[0].start == self.earliest_seq, "slots below the front"
         assert all(span.start == 0 for span in spans[1:]), "dropped slots in the middle"
-        assert all(a.end <= b.first for a, b in pairwise(spans)), "spans overlap"
-        assert not spans or (spans[-1].end <= self.head_seq + 1 and spans[-1].ts[-1] <= self.last_ts), (
+        assert all(a.end <= b.first and a.last_ts <= b.first_ts for a, b in pairwise(spans)), "spans overlap"
+        assert not spans or (spans[-1].end <= self.head_seq + 1 and spans[-1].last_ts <= self.last_ts), (
             "spans past the head"
         )
+        n_stored = self._index.n_stored
+        assert all(span.stored for span in spans[:n_stored]), "raw before stored"
+        assert not any(span.stored for span in spans[n_stored:]), "stored after raw"
+        assert 1 <= self.tags_from <= max(self.stored_to + 1, self.earliest_seq), "tags of raw records"
         assert all(self.earliest_seq <= hole.first <= hole.last <= self.head_seq for hole in holes), "hole outside"
         assert all(hole.reason in _REASONS for hole in holes), "reason of a hole"
         assert all(a.last < b.first for a, b in pairwise(holes)), "holes overlap"
@@ -676,6 +1095,7 @@ class TopicLog:
         for hole in holes:
             for span, a, b in self._index.parts(hole.first, hole.last + 1):
                 assert span.dead.find(0, a, b) < 0, "live record in a hole"
+                assert span.live <= span.n - span.start - (b - a), "more live records than slots outside of holes"
         causes = self._causes or {}
         assert _REASONS.issuperset(causes), "reason of a loss"
         assert self.evict_floor == max(causes.values(), default=0) + 1, "evict_floor"
@@ -685,6 +1105,63 @@ class TopicLog:
         assert not runs or runs[-1] < self.evict_floor, "deleted run above the floor"
         if self._tags is not None:
             assert 0 <= self._tags.garbage <= self._tags.postings, "tag garbage"
+        else:
+            assert self._indexed() == 0, "tagged records, and no tags"
+
+
+# -- dumps without raw spans, made complete by whoever stores those ----------------------------------------------------
+
+
+def grow_dump(spans: list[Any], run: RawRun, a: int, b: int, *, new: bool) -> None:
+    """Slots `a` to `b` (exclusive) of a captured run are stored: add them to the "spans" of `dump(raw=False)`.
+
+    They go to the last one there if they follow it and are not in a `new` segment.
+    """
+    span = Span(run.first + a)
+    span.n = b - a
+    span.dead, span.flags, span.size = bytearray(run.dead[a:b]), bytearray(run.flags[a:b]), run.size[a:b]
+    span.first_ts, span.last_ts = run.ts[a], run.ts[b - 1]
+    span.recount()
+    more = _summary(span)
+    if not new and spans:
+        mark, *fields, unflagged = spans[-1]
+        last = Summary(*fields)
+        if last.first + last.n == more.first:
+            grown = last._replace(
+                n=last.n + more.n,
+                live=last.live + more.live,
+                lost=last.lost + more.lost,
+                bytes=last.bytes + more.bytes,
+                tagged=last.tagged + more.tagged,
+                last_ts=more.last_ts,
+            )
+            spans[-1] = [mark, *grown, unflagged]
+            return
+    spans.append([STORED_MARK, *more, b""])
+
+
+def summary_first(dumped: Sequence[Any]) -> int:
+    """The first seq of a stored span in a dump."""
+    return Summary(*dumped[1:-1]).first
+
+
+def clear_unflagged(dumped: list[Any]) -> None:
+    """A stored span in a dump has no unflagged deletions (any more)."""
+    dumped[-1] = b""
+
+
+def _summary(span: Span) -> Summary:
+    return Summary(
+        span.first,
+        span.n,
+        span.start,
+        span.live,
+        span.lost,
+        span.bytes,
+        span.tagged,
+        span.first_ts,
+        span.last_ts,
+    )
 
 
 def _shortest_prefix(batches: Sequence[array[int]], total: int) -> int:

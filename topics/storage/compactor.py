@@ -1,112 +1,95 @@
-"""The compactor: takes snapshots of the running daemon and drops WAL files that nothing needs
-(`docs/design/architecture.md` section 6).
+"""The compactor: checkpoints (`docs/design/segments.md` section 3). What has changed goes into segments and manifests,
+then a snapshot says where replay begins, then WAL files that nothing needs go.
 
-A snapshot never holds up an append: topics are captured one after another between other work, each in one step of the
-loop, and the files are written in a worker thread. What a part shows may be ahead of the disk when it is captured; it
-is written only after everything queued by then is synced, so no snapshot ever knows more than the log.
+A checkpoint never holds up an append: topics are captured one after another between other work, each in one step of the
+loop; what a part shows may be ahead of the disk when it is captured, and is written only after everything queued by
+then is synced. Its cost follows what is new; the snapshot is put together from parts that are encoded already.
 """
 
 from __future__ import annotations
 
-from array import array
+from collections.abc import Iterable, Sequence
+from contextlib import AsyncExitStack
 from functools import partial
 from itertools import pairwise
-from typing import Any, Final, NamedTuple, Protocol
+from typing import Final, NamedTuple
 
 import trio
 
-from topics.clock import Clock
 from topics.config import Settings
 from topics.errors import ApiError
-from topics.log.topic_config import config_to_wire
 from topics.logs import get_logger
 from topics.offload import Kind, Offload
 from topics.storage.frames import FrameType, encode_control
 from topics.storage.fs import Fs
-from topics.storage.snapshot import Snapshot, TopicPart, encode_part, write_snapshot
-from topics.storage.store import Store
-from topics.storage.wal import ControlBatch, Position, WalFile
+from topics.storage.shelf import Segment, Shelf
+from topics.storage.snapshot import KEPT, Snapshot, snapshot_numbers, write_snapshot
+from topics.storage.store import Start, Store
+from topics.storage.storing import LiveTopic, Source, Storing
+from topics.storage.upkeep import Upkeep
+from topics.storage.wal import ControlBatch, ShardWriter, WalFile
 
 log = get_logger(__name__)
 
-SLICE_NS: Final = 2_000_000
-"""How long capturing goes on before others run."""
-
-GROWTH: Final = 4
-"""A snapshot is due when the WAL has grown by so many times the size of the last one: its cost follows what is new."""
+LOCK_WAIT_S: Final = 1.0
+"""How long a checkpoint waits for work on one topic's files; then it goes on without the topic, and keeps its WAL."""
 
 
-class LiveCommit(Protocol):
-    """A published commit that has not been written yet."""
+class Checkpoint(NamedTuple):
+    """What a checkpoint was."""
 
-    last_seq: int
-    records: int
-    file: int
-    offset: int
-    end: Position | None
-    frame_lens: array[int] | None
-
-
-class LiveTopic(Protocol):
-    """What the compactor reads of a topic."""
-
-    id: int
-    name: str
-    config: Any
-    log: Any
-    keys: Any
-    shard: int
-    ceiling: int
-    ceiling_queued: int
-    last_ts: int
-    last_write_ms: int | None
-    last_read_ms: int | None
-    part: bytes | None
-    floor_logged: int
-    applied_end: Position | None
-    unwritten: Any
-    working: trio.Event | None
-    barrier: trio.Event | None
-    deleted: bool
-
-
-class Source(Protocol):
-    """Where the compactor finds the topics (the engine)."""
-
-    by_id: dict[int, Any]
-    next_topic_id: int
-
-    def now_ms(self) -> int:
-        """The retention clock."""
-        ...
+    number: int
+    """Of its snapshot."""
+    positions: dict[int, list[int]]
+    """By shard: file ordinal and offset where its replay begins."""
+    bytes: int
 
 
 class Compactor:
     """See the module. `run` is a task; `checkpoint` may be called beside it, one at a time takes place."""
 
     def __init__(
-        self, settings: Settings, store: Store, source: Source, *, fs: Fs, clock: Clock, offload: Offload
+        self,
+        settings: Settings,
+        store: Store,
+        source: Source,
+        storing: Storing,
+        upkeep: Upkeep,
+        *,
+        fs: Fs,
+        offload: Offload,
     ) -> None:
         self._settings = settings
         self._store = store
         self._source = source
+        self._storing = storing
+        self._upkeep = upkeep
         self._fs = fs
-        self._clock = clock
         self._offload = offload
         self._lock = trio.Lock()
-        self._last_bytes = 0
-        self._written_at_last = 0
-        self._kept: list[_Kept] = []
-        """The snapshots on disk, oldest first, as far as this life knows them."""
+        self._wake = trio.Event()
+        self._kept: list[list[Start]] = []
+        """Where the replay of the snapshots on disk begins, oldest first, as far as this life knows."""
+        self._last: Checkpoint | None = None
 
     async def run(self) -> None:
-        """Take a snapshot whenever one is due; until cancelled. A failure is logged and tried again at the next
-        look."""
+        """Take a checkpoint at every interval in which something was written, and when a WAL file is full; until
+        cancelled. A failure is logged and tried again at the next occasion."""
+        async with trio.open_nursery() as nursery:
+            for writer in self._store.writers:
+                nursery.start_soon(self._watch_rotations, writer)
+            while True:
+                with trio.move_on_after(self._settings.checkpoint_ms / 1000):
+                    await self._wake.wait()
+                self._wake = trio.Event()
+                if self._source.changed and not self._upkeep.held:
+                    await self.try_checkpoint()
+
+    async def _watch_rotations(self, writer: ShardWriter) -> None:
         while True:
-            await trio.sleep(self._settings.checkpoint_ms / 1000)
-            due = max(self._settings.wal_file_bytes, GROWTH * self._last_bytes)
-            if self._written() - self._written_at_last >= due:
-                await self.try_checkpoint()
+            await writer.rotated.wait()
+            self._wake.set()
+            await trio.lowlevel.checkpoint()
 
     async def try_checkpoint(self, *, marks: bool = True) -> bool:
         """A checkpoint whose failure is a log line; whether it succeeded."""
@@ -117,50 +100,110 @@ class Compactor:
             return False
         return True
 
-    def _written(self) -> int:
-        return sum(writer.figures.bytes_written for writer in self._store.writers)
+    async def checkpoint(self, *, marks: bool = True, hold_ms: int = 0) -> Checkpoint:
+        """Take a checkpoint, then drop what it makes superfluous.
 
-    async def checkpoint(self, *, marks: bool = True) -> int:
-        """Take a snapshot, then drop what it makes superfluous; its number.
-
-        `marks=False` leaves the log alone (its writers have stopped). Raises OSError if the disk fails, ApiError on a
-        failed shard.
+        `marks=False` leaves the log alone (its writers have stopped). With `hold_ms`, every file stays as it is for so
+        long; while a hold lasts, a call prolongs it and takes no new checkpoint. Raises OSError if the disk fails,
+        ApiError on a failed shard. After a cancellation some topics are stored and there is no new snapshot.
         """
         async with self._lock:
-            written = self._written()
-            if marks:
-                await self._log_floors()
-            starts = [writer.synced_position() for writer in self._store.writers]
-            oldest: dict[int, int] = {}
-            parts = await self._capture_all(oldest)
-            if marks:
-                await self._sync_shards()
-            blobs = [part if isinstance(part, bytes) else part.finish() for part in parts]
-            number = self._store.next_snapshot_number()
-            snapshot = Snapshot(
-                number=number,
-                shards=self._store.shards,
-                next_topic_id=self._source.next_topic_id,
-                clock=self._source.now_ms(),
-                positions={i: [start.ordinal, start.offset, count] for i, (start, count) in enumerate(starts)},
-                files=self._store.files.to_wire(),
-                topics=blobs,
-                boot_id=self._store.boot_id,
-                identity=self._store.identity,
-            )
-            size = await self._offload.run(Kind.FILES, partial(write_snapshot, self._fs, self._store.datadir, snapshot))
-            self._last_bytes, self._written_at_last = size, written
-            self._kept = [*self._kept[-1:], _Kept([start for start, _ in starts], oldest)]
-            if marks:
-                self._mark(number)
-                await self._drop_files()
-            log.info("checkpoint", snapshot=number, bytes=size, topics=len(blobs))
-            return number
+            if self._upkeep.held and marks and self._last is not None:
+                await self._upkeep.hold(hold_ms)
+                return self._last
+            self._last = taken = await self._checkpoint(marks)
+            if hold_ms:
+                await self._upkeep.hold(hold_ms)
+            return taken
+
+    async def _checkpoint(self, marks: bool) -> Checkpoint:
+        if marks:
+            await self._log_floors()
+        async with AsyncExitStack() as locks:
+            topics, skipped = await self._take(locks)
+            starts = [Start(*writer.synced_position()) for writer in self._store.writers]
+            for topic in skipped | self._upkeep.busy | self._storing.stuck:
+                starts[topic.shard] = self._previous(topic.shard)
+            await self._storing.store(topics, sync_shards=marks)
+        checkpoint = await self._write_snapshot(starts)
+        if marks:
+            self._mark(checkpoint.number)
+            await self._drop_files()
+        log.info(
+            "checkpoint", snapshot=checkpoint.number, bytes=checkpoint.bytes, topics=len(topics), skipped=len(skipped)
+        )
+        return checkpoint
+
+    async def change_layout(self) -> None:
+        """At the start, before anything is written: go over to the number of shards in the settings (`crash.md` 14).
+
+        Everything goes into segments first, so that no frame of the old layout is needed any more; then two snapshots
+        name the new one; then the old one goes.
+        """
+        await self.checkpoint(marks=False)
+        starts = self._store.new_layout_starts()
+        for _ in range(KEPT):
+            await self._write_snapshot(starts, new_layout=True)
+        await self._offload.run(Kind.FILES, partial(self._store.switch_layout, starts))
+        for topic in self._source.by_id.values():
+            topic.shard = self._store.shard_of(topic.id)
+
+    async def _write_snapshot(self, starts: Sequence[Start], *, new_layout: bool = False) -> Checkpoint:
+        """What is durable in the parts, with where replay begins."""
+        number = self._store.next_snapshot_number()
+        snapshot = Snapshot(
+            number=number,
+            shards=len(starts),
+            next_topic_id=self._source.next_topic_id,
+            clock=self._source.now_ms(),
+            positions={i: [*start.position, start.frames] for i, start in enumerate(starts)},
+            topics=[topic.part for topic in self._source.by_id.values() if topic.part is not None],
+            new_layout=new_layout,
+            boot_id=self._store.boot_id,
+            identity=self._store.identity,
+        )
+        size = await self._offload.run(Kind.FILES, partial(write_snapshot, self._fs, self._store.datadir, snapshot))
+        self._kept = [*(self._kept or [self._store.recovered_starts()])[-1:], list(starts)]
+        return Checkpoint(number, {i: list(start.position) for i, start in enumerate(starts)}, size)
+
+    async def _take(self, locks: AsyncExitStack) -> tuple[list[LiveTopic], set[LiveTopic]]:
+        """The topics that have changed, their files locked; and those that somebody else works on for too long.
+
+        Nothing waits between the last look at what has changed and the return.
+        """
+        taken: dict[LiveTopic, None] = {}
+        skipped: set[LiveTopic] = set()
+        for topic in list(self._source.changed):
+            shelf = _shelf_of(topic)
+            with trio.move_on_after(LOCK_WAIT_S) as patience:
+                await shelf.upkeep.acquire()
+            if patience.cancelled_caught:
+                skipped.add(topic)
+                continue
+            locks.callback(_unlock, topic, shelf)
+            taken[topic] = None
+        for topic in self._source.changed:
+            if topic in taken or topic in skipped:
+                continue
+            shelf = _shelf_of(topic)
+            try:
+                shelf.upkeep.acquire_nowait()
+            except trio.WouldBlock:
+                skipped.add(topic)
+                continue
+            locks.callback(_unlock, topic, shelf)
+            taken[topic] = None
+        return list(taken), skipped
+
+    def _previous(self, shard: int) -> Start:
+        """Where the newest snapshot on disk begins the replay of a shard."""
+        kept = self._kept[-1] if self._kept else self._store.recovered_starts()
+        return kept[shard]
 
     async def _log_floors(self) -> None:
         """ttl moves floors without a frame; they are logged before any file goes (`semantics.md` section 3)."""
         last: dict[int, ControlBatch] = {}
-        for topic in list(self._source.by_id.values()):
+        for topic in list(self._source.changed):
             floor = topic.log.evict_floor
             if not topic.config.ttl_ms or floor <= topic.floor_logged or topic.config.durability == "ephemeral":
                 continue
@@ -176,57 +219,6 @@ class Compactor:
         for batch in last.values():
             await batch.wait_synced()
 
-    async def _capture_all(self, oldest: dict[int, int]) -> list[bytes | _Captured]:
-        """Every topic's part, in slices. `oldest` gets, by shard, the ordinal of the oldest file with a record of
-        them."""
-        parts: list[bytes | _Captured] = []
-        started = self._clock.perf_ns()
-        for topic in list(self._source.by_id.values()):
-            while topic.working is not None:
-                await topic.working.wait()
-            if topic.deleted:
-                continue
-            parts.append(self._capture(topic))
-            file_id = topic.log.front_file()
-            if file_id:
-                file = self._store.files.get(file_id)
-                oldest[file.shard] = min(oldest.get(file.shard, file.ordinal), file.ordinal)
-            if self._clock.perf_ns() - started > SLICE_NS:
-                await trio.lowlevel.checkpoint()
-                started = self._clock.perf_ns()
-        return parts
-
-    def _capture(self, topic: LiveTopic) -> bytes | _Captured:
-        if topic.part is not None:
-            return topic.part
-        end = topic.applied_end or Position(0, 0)
-        part = TopicPart(
-            id=topic.id,
-            name=topic.name,
-            config=config_to_wire(topic.config),
-            end=[end.ordinal, end.offset],
-            ceiling=max(topic.ceiling, topic.ceiling_queued),
-            last_ts=topic.last_ts,
-            last_write=topic.last_write_ms,
-            last_read=topic.last_read_ms,
-            log=topic.log.dump(),
-            keys=topic.keys.dump() if topic.keys is not None else [],
-        )
-        if topic.unwritten:
-            return _Captured(part, list(topic.unwritten))
-        topic.part = encode_part(part)
-        return topic.part
-
-    async def _sync_shards(self) -> None:
-        """Everything queued so far is on disk when it returns."""
-        batches = []
-        for writer in self._store.writers:
-            batch = ControlBatch(b"", 0, wants_sync=True)
-            writer.submit(batch)
-            batches.append(batch)
-        for batch in batches:
-            await batch.wait_synced()
-
     def _mark(self, number: int) -> None:
         for writer in self._store.writers:
             mark = encode_control(FrameType.CHECKPOINT_MARK, {"snapshot": number}, ts=self._source.now_ms())
@@ -236,51 +228,61 @@ class Compactor:
                 continue
 
     async def _drop_files(self) -> None:
-        """Unlink WAL files, oldest first, that both kept snapshots are past and know no record in.
-
-        What has gone since they were taken does not count: that it is gone may not be on disk, and need not even be in
-        the log (ttl).
-        """
+        """Unlink WAL files, oldest first, that both kept snapshots are past."""
         if len(self._kept) < 2:
             return
         for writer in self._store.writers:
-            shard = writer.shard
             droppable: list[WalFile] = []
-            files = self._store.files.of_shard(shard)
-            for file, following in pairwise(files):
-                past = all(kept.starts[shard].ordinal >= following.ordinal for kept in self._kept)
-                if not past or any(file.ordinal >= kept.oldest.get(shard, file.ordinal + 1) for kept in self._kept):
+            for file, following in pairwise(self._store.files.of_shard(writer.shard)):
+                if any(kept[writer.shard].position.ordinal < following.ordinal for kept in self._kept):
                     break
                 droppable.append(file)
             for file in droppable:
                 await self._offload.run(Kind.FILES, partial(self._fs.unlink, file.path))
                 self._store.files.drop(file)
-                log.info("wal_file_dropped", shard=shard, file=file.path)
+                log.info("wal_file_dropped", shard=writer.shard, file=file.path)
+
+    # -- what a copy of the directory consists of ---------------------------------------------------------------------
+
+    async def files(self) -> list[str]:
+        """The files of the last checkpoint, relative to the data directory; those in the cold one with `cold:` in
+        front. To be asked during a hold."""
+        datadir = self._store.datadir
+        names = ["FORMAT"]
+        numbers = await self._offload.run(Kind.FILES, partial(snapshot_numbers, self._fs, datadir))
+        names += [datadir.relative(datadir.snapshot_path(number)) for number in numbers]
+        for writer in self._store.writers:
+            names += [datadir.relative(file.path) for file in self._store.files.of_shard(writer.shard)]
+        for topic in list(self._source.by_id.values()):
+            if topic.part is None:
+                continue
+            names.append(datadir.relative(datadir.manifest_path(topic.id)))
+            if topic.shelf is not None:
+                names += self._segment_files(topic.shelf.segments)
+        return names
+
+    def _segment_files(self, segments: Iterable[Segment]) -> list[str]:
+        datadir = self._store.datadir
+        names = []
+        for segment in sorted(segments, key=lambda segment: segment.first):
+            if segment.tier == "gone":
+                continue
+            cold = segment.tier == "cold"
+            for kind in ("data", "idx", "tags") if segment.sealed else ("data", "idx"):
+                path = datadir.relative(datadir.segment_path(segment.topic_id, segment.first, kind))
+                names.append(f"cold:{path}" if cold else path)
+        return names
 
 
-class _Kept(NamedTuple):
-    """What a snapshot on disk needs of the WAL."""
-
-    starts: list[Position]
-    """By shard, where its replay begins."""
-    oldest: dict[int, int]
-    """By shard, the ordinal of the oldest file with a record it knows. A topic's records lie in the order of their
-    seqs."""
+def _shelf_of(topic: LiveTopic) -> Shelf:
+    """What there is to lock, even if the topic has no record yet: it may have some by the time it is captured."""
+    if topic.shelf is None:
+        topic.shelf = Shelf()
+    return topic.shelf
 
 
-class _Captured:
-    """A part whose newest records were not written when it was captured; complete once everything is synced."""
-
-    def __init__(self, part: TopicPart, unwritten: list[LiveCommit]) -> None:
-        self._part = part
-        self._unwritten = unwritten
-
-    def finish(self) -> bytes:
-        """The encoded part, with the places that the records have got."""
-        for commit in self._unwritten:
-            assert commit.end is not None, "everything captured is written by now"
-            self._part.end = [commit.end.ordinal, commit.end.offset]
-            if commit.records and commit.frame_lens is not None:
-                first = commit.last_seq - commit.records + 1
-                self._part.placed.append([first, commit.file, commit.offset, commit.frame_lens.tobytes()])
-        return encode_part(self._part)
+def _unlock(topic: LiveTopic, shelf: Shelf) -> None:
+    """The inverse: topics without a record are many, and keep nothing."""
+    shelf.upkeep.release()
+    if not shelf.segments and not shelf.upkeep.locked():
+        topic.shelf = None

@@ -28,7 +28,8 @@ _WAL_NAME = re.compile(r"wal-([0-9]{20})\.log")
 _SNAPSHOT_NAME = re.compile(r"snapshot\.(0|[1-9][0-9]*)\.cbor")
 _SHARD_NAME = re.compile(r"shard-([0-9]{2,})")
 _TOPIC_NAME = re.compile(r"[0-9a-f]{16}")
-_SEGMENT_NAME = re.compile(r"seg-([0-9]{20})\.data")
+_SEGMENT_NAME = re.compile(r"seg-([0-9]{20})\.(data|idx|tags|idx\.cold|tags\.cold)")
+_SEGMENT_KINDS: Final = ("data", "idx", "tags", "idx.cold", "tags.cold")
 
 
 class DataDirError(Exception):
@@ -77,6 +78,10 @@ class DataDir:
         assert 0 <= shard < shards, (shard, shards)
         return self.wal_dir if shards == 1 else join(self.wal_dir, f"shard-{shard:02d}")
 
+    def relative(self, path: str) -> str:
+        """A path below the root as seen from there."""
+        return posixpath.relpath(path, self.root)
+
     @property
     def topics_dir(self) -> str:
         """One directory per topic."""
@@ -91,9 +96,8 @@ class DataDir:
         return join(self.topic_dir(topic_id), "topic.cbor")
 
     def segment_path(self, topic_id: int, first_seq: int, kind: str) -> str:
-        """A file of the segment that starts at `first_seq`; `kind` is "data", "idx" or "tags"."""
-        assert kind in ("data", "idx", "tags"), kind
-        return join(self.topic_dir(topic_id), f"seg-{first_seq:020d}.{kind}")
+        """A file of the segment that starts at `first_seq`; `kind` as in `segment_name`."""
+        return join(self.topic_dir(topic_id), segment_name(first_seq, kind))
 
 
 def wal_name(ordinal: int) -> str:
@@ -128,10 +132,25 @@ def parse_topic_name(name: str) -> int | None:
     return int(name, 16) if _TOPIC_NAME.fullmatch(name) else None
 
 
+def segment_name(first_seq: int, kind: str) -> str:
+    """The name of a file of the segment that starts at `first_seq`.
+
+    `kind` is "data", "idx" or "tags"; "idx.cold" or "tags.cold" is the hot copy of a cold segment's file.
+    """
+    assert kind in _SEGMENT_KINDS, kind
+    return f"seg-{first_seq:020d}.{kind}"
+
+
 def parse_segment_name(name: str) -> int | None:
     """The first seq in the name of a segment's `.data` file; None for any other name."""
+    found = parse_segment_file(name)
+    return found[0] if found and found[1] == "data" else None
+
+
+def parse_segment_file(name: str) -> tuple[int, str] | None:
+    """First seq and kind in the name of any file of a segment; None for any other name (temporary, foreign)."""
     found = _SEGMENT_NAME.fullmatch(name)
-    return int(found[1]) if found else None
+    return (int(found[1]), found[2]) if found else None
 
 
 def lock_data_dir(fs: Fs, datadir: DataDir, pid_text: str) -> LockHandle:

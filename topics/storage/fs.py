@@ -160,6 +160,13 @@ class Fs(Protocol):
         """
         ...
 
+    def lock_holder(self, path: str) -> str | None:
+        """The text of whoever holds the lock of a file, empty if there is none yet; None if nobody does.
+
+        Changes nothing, and makes no file. Whoever takes the lock in this very moment may meet the test of it.
+        """
+        ...
+
 
 # ----------------------------------------------------------------- helpers
 
@@ -374,6 +381,19 @@ class OsFs:
             os.close(fd)
             raise
         return OsLock(fd)
+
+    def lock_holder(self, path: str) -> str | None:
+        try:
+            fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        except FileNotFoundError:
+            return None
+        try:
+            fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return os.pread(fd, 4096, 0).decode("utf-8", "replace").strip()
+        finally:
+            os.close(fd)
+        return None
 
 
 def _find_syncfs() -> Callable[[int], int] | None:

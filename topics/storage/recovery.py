@@ -26,10 +26,13 @@ Everything here blocks; the daemon runs it in a worker thread.
 from __future__ import annotations
 
 from array import array
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any, Final, NamedTuple
+from functools import partial
+from typing import Any, Final, NamedTuple, TypeVar
 
 from topics.log.dedupe import DedupeWindow
+from topics.log.index import NotLoaded, Span
 from topics.log.match import parse_match
 from topics.log.topic_config import config_from_wire
 from topics.log.topic_log import TopicLog
@@ -40,7 +43,17 @@ from topics.storage.datadir import DataDir, DataDirError, FoundShard, discover_s
 from topics.storage.frames import CONTINUES, HAS_ORIGIN, HAS_TAG, Frame, FrameType, Row, Scan
 from topics.storage.fs import TEMPORARY_SUFFIX, File, Fs, parent, write_all
 from topics.storage.resync import find_frames
-from topics.storage.snapshot import ShardPosition, Snapshot, TopicPart, decode_part, load_newest
+from topics.storage.segment_reader import Tiers, load_columns, load_tags
+from topics.storage.shelf import Segment
+from topics.storage.snapshot import (
+    ShardPosition,
+    Snapshot,
+    SnapshotDamaged,
+    TopicPart,
+    decode_manifest,
+    decode_part,
+    load_newest,
+)
 from topics.storage.wal import Position, WalFile, WalFiles
 
 log = get_logger(__name__)
@@ -48,13 +61,26 @@ log = get_logger(__name__)
 WINDOW_BYTES: Final = 4 << 20
 """Files are read in windows of this size (or of one frame, where that is larger)."""
 
-_UNUSED: Final = array("Q")
+T = TypeVar("T")
 
 
 class RecoveredTopic:
     """A topic as recovery knows it."""
 
-    __slots__ = ("ceiling", "config", "end", "id", "keys", "last_read", "last_write", "log", "name", "stash")
+    __slots__ = (
+        "ceiling",
+        "config",
+        "end",
+        "id",
+        "keys",
+        "last_read",
+        "last_write",
+        "log",
+        "name",
+        "part",
+        "segments",
+        "stash",
+    )
 
     def __init__(self, topic_id: int, name: str, config: TopicConfig) -> None:
         self.id = topic_id
@@ -66,6 +92,9 @@ class RecoveredTopic:
         self.keys: DedupeWindow | None = None
         self.last_write: int | None = None
         self.last_read: int | None = None
+        self.part: bytes | None = None
+        """Its part of the snapshot, as long as nothing has been found that is newer."""
+        self.segments: list[Segment] = []
         self.stash: list[tuple[int, int, list[int], list[int]]] = []
         """Places of records that an `ephemeral` topic is writing out; they count when its ConfigUpdate follows."""
 
@@ -159,6 +188,48 @@ class Damage(Exception):
         )
 
 
+class Columns:
+    """Loads columns that replay asks for; keeps only the last few in memory."""
+
+    KEPT: Final = 16
+
+    def __init__(self, tiers: Tiers) -> None:
+        self.tiers = tiers
+        self._loaded: deque[tuple[TopicLog, Span]] = deque()
+
+    def run(self, topic: RecoveredTopic, operation: Callable[[], T]) -> T:
+        """Call `operation`, as often as it asks for columns. Raises OSError if the disk does not answer."""
+        while True:
+            try:
+                return operation()
+            except NotLoaded as missing:
+                while len(self._loaded) > self.KEPT:
+                    self._forget()
+                for span in missing.spans:
+                    self._load(topic, span)
+
+    def _load(self, topic: RecoveredTopic, span: Span) -> None:
+        segment = span.segment
+        assert isinstance(segment, Segment)
+        found = load_columns(self.tiers, segment, span.first, span.n)
+        topic.part = None
+        topic.log.attach(span, found.columns)
+        for first, last in found.damaged:
+            log.error("records_damaged", topic=topic.name, first=first, last=last)
+            self.run(topic, partial(topic.log.add_hole, first, last, "corrupt"))
+        self._loaded.append((topic.log, span))
+
+    def _forget(self) -> None:
+        owner, span = self._loaded.popleft()
+        if span.loaded:
+            owner.detach(span)
+
+    def forget_all(self) -> None:
+        """Replay is over: the daemon counts what is in memory from here on."""
+        while self._loaded:
+            self._forget()
+
+
 class Recovered(NamedTuple):
     """The result: what the daemon starts with."""
 
@@ -170,6 +241,13 @@ class Recovered(NamedTuple):
     snapshot_number: int
     failed: set[int]
     """Shards of which others have noted that they failed."""
+    starts: dict[int, ShardPosition]
+    """By shard, where replay has begun."""
+    new_layout: bool
+    """The snapshot is from a change of the shard count; files of the old layout may still be there."""
+    replayed: set[int]
+    """Ids of topics with frames in the range that was replayed: work on their files may have been cut short."""
+    columns: Columns
 
 
 class Progress:
@@ -187,7 +265,7 @@ class Progress:
         return self.done / self.total if self.total else 0.0
 
 
-def recover(fs: Fs, datadir: DataDir, progress: Progress) -> Recovered:
+def recover(fs: Fs, datadir: DataDir, tiers: Tiers, progress: Progress) -> Recovered:
     """Read everything. Changes nothing on disk.
 
     Raises `Damage` for the first bad range below a synced position, `DataDirError` where the directory cannot be used
@@ -196,19 +274,20 @@ def recover(fs: Fs, datadir: DataDir, progress: Progress) -> Recovered:
     snapshot, damaged = load_newest(fs, datadir)
     for sentence in damaged:
         log.error("snapshot_damaged", problem=sentence)
-    replay = _Replay(fs, datadir, snapshot, progress)
+    replay = _Replay(fs, datadir, tiers, snapshot, progress)
     shards = [found for found in discover_shards(fs, datadir) if _ordinals(fs, found.path)]
+    if snapshot is not None and snapshot.new_layout:
+        replay.first_ordinal, shards = _new_layout(datadir, snapshot, shards, fs)
     if snapshot is None and damaged and not all(_ordinals(fs, found.path)[0] == 0 for found in shards):
         raise DataDirError(f"no snapshot can be read ({damaged[0]}), and the WAL does not reach back to its start")
     if len({found.path == datadir.wal_dir for found in shards}) > 1:
         raise DataDirError(f"{datadir.wal_dir} holds WAL files of two layouts")
     for found in shards:
-        for ordinal in _ordinals(fs, found.path):
+        for ordinal in _ordinals(fs, found.path, replay.first_ordinal):
             handle = fs.open(wal_path(found.path, ordinal), read_only=True)
             progress.total += handle.size()
             handle.close()
     recovered = [replay.shard(found) for found in shards]
-    replay.check_files()
     known = {shard.shard for shard in recovered}
     counts = [snapshot.shards if snapshot is not None else 0, *(shard.shards for shard in recovered)]
     for number in range(max(counts)):
@@ -222,12 +301,31 @@ def recover(fs: Fs, datadir: DataDir, progress: Progress) -> Recovered:
         replay.clock,
         snapshot.number if snapshot is not None else 0,
         {number for shard in recovered for number in shard.failed_shards},
+        replay.positions,
+        snapshot is not None and snapshot.new_layout,
+        replay.consulted,
+        replay.columns,
     )
 
 
-def _ordinals(fs: Fs, directory: str) -> list[int]:
+def _ordinals(fs: Fs, directory: str, least: int = 0) -> list[int]:
     found = (parse_wal_name(name) for name in fs.listdir(directory))
-    return sorted(ordinal for ordinal in found if ordinal is not None)
+    return sorted(ordinal for ordinal in found if ordinal is not None and ordinal >= least)
+
+
+def _new_layout(datadir: DataDir, snapshot: Snapshot, found: list[FoundShard], fs: Fs) -> tuple[int, list[FoundShard]]:
+    """The shards of a layout that a snapshot has announced, and the ordinal above all of the old one.
+
+    The old files go only when every new one is there. So as long as one of them is left, a new one that is missing was
+    never made; after that it is lost, and recovery refuses.
+    """
+    first = min(position[0] for position in snapshot.positions.values())
+    shards = [FoundShard(number, datadir.shard_dir(number, snapshot.shards)) for number in range(snapshot.shards)]
+    current = {shard.path for shard in shards}
+    old = any(shard.path not in current or _ordinals(fs, shard.path)[0] < first for shard in found)
+    if not old:
+        shards = [shard for shard in shards if _ordinals(fs, shard.path, first)]
+    return first, shards
 
 
 class _Batch:
@@ -293,7 +391,11 @@ def _runs(scan: Scan, *, open_batch: bool) -> Iterator[tuple[int, int, int]]:
 class _Replay:
     """The state while the shards are read one after another."""
 
-    def __init__(self, fs: Fs, datadir: DataDir, snapshot: Snapshot | None, progress: Progress) -> None:
+    def __init__(self, fs: Fs, datadir: DataDir, tiers: Tiers, snapshot: Snapshot | None, progress: Progress) -> None:
+        self.columns = Columns(tiers)
+        self.first_ordinal = 0
+        """Files below it belong to an old layout."""
+        self.consulted: set[int] = set()
         self._fs = fs
         self._datadir = datadir
         self._snapshot = snapshot
@@ -302,25 +404,22 @@ class _Replay:
         self.files = WalFiles()
         self.next_topic_id = 1
         self.clock = 0
-        self._positions: dict[int, ShardPosition] = {}
-        self._file_ids: dict[tuple[int, int], int] = {}
+        self.positions: dict[int, ShardPosition] = {}
         self._unknown: set[int] = set()
         if snapshot is not None:
             self.next_topic_id = snapshot.next_topic_id
             self.clock = snapshot.clock
-            self._positions = {shard: ShardPosition(*position) for shard, position in snapshot.positions.items()}
-            self._file_ids = {(shard, ordinal): file_id for file_id, shard, ordinal in snapshot.files}
-            self.files.reserve(max(self._file_ids.values(), default=0))
+            self.positions = {shard: ShardPosition(*position) for shard, position in snapshot.positions.items()}
             for blob in snapshot.topics:
-                self._load_part(decode_part(blob))
+                self._load_part(decode_part(blob), blob)
 
-    def _load_part(self, part: TopicPart) -> None:
+    def _load_part(self, part: TopicPart, blob: bytes | None) -> None:
         topic = RecoveredTopic(part.id, part.name, config_from_wire(part.config))
+        topic.part = blob
         topic.log = TopicLog.load(part.log)
-        for first_seq, file_id, offset, lens in part.placed:
-            sizes = array("I")
-            sizes.frombytes(lens)
-            topic.log.place(first_seq, file_id, frames.offsets_of(offset, sizes))
+        topic.segments = [Segment.from_wire(part.id, entry) for entry in part.segments]
+        for span, segment in zip(topic.log.stored_spans(), topic.segments, strict=False):
+            span.segment = segment
         topic.ceiling = part.ceiling
         topic.end = Position(*part.end)
         topic.last_write, topic.last_read = part.last_write, part.last_read
@@ -332,19 +431,18 @@ class _Replay:
     def shard(self, found: FoundShard) -> RecoveredShard:
         """Replay one shard to its end."""
         shard = RecoveredShard(found.shard, found.path)
-        ordinals = _ordinals(self._fs, found.path)
-        begin = self._positions.get(found.shard)
-        if begin is None:
-            begin = ShardPosition(0, 0, 0)
+        ordinals = _ordinals(self._fs, found.path, self.first_ordinal)
+        begin = self.positions.setdefault(found.shard, ShardPosition(0, 0, 0))
         shard.vouched = Position(begin.ordinal, begin.offset)
-        if self._snapshot is not None and found.shard in self._positions:
+        if self._snapshot is not None and found.shard in self._snapshot.positions:
             shard.boot_id, shard.identity = self._snapshot.boot_id, self._snapshot.identity
             shard.shards = self._snapshot.shards
+        if self.first_ordinal and not ordinals:
+            shard.frame_count = begin.frames
+            return shard
         self._check_start(shard, ordinals, begin)
         for ordinal in ordinals:
-            self.files.add(
-                found.shard, ordinal, wal_path(found.path, ordinal), file_id=self._file_ids.get((found.shard, ordinal))
-            )
+            self.files.add(found.shard, ordinal, wal_path(found.path, ordinal))
         later = [ordinal for ordinal in ordinals if ordinal >= begin.ordinal]
         self._progress.done += sum(self._size(found.path, ordinal) for ordinal in ordinals if ordinal < begin.ordinal)
         offset, count = begin.offset, begin.frames
@@ -366,22 +464,6 @@ class _Replay:
                 f"the WAL in {shard.directory} does not reach back to frame {begin.ordinal}, where "
                 + ("its snapshot ends" if self._snapshot is not None else "it starts, and there is no snapshot")
             )
-
-    def check_files(self) -> None:
-        """No live record may be in a file that is gone. Raises DataDirError."""
-        gone = {
-            file_id: (shard, ordinal)
-            for (shard, ordinal), file_id in self._file_ids.items()
-            if not self.files.has(file_id)
-        }
-        if not gone:
-            return
-        for topic in self.topics.values():
-            for file_id in topic.log.live_files() & gone.keys():
-                shard, ordinal = gone[file_id]
-                raise DataDirError(
-                    f"WAL file {ordinal} of shard {shard} is missing; topic {topic.name!r} has records in it"
-                )
 
     def _missing_file(self, shard: RecoveredShard, ordinal: int, expected: int) -> DataDirError:
         return DataDirError(
@@ -610,6 +692,9 @@ class _Replay:
         topic_id = first.topic_id
         if topic_id:
             topic = self.topics.get(topic_id)
+            if topic_id not in self.consulted and (topic is not None or first.type == FrameType.TOPIC_CREATE):
+                self.consulted.add(topic_id)
+                topic = self._consult(topic_id, topic)
             if first.type == FrameType.TOPIC_CREATE:
                 topic = self._create(topic, first, batch.extras[first.offset])
             if topic is None:
@@ -621,6 +706,7 @@ class _Replay:
                 # What lies before the topic's own position is in the snapshot already; a run may begin there.
                 batch.rows = [row for row in batch.rows if (file.ordinal, row[0]) >= topic.end]
             if batch.rows:
+                topic.part = None
                 topic.end = Position(file.ordinal, batch.last.end)
                 self._apply_to(topic, shard, file, batch)
             return
@@ -642,7 +728,9 @@ class _Replay:
                         and Position(file.ordinal, frame.offset) >= topic.end
                         and last > topic.log.head_seq
                     ):
-                        topic.log.add_hole(max(first, topic.log.head_seq + 1), last, "corrupt")
+                        hole = partial(topic.log.add_hole, max(first, topic.log.head_seq + 1), last, "corrupt")
+                        self.columns.run(topic, hole)
+                        topic.part = None
                         topic.ceiling = max(topic.ceiling, last)
                         topic.end = Position(file.ordinal, frame.end)
                 return
@@ -657,7 +745,23 @@ class _Replay:
         for topic_id, last in last_seqs.items():
             topic = self.topics.get(topic_id)
             if topic is not None and topic.config.durability != "ephemeral" and last > topic.log.head_seq:
-                topic.log.add_hole(topic.log.head_seq + 1, last, "corrupt")
+                self.columns.run(topic, partial(topic.log.add_hole, topic.log.head_seq + 1, last, "corrupt"))
+                topic.part = None
+
+    def _consult(self, topic_id: int, topic: RecoveredTopic | None) -> RecoveredTopic | None:
+        """The topic as of its manifest, if that is newer than what the snapshot has."""
+        try:
+            part = decode_manifest(self._fs.read(self._datadir.manifest_path(topic_id)))
+        except FileNotFoundError:
+            return topic
+        except SnapshotDamaged as error:
+            log.warning("manifest_damaged", topic_id=topic_id, problem=str(error))
+            return topic
+        # One that is just as new may know of segments that were replaced since the snapshot.
+        if part.id == topic_id and (topic is None or Position(*part.end) >= topic.end):
+            self._load_part(part, None)
+            self.next_topic_id = max(self.next_topic_id, topic_id + 1)
+        return self.topics.get(topic_id)
 
     def _create(self, topic: RecoveredTopic | None, frame: Frame, payload: dict[str, Any]) -> RecoveredTopic | None:
         self.next_topic_id = max(self.next_topic_id, frame.topic_id + 1)
@@ -699,7 +803,7 @@ class _Replay:
         log_ = topic.log
         if seqs[0] > log_.head_seq + 1:
             log.error("seqs_missing", topic=topic.name, first=log_.head_seq + 1, last=seqs[0] - 1, file=file.path)
-            log_.add_hole(log_.head_seq + 1, seqs[0] - 1, "corrupt")
+            self.columns.run(topic, partial(log_.add_hole, log_.head_seq + 1, seqs[0] - 1, "corrupt"))
         if seqs[0] <= log_.head_seq:
             log.error("seqs_repeated", topic=topic.name, first=seqs[0], head=log_.head_seq, file=file.path)
             return
@@ -734,7 +838,7 @@ class _Replay:
                 topic.keys = DedupeWindow()
             topic.keys.remember(payload["key"], payload["first"], payload["count"], max(frame.ts, topic.log.last_ts))
         elif kind == FrameType.EVICT_WATERMARK:
-            topic.log.evict_below(payload["below"], payload["reason"])
+            self.columns.run(topic, partial(topic.log.evict_below, payload["below"], payload["reason"]))
         elif kind == FrameType.DELETE:
             self._delete(topic, payload)
         elif kind == FrameType.CONFIG_UPDATE:
@@ -742,22 +846,35 @@ class _Replay:
         elif kind == FrameType.HOLE:
             # Of an `ephemeral` topic an older snapshot knows a lower head than the recovery that has logged this.
             if payload["last"] > topic.log.head_seq:
-                topic.log.add_hole(topic.log.head_seq + 1, payload["last"], payload["reason"])
+                hole = partial(topic.log.add_hole, topic.log.head_seq + 1, payload["last"], payload["reason"])
+                self.columns.run(topic, hole)
         elif kind == FrameType.TOPIC_DELETE:
             del self.topics[topic.id]
-        elif kind != FrameType.TOPIC_CREATE:
+        elif kind not in (FrameType.TOPIC_CREATE, FrameType.CHECKPOINT_MARK):
             raise frames.UnknownFrameType(
                 f"a frame of type {kind} at offset {frame.offset} is not known to this version"
             )
 
-    @staticmethod
-    def _delete(topic: RecoveredTopic, payload: dict[str, Any]) -> None:
+    def _delete(self, topic: RecoveredTopic, payload: dict[str, Any]) -> None:
         bound, before = payload["bound"], payload.get("before_seq")
-        if "match" in payload:
-            match = parse_match(payload["match"])
-            topic.log.delete_seqs(topic.log.matching(match, before_seq=before, bound=bound))
-        elif before is not None:
-            topic.log.delete_below(before, bound)
+        log_ = topic.log
+        if "match" not in payload:
+            if before is not None:
+                self.columns.run(topic, partial(log_.delete_below, before, bound))
+            return
+        match = parse_match(payload["match"])
+        end = bound if before is None else min(bound, before - 1)
+        for span in log_.spans_with_tags(end):
+            segment = span.segment
+            assert isinstance(segment, Segment)
+            tags = load_tags(self.columns.tiers, segment)
+            seqs = [segment.first + i for i in tags.find(match)]
+            # One segment after another, so that a few columns at a time are enough.
+            hit = array("Q", [seq for seq in seqs if seq < log_.tags_from and log_.earliest_seq <= seq <= end])
+            if hit:
+                self.columns.run(topic, partial(log_.delete_seqs, hit))
+        rest = self.columns.run(topic, partial(log_.matching, match, before_seq=before, bound=bound))
+        self.columns.run(topic, partial(log_.delete_seqs, rest))
 
     @staticmethod
     def _configure(topic: RecoveredTopic, payload: dict[str, Any]) -> None:
@@ -765,6 +882,10 @@ class _Replay:
         topic.ceiling = payload["ceiling"]
         if "log" in payload:
             topic.log = TopicLog.load(payload["log"])
+            for span in topic.log.stored_spans():
+                span.segment = next(
+                    segment for segment in topic.segments if segment.first <= span.first and span.end <= segment.end
+                )
             for first_seq, file_id, offsets, totals in topic.stash:
                 topic.log.place(first_seq, file_id, offsets, array("I", totals))
             topic.keys = DedupeWindow.load(payload["keys"]) if payload["keys"] else None
@@ -805,29 +926,35 @@ def decide(
             and number not in recovered.failed
             and not failed(number)
         )
-        verdict = _decide_topic(topic, stayed_up=stayed_up)
+        verdict = _decide_topic(topic, recovered.columns, stayed_up=stayed_up)
         if verdict is not None:
             verdicts.setdefault(number, []).append(verdict)
     return verdicts
 
 
-def _decide_topic(topic: RecoveredTopic, *, stayed_up: bool) -> Verdict | None:
+def _decide_topic(topic: RecoveredTopic, columns: Columns, *, stayed_up: bool) -> Verdict | None:
     durability = topic.config.durability
     head, ceiling = topic.log.head_seq, topic.ceiling
     if durability == "fsync":
+        if ceiling != head:
+            topic.part = None
         topic.ceiling = head
         return None
     exempt = durability == "disk" and stayed_up
     hole = None
     if ceiling > head and not exempt:
-        topic.log.add_hole(head + 1, ceiling, "lost")
+        columns.run(topic, partial(topic.log.add_hole, head + 1, ceiling, "lost"))
+        topic.part = None
         hole = (head + 1, ceiling)
     topic.ceiling = topic.log.head_seq
     if durability == "ephemeral":
-        topic.log.lose_all("lost")
+        if topic.log.count or topic.keys is not None:
+            topic.part = None
+        columns.run(topic, partial(topic.log.lose_all, "lost"))
         topic.keys = None
     if hole is None and ceiling == topic.log.head_seq:
         return None
+    topic.part = None
     return Verdict(topic.id, hole, topic.ceiling)
 
 

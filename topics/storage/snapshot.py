@@ -1,8 +1,10 @@
-"""Snapshots: what they hold, and reading and writing their files (`storage.md` section 1, `crash.md` 8 and 9).
+"""Snapshots and manifests: what they hold, and reading and writing their files (`storage.md` section 1, `crash.md` 8 to
+10).
 
-A file is one CBOR map `{"snapshot": bytes, "xxh3": u64}`; the bytes are a CBOR map themselves (`Snapshot`, listed in
-`docs/storage.md`) and the checksum is over them. Topic parts are byte strings within, each encoded on its own, so that
-a part that has not changed is not encoded again.
+A snapshot file is one CBOR map `{"snapshot": bytes, "xxh3": u64}`; the bytes are a CBOR map themselves (`Snapshot`,
+listed in `docs/storage.md`) and the checksum is over them. Topic parts are byte strings within, each encoded on its
+own, so that a part that has not changed is not encoded again. A manifest (`topic.cbor`) is the map
+`{"manifest": bytes, "xxh3": u64}` around one part.
 
 Taking a snapshot of the running daemon is `compactor`'s business, making topics of one is `recovery`'s.
 """
@@ -41,10 +43,10 @@ class Snapshot(msgspec.Struct, kw_only=True):
     """The retention clock, ms since the epoch."""
     positions: dict[int, list[int]]
     """Shard to `ShardPosition`. What lies before is synced, and in here."""
-    files: list[list[int]]
-    """WAL files still needed: `[file id, shard, ordinal]`."""
     topics: list[bytes]
     """`TopicPart`s."""
+    new_layout: bool = False
+    """The first snapshots of another shard count: files of the old layout may still be there (`relayout`)."""
     boot_id: str = ""
     """Of the life that took it: the ShardOpen frames that say so may lie before the positions, where nobody looks."""
     identity: str = ""
@@ -64,9 +66,9 @@ class TopicPart(msgspec.Struct, kw_only=True):
     last_write: int | None = None
     last_read: int | None = None
     log: dict[str, Any]
-    """The index, floors and holes (`TopicLog.dump`)."""
-    placed: list[list[Any]] = []
-    """Records that got their place after `log` was captured: `[first seq, file id, offset, frame lengths u32]`."""
+    """Head, floors, holes, and a summary per segment (`TopicLog.dump`)."""
+    segments: list[list[Any]] = []
+    """Its segments (`Segment.to_wire`); one that no summary is about has yet to be removed."""
     keys: list[list[Any]] = []
     """Idempotency keys."""
 
@@ -84,7 +86,7 @@ def decode_part(blob: bytes) -> TopicPart:
     """The inverse. Raises SnapshotDamaged."""
     try:
         return msgspec.convert(cbor2.loads(blob), TopicPart)
-    except (msgspec.ValidationError, cbor2.CBORDecodeError, ValueError, TypeError) as error:
+    except Exception as error:  # any malformed CBOR ends here: what it raises depends on the bytes
         raise SnapshotDamaged(f"a topic part does not decode: {error}") from error
 
 
@@ -94,20 +96,37 @@ def encode_snapshot(snapshot: Snapshot) -> bytes:
     return cbor2.dumps({"snapshot": body, "xxh3": xxhash.xxh3_64_intdigest(body)}, canonical=True)
 
 
-def decode_snapshot(blob: bytes) -> Snapshot:
+def encode_manifest(part: bytes) -> bytes:
+    """The bytes of a `topic.cbor`."""
+    return cbor2.dumps({"manifest": part, "xxh3": xxhash.xxh3_64_intdigest(part)}, canonical=True)
+
+
+def decode_manifest(blob: bytes) -> TopicPart:
     """The inverse. Raises SnapshotDamaged, whatever the bytes are."""
+    return decode_part(_checked(blob, "manifest"))
+
+
+def decode_snapshot(blob: bytes) -> Snapshot:
+    """The inverse of `encode_snapshot`. Raises SnapshotDamaged, whatever the bytes are."""
+    body = _checked(blob, "snapshot")
     try:
-        outer = cbor2.loads(blob)
-        if not isinstance(outer, dict) or not isinstance(outer.get("snapshot"), bytes):
-            raise SnapshotDamaged("not a snapshot")
-        body = outer["snapshot"]
-        if xxhash.xxh3_64_intdigest(body) != outer.get("xxh3"):
-            raise SnapshotDamaged("the checksum does not match")
         return msgspec.convert(cbor2.loads(body), Snapshot)
-    except SnapshotDamaged:
-        raise
     except Exception as error:  # any malformed CBOR ends here: what it raises depends on the bytes
         raise SnapshotDamaged(f"it does not decode: {error}") from error
+
+
+def _checked(blob: bytes, key: str) -> bytes:
+    """What stands under `key` in a map with a checksum."""
+    try:
+        outer = cbor2.loads(blob)
+    except Exception as error:  # as above
+        raise SnapshotDamaged(f"it does not decode: {error}") from error
+    if not isinstance(outer, dict) or not isinstance(outer.get(key), bytes):
+        raise SnapshotDamaged(f"not a {key}")
+    body: bytes = outer[key]
+    if xxhash.xxh3_64_intdigest(body) != outer.get("xxh3"):
+        raise SnapshotDamaged("the checksum does not match")
+    return body
 
 
 def write_snapshot(fs: Fs, datadir: DataDir, snapshot: Snapshot) -> int:

@@ -6,9 +6,9 @@ decided elsewhere.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Sequence
 from functools import partial
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import msgspec
 import trio
@@ -20,31 +20,55 @@ from topics.figures import WalFigures
 from topics.logs import get_logger
 from topics.offload import Kind, Offload
 from topics.storage import frames, recovery
-from topics.storage.datadir import DataDir, DataDirError, lock_data_dir, open_data_dir
+from topics.storage.datadir import DataDir, DataDirError, lock_data_dir, open_data_dir, parse_wal_name
 from topics.storage.frames import FrameType
 from topics.storage.fs import TEMPORARY_SUFFIX, Fs, LockHandle, write_atomic
 from topics.storage.recovery import Damage, Progress, Recovered, RecoveredShard, Verdict
 from topics.storage.salvage import finish_repairs, repair
-from topics.storage.wal import ControlBatch, ShardWriter, WalFiles
+from topics.storage.segment_reader import Tiers
+from topics.storage.segment_store import DirectorySegmentStore, SegmentStore
+from topics.storage.snapshot import ShardPosition
+from topics.storage.tidy import remove_unknown_topics, tidy_topic
+from topics.storage.wal import ControlBatch, Position, ShardWriter, WalFiles
 
 log = get_logger(__name__)
 
 SPACE_LOOK_MS: Final = 500
 """How often the free space is looked at; `TOPICS_MIN_FREE_BYTES` is far more than can be written in between."""
 
+FEW_TOPICS: Final = 8
+"""Directories of up to so many topics are synced one by one; more by one sync of the file system."""
+
 MAX_REPAIRS: Final = 10_000
 """Damaged ranges that one salvage gives up before it stops: a log with more is not worth the name."""
+
+
+class Start(NamedTuple):
+    """Where the replay of a shard begins, and how many frames are before it."""
+
+    position: Position
+    frames: int
 
 
 class Store:
     """See the module. `files` and `writers` are filled by `open`."""
 
     def __init__(
-        self, settings: Settings, *, fs: Fs, clock: Clock, offload: Offload, on_failure: Callable[[int], None]
+        self,
+        settings: Settings,
+        *,
+        fs: Fs,
+        clock: Clock,
+        offload: Offload,
+        on_failure: Callable[[int], None],
+        cold: SegmentStore | None = None,
     ) -> None:
         self.files = WalFiles()
         self.writers: list[ShardWriter] = []
         self.datadir = DataDir(str(settings.data_dir))
+        if cold is None and settings.cold_dir is not None:
+            cold = DirectorySegmentStore(fs, str(settings.cold_dir))
+        self.tiers = Tiers(DirectorySegmentStore(fs, self.datadir.root), cold)
         self.progress = Progress()
         self.space_low = False
         self.snapshot_number = 0
@@ -55,6 +79,7 @@ class Store:
         self._offload = offload
         self._on_failure = on_failure
         self._lock: LockHandle | None = None
+        self._starts: dict[int, ShardPosition] = {}
         self.boot_id = ""
         self.identity = ""
         """Of the data directory; with the boot id it tells a later recovery whether the page cache is still ours."""
@@ -84,10 +109,9 @@ class Store:
         self.boot_id, self.identity = fs.boot_id(), fs.identity(self.datadir.root)
         recovered = self._recover()
         shards = max((shard.shards for shard in recovered.shards), default=0) or self._settings.wal_shards
-        if recovered.shards and shards != self._settings.wal_shards:
-            log.warning("wal_shards_kept", configured=self._settings.wal_shards, used=shards)
         self.files = recovered.files
         self.snapshot_number = recovered.snapshot_number
+        self._starts = recovered.starts
         verdicts = recovery.decide(
             recovered,
             boot_id=self.boot_id,
@@ -98,6 +122,7 @@ class Store:
         by_number = {shard.shard: shard for shard in recovered.shards}
         # What recovery relied on is made durable first: names may have been visible that no crash would have left.
         fs.sync_dir(self.datadir.meta_dir)
+        self._sync_manifests(recovered.replayed)
         openings = [
             self._open_shard(number, shards, by_number.get(number), verdicts.get(number, []))
             for number in range(shards)
@@ -109,6 +134,14 @@ class Store:
         for number in range(shards):
             if self._failure_noted(number):
                 fs.unlink(self._failure_path(number))
+        if recovered.new_layout:
+            self._remove_old_layout(shards, recovered.starts[0].ordinal)
+        for topic_id in recovered.replayed:
+            topic = recovered.topics.get(topic_id)
+            if topic is not None:
+                tidy_topic(fs, self.datadir, self.tiers, topic_id, topic.segments)
+        remove_unknown_topics(self.tiers, recovered.topics)
+        recovered.columns.forget_all()
         return recovered
 
     def _recover(self) -> Recovered:
@@ -116,7 +149,7 @@ class Store:
             finish_repairs(self._fs, directory)
         for _ in range(MAX_REPAIRS):
             try:
-                return recovery.recover(self._fs, self.datadir, self.progress)
+                return recovery.recover(self._fs, self.datadir, self.tiers, self.progress)
             except Damage as damage:
                 if self._settings.recovery != "salvage":
                     raise
@@ -124,6 +157,17 @@ class Store:
                 self.salvaged = True
                 self.progress.done = self.progress.total = 0
         raise DataDirError(f"the WAL has more than {MAX_REPAIRS} damaged ranges")
+
+    def _sync_manifests(self, topic_ids: Collection[int]) -> None:
+        """Blocking: make the names in these topics' directories durable."""
+        fs, datadir = self._fs, self.datadir
+        if len(topic_ids) > FEW_TOPICS:
+            fs.sync_all(datadir.root)
+            return
+        for topic_id in sorted(topic_ids):
+            if fs.exists(datadir.topic_dir(topic_id)):
+                fs.sync_dir(datadir.topic_dir(topic_id))
+        fs.sync_dir(datadir.topics_dir)
 
     def _shard_directories(self) -> list[str]:
         wal = self.datadir.wal_dir
@@ -138,6 +182,22 @@ class Store:
         Once they are synced a second crash decides the same (`crash.md` 2).
         """
         fs = self._fs
+        writer = self._make_writer(number, shards)
+        if found is not None and found.file is not None:
+            recovery.secure_end(fs, found, boot_id=self.boot_id)
+        opening = self._opening_frames(found, verdicts, shards)
+        if found is None:
+            writer.create()
+        elif found.ended or found.file is None:
+            writer.create(found.frame_count)
+        else:
+            writer.resume(found.file, end=found.end, frame_count=found.frame_count, last_seqs=found.last_seqs)
+        self.writers.append(writer)
+        return opening, len(verdicts_frames(verdicts)) + 1
+
+    def _make_writer(self, number: int, shards: int) -> ShardWriter:
+        """Blocking: the directory of a shard, and its writer."""
+        fs = self._fs
         directory = self.datadir.shard_dir(number, shards)
         fs.mkdir(directory)
         fs.sync_dir(self.datadir.wal_dir)
@@ -145,7 +205,7 @@ class Store:
         for name in fs.listdir(directory):
             if name.endswith(".log" + TEMPORARY_SUFFIX):
                 fs.unlink(f"{directory}/{name}")  # of a recovery that was cut short
-        writer = ShardWriter(
+        return ShardWriter(
             shard=number,
             directory=directory,
             fs=fs,
@@ -156,17 +216,57 @@ class Store:
             figures=WalFigures(),
             on_failure=self._shard_failed,
         )
-        if found is not None and found.file is not None:
-            recovery.secure_end(fs, found, boot_id=self.boot_id)
-        opening = self._opening_frames(found, verdicts, shards)
-        if found is None or found.file is None:
-            writer.create()
-        elif found.ended:
-            writer.create(found.frame_count)
-        else:
-            writer.resume(found.file, end=found.end, frame_count=found.frame_count, last_seqs=found.last_seqs)
-        self.writers.append(writer)
-        return opening, len(verdicts_frames(verdicts)) + 1
+
+    # -- another number of shards ------------------------------------------------------------------------------------
+
+    @property
+    def layout_differs(self) -> bool:
+        """Whether the WAL on disk has another number of shards than it should have."""
+        return self.shards != self._settings.wal_shards
+
+    def new_layout_starts(self) -> list[Start]:
+        """Where the shards of the new layout begin: above every frame of the old one, whatever its shard."""
+        ordinal = max(writer.synced_position()[1] for writer in self.writers) + 1
+        return [Start(Position(ordinal, 0), ordinal)] * self._settings.wal_shards
+
+    def switch_layout(self, starts: Sequence[Start]) -> None:
+        """Blocking: begin the new layout and remove the old one. Both kept snapshots name the new one already, and
+        nothing needs a frame of the old one."""
+        shards = len(starts)
+        for writer in self.writers:
+            writer.abandon()
+        self.files = WalFiles()
+        self.writers = []
+        self._starts = {number: ShardPosition(*start.position, start.frames) for number, start in enumerate(starts)}
+        for number, start in enumerate(starts):
+            writer = self._make_writer(number, shards)
+            writer.create(start.frames)
+            self.writers.append(writer)
+        for writer in self.writers:
+            writer.write_opening(self._opening_frames(None, [], shards), 1)
+        self._remove_old_layout(shards, starts[0].position.ordinal)
+        log.info("wal_shards_changed", shards=shards)
+
+    def _remove_old_layout(self, shards: int, ordinal: int) -> None:
+        """Blocking: unlink files from before the new layout. As long as one is there, a file of the new one that is
+        missing was never made (`recovery`)."""
+        current = {self.datadir.shard_dir(number, shards) for number in range(shards)}
+        for directory in self._shard_directories():
+            for name in self._fs.listdir(directory):
+                known = parse_wal_name(name)
+                ours = name == "CURRENT" or name.endswith(TEMPORARY_SUFFIX)
+                if (known is not None and known < ordinal) or (ours and directory not in current):
+                    self._fs.unlink(f"{directory}/{name}")
+            self._fs.sync_dir(directory)
+            # What salvage has kept aside stays, and its directory with it.
+            if directory not in current and directory != self.datadir.wal_dir and not self._fs.listdir(directory):
+                self._fs.rmdir(directory)
+        self._fs.sync_dir(self.datadir.wal_dir)
+
+    def recovered_starts(self) -> list[Start]:
+        """Where the replay of each shard begins by the snapshot that this life began with."""
+        starts = [self._starts.get(number, ShardPosition(0, 0, 0)) for number in range(self.shards)]
+        return [Start(Position(start.ordinal, start.offset), start.frames) for start in starts]
 
     def _opening_frames(self, found: RecoveredShard | None, verdicts: list[Verdict], shards: int) -> bytes:
         now = self._clock.now_ms()

@@ -29,7 +29,7 @@ import math
 from collections import deque
 from collections.abc import Callable, Mapping
 from functools import partial
-from typing import Any, Final, NamedTuple, Protocol
+from typing import Final, NamedTuple, Protocol
 
 import trio
 
@@ -175,21 +175,11 @@ class WalFiles:
         self._by_id: dict[int, WalFile] = {}
         self._next_id = 1
 
-    def add(self, shard: int, ordinal: int, path: str, *, file_id: int | None = None) -> WalFile:
-        """Register a file; `file_id` restores the id that a snapshot knows it by."""
-        if file_id is None:
-            file_id = self._next_id
-        self._next_id = max(self._next_id, file_id + 1)
-        file = self._by_id[file_id] = WalFile(file_id, shard, ordinal, path)
+    def add(self, shard: int, ordinal: int, path: str) -> WalFile:
+        """Register a file."""
+        file = self._by_id[self._next_id] = WalFile(self._next_id, shard, ordinal, path)
+        self._next_id += 1
         return file
-
-    def reserve(self, file_id: int) -> None:
-        """Give no new file an id up to this one: a snapshot uses it."""
-        self._next_id = max(self._next_id, file_id + 1)
-
-    def has(self, file_id: int) -> bool:
-        """Whether the file is (still) there."""
-        return file_id in self._by_id
 
     def get(self, file_id: int) -> WalFile:
         """The file of an id. KeyError when it was dropped."""
@@ -202,10 +192,6 @@ class WalFiles:
     def of_shard(self, shard: int) -> list[WalFile]:
         """A shard's files, oldest first."""
         return sorted((file for file in self._by_id.values() if file.shard == shard), key=lambda file: file.ordinal)
-
-    def to_wire(self) -> list[list[Any]]:
-        """For a snapshot: `[id, shard, ordinal]` each."""
-        return [[file.file_id, file.shard, file.ordinal] for file in self._by_id.values()]
 
 
 class ShardWriter:
@@ -341,6 +327,12 @@ class ShardWriter:
         """Start an empty log, or its next file, whose first frame is the `frame_count`-th of the shard. Blocking."""
         self._make_spare()
         self._begin_file(*self._enter_spare(frame_count))
+
+    def abandon(self) -> None:
+        """Blocking: let go of a log that is not written any more. Never called after `run`."""
+        if self._handle is not None:
+            self._handle.close()
+            self._handle = None
 
     def write_opening(self, data: bytes, count: int) -> None:
         """Blocking: write and sync the frames with which this life of the log begins (`crash.md` 2). Called before

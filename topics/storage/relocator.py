@@ -1,0 +1,136 @@
+"""The relocator: moves the oldest sealed segments of a topic from the hot to the cold directory (`storage.md` section
+4).
+
+Copy (`.data` last), flip the tier in the part on disk, remove the hot copy. Before the flip the hot one counts, after
+it the cold one; a crash in between leaves a copy too many, which the next relocation overwrites or the next start
+removes.
+Cold calls have a thread limiter of their own, so a slow cold store delays this and nothing else.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import partial
+from typing import Final
+
+import trio
+
+from topics.config import Settings
+from topics.errors import ApiError
+from topics.logs import get_logger
+from topics.offload import Kind, Offload
+from topics.storage.datadir import segment_name
+from topics.storage.segment_reader import Tiers
+from topics.storage.shelf import Segment, Shelf
+from topics.storage.snapshot import encode_manifest
+from topics.storage.storing import LiveTopic, Source, Storing
+from topics.storage.upkeep import Upkeep
+
+log = get_logger(__name__)
+
+COPY_BYTES: Final = 1 << 20
+SLICE_TOPICS: Final = 256
+
+
+class Relocator:
+    """See the module. `run` is a task; `pass_over` does what it does at once."""
+
+    def __init__(
+        self, settings: Settings, source: Source, storing: Storing, upkeep: Upkeep, *, offload: Offload
+    ) -> None:
+        self._settings = settings
+        self._source = source
+        self._storing = storing
+        self._upkeep = upkeep
+        self._offload = offload
+
+    async def run(self) -> None:
+        """Look every `TOPICS_RELOCATE_MS`; until cancelled. A failure is logged and tried again at the next look."""
+        if self._storing.tiers.cold is None:
+            return
+        while True:
+            await trio.sleep(self._settings.relocate_ms / 1000)
+            try:
+                await self.pass_over()
+            except (OSError, ApiError) as error:
+                log.warning("relocation_failed", error=str(error))
+
+    async def pass_over(self) -> int:
+        """One look at every topic with segments; how many segments were moved."""
+        moved = 0
+        for i, topic in enumerate(list(self._source.by_id.values())):
+            if i % SLICE_TOPICS == SLICE_TOPICS - 1:
+                await trio.lowlevel.checkpoint()
+            shelf = topic.shelf
+            if shelf is None:
+                continue
+            while not topic.deleted and (segment := self._due(topic)) is not None:
+                if not await self._move(topic, shelf, segment):
+                    break
+                moved += 1
+        return moved
+
+    def _due(self, topic: LiveTopic) -> Segment | None:
+        """The oldest hot sealed segment, if there is more than stays hot by count or by bytes."""
+        spans = topic.log.stored_spans()
+        most, most_bytes = self._settings.hot_retain_segments, self._settings.hot_retain_bytes
+        if len(spans) <= most and not most_bytes:
+            return None
+        hot = [
+            span.segment
+            for span in spans
+            if isinstance(span.segment, Segment) and span.segment.sealed and span.segment.tier == "hot"
+        ]
+        over = len(hot) > most or (most_bytes and sum(segment.data_bytes for segment in hot) > most_bytes)
+        return hot[0] if hot and over else None
+
+    async def _move(self, topic: LiveTopic, shelf: Shelf, segment: Segment) -> bool:
+        tiers = self._storing.tiers
+        assert tiers.cold is not None
+        async with self._upkeep.replacing(topic) as there:
+            if not there or all(span.segment is not segment for span in topic.log.stored_spans()):
+                return False
+            await self._offload.run(Kind.FILES, partial(_keep_derived, tiers, segment))
+            await self._offload.run(Kind.COLD_READ, partial(_copy, tiers, segment))
+            await self._storing.store([topic], moved=segment, tier="cold")
+            if topic.deleted or segment.tier != "cold":
+                return False
+            if topic.part is not None:
+                manifest = encode_manifest(topic.part)
+                await self._offload.run(Kind.COLD_READ, partial(tiers.cold.put, topic.id, "topic.cbor", [manifest]))
+            await self._offload.run(Kind.FILES, partial(_remove_hot, tiers, segment))
+        log.info("segment_relocated", topic=topic.name, first=segment.first, bytes=segment.data_bytes)
+        return True
+
+
+def _keep_derived(tiers: Tiers, segment: Segment) -> None:
+    """Blocking: copies of `.idx` and `.tags` that stay hot, so that only payloads are ever read from the cold store."""
+    for kind in ("idx", "tags"):
+        name = segment_name(segment.first, kind)
+        if tiers.hot.exists(segment.topic_id, name):
+            blob = tiers.hot.read_range(segment.topic_id, name, 0, tiers.hot.length(segment.topic_id, name))
+            tiers.hot.put(segment.topic_id, segment_name(segment.first, f"{kind}.cold"), [blob])
+
+
+def _copy(tiers: Tiers, segment: Segment) -> None:
+    """Blocking: the segment's files in the cold store, `.data` last."""
+    assert tiers.cold is not None
+    for kind in ("idx", "tags", "data"):
+        name = segment_name(segment.first, kind)
+        if tiers.hot.exists(segment.topic_id, name):
+            tiers.cold.put(segment.topic_id, name, _chunks(tiers, segment, name))
+
+
+def _chunks(tiers: Tiers, segment: Segment, name: str) -> Iterator[bytes]:
+    length = tiers.hot.length(segment.topic_id, name)
+    for at in range(0, length, COPY_BYTES):
+        yield tiers.hot.read_range(segment.topic_id, name, at, min(COPY_BYTES, length - at))
+
+
+def _remove_hot(tiers: Tiers, segment: Segment) -> None:
+    """Blocking: the hot copy goes, if the cold one is there indeed."""
+    assert tiers.cold is not None
+    if not tiers.cold.exists(segment.topic_id, segment_name(segment.first, "data")):
+        raise FileNotFoundError(2, f"the cold copy of segment {segment.first} has vanished")
+    for kind in ("data", "idx", "tags"):
+        tiers.hot.delete(segment.topic_id, segment_name(segment.first, kind))

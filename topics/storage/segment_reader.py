@@ -1,0 +1,232 @@
+"""Reading segments back: the columns and tags of a span, and the bytes of records (`storage.md` section 4).
+
+An `.idx` or `.tags` that is missing or does not verify is rebuilt from `.data`; what `.data` does not give back either
+is reported as damaged, never made up. Everything here blocks; the daemon runs it in worker threads.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Iterator
+from typing import Final, NamedTuple
+
+from topics.log.index import DELETED, LIVE, LOST
+from topics.log.topic_log import SpanColumns
+from topics.logs import get_logger
+from topics.storage.datadir import segment_name
+from topics.storage.frames import HAS_NODE, HAS_ORIGIN, HAS_TAG
+from topics.storage.segment_store import SegmentStore
+from topics.storage.segments import (
+    IDX_DELETED,
+    IDX_HOLE,
+    INDEX_ENTRY_BYTES,
+    MIN_FRAME_BYTES,
+    ORIGIN_BYTES,
+    READS_AS_DELETED,
+    DataScan,
+    SegmentDamaged,
+    SegmentTags,
+    decode_index,
+    decode_tags,
+    encode_tags,
+    find_frame,
+    scan_data,
+)
+from topics.storage.shelf import Segment
+
+log = get_logger(__name__)
+
+WINDOW_BYTES: Final = 4 << 20
+
+_STATE_OF_FLAGS: Final = bytes(
+    DELETED if flags & IDX_DELETED else LOST if flags & IDX_HOLE else LIVE for flags in range(256)
+)
+_KEPT: Final = bytes(flags & (HAS_TAG | HAS_NODE | HAS_ORIGIN) for flags in range(256))
+_LABELLED: Final = bytes(bool(flags & (HAS_TAG | HAS_NODE)) for flags in range(256))
+
+
+class Loaded(NamedTuple):
+    """A span as its files have it. `damaged` are inclusive seq ranges whose bytes should be there and are not; their
+    slots are LIVE in `columns`, without a place."""
+
+    columns: SpanColumns
+    damaged: list[tuple[int, int]]
+
+
+class Scanned(NamedTuple):
+    """A segment as its `.data` alone has it."""
+
+    loaded: Loaded
+    tags: list[str | None]
+
+
+class Tiers(NamedTuple):
+    """Where segments are. `cold` is None without a cold directory."""
+
+    hot: SegmentStore
+    cold: SegmentStore | None
+
+    def of(self, segment: Segment) -> SegmentStore:
+        """The store that holds the segment's `.data`. Raises FileNotFoundError for a cold one without a cold store."""
+        assert segment.tier != "gone"
+        if segment.tier == "hot":
+            return self.hot
+        if self.cold is None:
+            raise FileNotFoundError(2, "there is no cold directory (TOPICS_COLD_DIR)")
+        return self.cold
+
+
+def load_columns(tiers: Tiers, segment: Segment, first: int, n: int) -> Loaded:
+    """The columns of the span of `n` slots from `first` on. Raises OSError if the disk does not answer."""
+    if segment.tier == "gone":
+        zeros = array("I", bytes(4 * n))
+        columns = SpanColumns(
+            array("Q", (segment.opened_ms,)) * n, zeros, zeros[:], zeros[:], bytes(n), bytes((DELETED,)) * n
+        )
+        return Loaded(columns, [])
+    found = _from_index(tiers, segment, first, n)
+    return found if found is not None else scan_segment(tiers, segment, first, n).loaded
+
+
+def _from_index(tiers: Tiers, segment: Segment, first: int, n: int) -> Loaded | None:
+    """From `.idx`, and `.tags` for the sizes where they cannot be told from the lengths. None if they do not do."""
+    skipped = first - segment.first  # slots of a front that was gone before the span came to be
+    try:
+        blob = _derived(tiers, segment, "idx", INDEX_ENTRY_BYTES * skipped, INDEX_ENTRY_BYTES * n)
+    except FileNotFoundError:
+        return None
+    if len(blob) != INDEX_ENTRY_BYTES * n:
+        return None
+    index = decode_index(blob)
+    if index.bad:
+        log.warning("index_damaged", topic_id=segment.topic_id, segment=segment.first, entries=len(index.bad))
+        return None
+    flags = index.flags.translate(_KEPT)
+    if any(flags.translate(_LABELLED)):
+        tags = _read_tags(tiers, segment)
+        if tags is None:
+            return None
+        sizes = tags.sizes[skipped : skipped + n]
+    else:
+        sizes = array("I", [size - MIN_FRAME_BYTES if size else 0 for size in index.frame_len])
+        if any(flags):
+            for i, flag in enumerate(flags):
+                if flag & HAS_ORIGIN and sizes[i]:
+                    sizes[i] -= ORIGIN_BYTES
+    dead = index.flags.translate(_STATE_OF_FLAGS)
+    if 0 in index.frame_len:
+        # An entry without a frame is dead, whatever its flags say.
+        dead = bytes(state or (LIVE if size else DELETED) for state, size in zip(dead, index.frame_len, strict=True))
+    return Loaded(SpanColumns(index.ts, index.offset, index.frame_len, sizes, flags, dead), [])
+
+
+def _derived(tiers: Tiers, segment: Segment, kind: str, at: int, most: int) -> bytes:
+    """`.idx` or `.tags`; of a cold segment the copy in the hot directory, or else the cold store's.
+
+    Raises FileNotFoundError if there is none.
+    """
+    if segment.tier == "cold":
+        try:
+            return tiers.hot.read_range(segment.topic_id, segment_name(segment.first, f"{kind}.cold"), at, most)
+        except FileNotFoundError:
+            pass
+    return tiers.of(segment).read_range(segment.topic_id, segment_name(segment.first, kind), at, most)
+
+
+def _read_tags(tiers: Tiers, segment: Segment) -> SegmentTags | None:
+    if not segment.sealed:
+        return None
+    try:
+        return decode_tags(_derived(tiers, segment, "tags", 0, 1 << 31), segment.first, segment.n)
+    except FileNotFoundError:
+        return None
+    except SegmentDamaged as error:
+        log.warning("tags_damaged", topic_id=segment.topic_id, segment=segment.first, problem=str(error))
+        return None
+
+
+def load_tags(tiers: Tiers, segment: Segment) -> SegmentTags:
+    """The tags of a segment, sealed or not; positions count from its first seq. Raises OSError."""
+    found = _read_tags(tiers, segment)
+    if found is not None:
+        return found
+    scanned = scan_segment(tiers, segment, segment.first, segment.n)
+    blob = encode_tags(segment.first, scanned.loaded.columns.size, scanned.tags)
+    return decode_tags(blob, segment.first, segment.n)
+
+
+def scan_segment(tiers: Tiers, segment: Segment, first: int, n: int) -> Scanned:
+    """Columns and tags from one pass over `.data`. Raises OSError, FileNotFoundError excepted: then all is damaged.
+
+    Frames of seqs outside of the range are ignored: a merge that a crash has cut short may have left them.
+    """
+    ts, offset, frame_len, size = array("Q", bytes(8 * n)), *(array("I", bytes(4 * n)) for _ in range(3))
+    flags, dead = bytearray(n), bytearray(bytes((DELETED,)) * n)
+    tags: list[str | None] = [None] * n
+    damaged: list[tuple[int, int]] = []
+    expected = first
+    torn = False
+    for rows in _frames(tiers, segment):
+        if rows is None:
+            torn = True
+            continue
+        for i, seq in enumerate(rows.seq):
+            at = seq - first
+            if not 0 <= at < n:
+                continue
+            if torn and seq > expected:
+                damaged.append((expected, seq - 1))
+            torn = False
+            expected = seq + 1
+            ts[at], offset[at], frame_len[at], size[at] = rows.ts[i], rows.offset[i], rows.frame_len[i], rows.size[i]
+            flags[at] = rows.flags[i] & (HAS_TAG | HAS_NODE | HAS_ORIGIN)
+            tags[at] = rows.tag[i]
+            dead[at] = DELETED if READS_AS_DELETED[rows.delete_flag[i]] else LIVE
+    if torn and expected < first + n:
+        damaged.append((expected, first + n - 1))
+    for lo, hi in damaged:
+        dead[lo - first : hi + 1 - first] = bytes(hi + 1 - lo)
+    _fill_times(ts, frame_len)
+    return Scanned(Loaded(SpanColumns(ts, offset, frame_len, size, bytes(flags), bytes(dead)), damaged), tags)
+
+
+def _frames(tiers: Tiers, segment: Segment) -> Iterator[DataScan | None]:
+    """The verified frames of `.data`, window by window; None where bytes are not what was written, or are missing."""
+    name = segment_name(segment.first, "data")
+    try:
+        store = tiers.of(segment)
+        length = store.length(segment.topic_id, name)
+    except FileNotFoundError:
+        if segment.tier == "cold":
+            raise  # the store is away, or somebody has emptied it: no reason to give the records up
+        yield None
+        return
+    end = length if segment.sealed else min(length, segment.data_bytes)
+    at, window_bytes = 0, WINDOW_BYTES
+    while at < end:
+        window = store.read_range(segment.topic_id, name, at, min(window_bytes, end - at))
+        rows = scan_data(window, at, end=end)
+        if rows.seq:
+            yield rows
+        if rows.reason == "end":
+            at = rows.stop
+            continue
+        if rows.reason == "window":
+            window_bytes = WINDOW_BYTES if rows.stop > at else 2 * window_bytes
+            at = rows.stop
+            continue
+        yield None
+        found = find_frame(window, rows.stop - at + 1)
+        at = at + found if found >= 0 else max(rows.stop + 1, at + len(window) - MIN_FRAME_BYTES)
+    if length < segment.data_bytes and not segment.sealed:
+        yield None
+
+
+def _fill_times(ts: array[int], frame_len: array[int]) -> None:
+    """Times never decrease: a slot without a frame gets that of the one before it, those in front the first one's."""
+    last = next((time for time, size in zip(ts, frame_len, strict=True) if size), 0)
+    for i, size in enumerate(frame_len):
+        if size:
+            last = ts[i]
+        else:
+            ts[i] = last

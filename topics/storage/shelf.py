@@ -1,0 +1,189 @@
+"""A topic's segments as the running daemon knows them, and how raw records are divided among them (`storage.md` section
+4).
+
+A `Segment` says which files hold a run of seqs; how many of them are live is in the span of `topics.log` that points to
+it. A `Shelf` is what a topic has of them, those that no span points to any more included: their files have yet to go.
+All work on the files of a topic is serialised by the shelf's `upkeep` lock (`crash.md` 12). Pure but for that lock.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Final, Literal, NamedTuple
+
+import trio
+
+from topics.log.topic_log import RawRun
+
+Tier = Literal["hot", "cold", "gone"]
+"""Where the files of a segment are. "gone": all its records were deleted, and it has none any more."""
+
+ENTRY_FIELDS: Final = 8
+
+
+class Segment:
+    """One segment. A segment that was rewritten or merged is another object: readers tell by identity."""
+
+    __slots__ = ("data_bytes", "first", "frames", "n", "opened_ms", "payload", "sealed", "tier", "topic_id")
+
+    def __init__(
+        self,
+        topic_id: int,
+        first: int,
+        *,
+        n: int = 0,
+        data_bytes: int = 0,
+        frames: int = 0,
+        payload: int = 0,
+        opened_ms: int = 0,
+        sealed: bool = False,
+        tier: Tier = "hot",
+    ) -> None:
+        self.topic_id = topic_id
+        self.first = first
+        self.n = n
+        """Slots: the segment is about seqs `first` to `first + n - 1`."""
+        self.data_bytes = data_bytes
+        """The synced length of `.data`; what is beyond does not count."""
+        self.frames = frames
+        """How many records are physically in it, and in `payload` their bytes of data and meta."""
+        self.payload = payload
+        self.opened_ms = opened_ms
+        """When its first record was stored, ms since the epoch."""
+        self.sealed = sealed
+        self.tier: Tier = tier
+
+    @property
+    def end(self) -> int:
+        """One past the last seq."""
+        return self.first + self.n
+
+    def live_bytes(self, live: int, payload: int) -> int:
+        """What `live` records of `payload` bytes in all take up in `.data`, at this segment's average of the rest."""
+        if not self.frames:
+            return 0
+        return payload + live * (self.data_bytes - self.payload) // self.frames
+
+    def to_wire(self) -> list[Any]:
+        """`[first, n, data bytes, frames, payload bytes, opened ms, sealed, tier]`."""
+        return [
+            self.first,
+            self.n,
+            self.data_bytes,
+            self.frames,
+            self.payload,
+            self.opened_ms,
+            int(self.sealed),
+            self.tier,
+        ]
+
+    @classmethod
+    def from_wire(cls, topic_id: int, value: Sequence[Any]) -> Segment:
+        """The inverse. Raises ValueError."""
+        if len(value) != ENTRY_FIELDS or value[7] not in ("hot", "cold", "gone"):
+            raise ValueError("a segment is not what it should be")
+        first, n, data_bytes, frames, payload, opened_ms = (int(item) for item in value[:6])
+        return cls(
+            topic_id,
+            first,
+            n=n,
+            data_bytes=data_bytes,
+            frames=frames,
+            payload=payload,
+            opened_ms=opened_ms,
+            sealed=bool(value[6]),
+            tier=value[7],
+        )
+
+
+class Shelf:
+    """The segments of one topic."""
+
+    __slots__ = ("earliest_stored", "gone", "segments", "upkeep")
+
+    def __init__(self) -> None:
+        self.segments: set[Segment] = set()
+        """All that may have files."""
+        self.gone: list[Segment] = []
+        """Those that the part on disk does not need any more: their files may go."""
+        self.earliest_stored = 0
+        """`earliest_seq` of the part on disk."""
+        self.upkeep = trio.Lock()
+
+
+class Limits(NamedTuple):
+    """When a segment is full (`TOPICS_SEGMENT_MAX_EVENTS`, `TOPICS_SEGMENT_MAX_BYTES`)."""
+
+    events: int
+    bytes: int
+
+
+class Piece(NamedTuple):
+    """Slots `a` to `b` (exclusive) of a captured run that go to one segment; `seals`: it is full, or ends here."""
+
+    run: int
+    a: int
+    b: int
+    first: int
+    """First seq of the segment; the piece begins a new one if it is its own first seq."""
+    seals: bool
+
+
+def divide(runs: Sequence[RawRun], active: Segment | None, limits: Limits) -> tuple[list[Piece], bool]:
+    """Which slots go to which segment, in order; and whether `active` is sealed as it is, taking nothing of them.
+
+    Sizes are those of WAL frames, a few bytes more than a segment's: the bound is kept from below. A segment always
+    takes at least one record.
+    """
+    pieces: list[Piece] = []
+    first, n, size, end = (
+        (active.first, active.n, active.data_bytes, active.end) if active is not None else (0, 0, 0, 0)
+    )
+    seals_active = False
+    for number, run in enumerate(runs):
+        if n and run.first != end:
+            # A segment never spans a long hole.
+            if pieces:
+                pieces[-1] = pieces[-1]._replace(seals=True)
+            else:
+                seals_active = True
+            n = size = 0
+        at, count = 0, len(run.flags)
+        while at < count:
+            if n and n >= limits.events:
+                if not pieces:
+                    seals_active = True
+                n = size = 0
+            if not n:
+                first = run.first + at
+            take, taken = _fill(run, at, min(count - at, limits.events - n), limits.bytes - size, n == 0)
+            if take == 0:
+                if pieces:
+                    pieces[-1] = pieces[-1]._replace(seals=True)
+                else:
+                    seals_active = True
+                n = size = 0
+                continue
+            n, size, at = n + take, size + taken, at + take
+            full = n >= limits.events or size >= limits.bytes
+            pieces.append(Piece(number, at - take, at, first, full))
+            if full:
+                n = size = 0
+        end = run.first + count
+    return pieces, seals_active
+
+
+def _fill(run: RawRun, at: int, most: int, room: int, at_least_one: bool) -> tuple[int, int]:
+    """How many slots from `at` on fit into `room` bytes, and what they take."""
+    lens, dead = run.frame_len, run.dead
+    total = sum(lens[at : at + most])
+    if total <= room:
+        return most, total
+    total = taken = 0
+    for i in range(at, at + most):
+        size = 0 if dead[i] else lens[i]
+        if total + size > room and not (at_least_one and taken == 0):
+            break
+        total += size
+        taken += 1
+    return taken, total

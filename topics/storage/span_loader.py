@@ -1,0 +1,151 @@
+"""Loading what the index needs of a segment: columns of spans, and tags, off the loop and into the cache.
+
+Bytes that should be there and are not become `corrupt` holes here, and nowhere before: first the topic's upkeep is
+waited for, because a segment that was replaced while it was read looks like a damaged one.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Callable, Iterable
+from functools import partial
+from typing import Final, Protocol, TypeVar
+
+import trio
+
+from topics.log.index import NotLoaded, Span
+from topics.log.match import Match
+from topics.log.topic_log import TopicLog
+from topics.logs import get_logger
+from topics.offload import Kind, Offload
+from topics.storage.index_cache import IndexCache
+from topics.storage.segment_reader import Loaded, Tiers, load_columns, load_tags, scan_segment
+from topics.storage.segments import SegmentTags
+from topics.storage.shelf import Segment, Shelf
+
+log = get_logger(__name__)
+
+T = TypeVar("T")
+
+ATTEMPTS: Final = 1000
+"""Loads one operation asks for before something must be wrong. Each has to make progress, so this is never met."""
+
+
+class Owner(Protocol):
+    """The topic that spans belong to."""
+
+    name: str
+    log: TopicLog
+    shelf: Shelf | None
+    deleted: bool
+
+    def mark_changed(self) -> None:
+        """Its part has to be made anew."""
+        ...
+
+
+class SpanLoader:
+    """See the module."""
+
+    def __init__(self, tiers: Tiers, cache: IndexCache, offload: Offload) -> None:
+        self.tiers = tiers
+        self._cache = cache
+        self._offload = offload
+
+    async def rescan(self, topic: Owner, seqs: Iterable[int]) -> None:
+        """Load the spans of these seqs anew, from `.data` alone; what is damaged becomes holes. The caller holds the
+        topic's upkeep. Raises OSError."""
+        spans = {span for seq in seqs if (span := topic.log.stored_span_at(seq)) is not None}
+        for span in spans:
+            segment, n = span.segment, span.n
+            assert isinstance(segment, Segment)
+            call = partial(scan_segment, self.tiers, segment, span.first, n)
+            scanned = await self._offload.run(Kind.HOT_READ, call)
+            if span.loaded:
+                self._cache.forget_columns(span)
+                topic.log.detach(span)
+            self._attach(topic, span, segment, n, scanned.loaded)
+
+    async def prepared(self, topic: Owner, operation: Callable[[], T]) -> T:
+        """Call `operation`, as often as it asks for columns; its result. Nothing waits between its success and the
+        return."""
+        for _ in range(ATTEMPTS):
+            try:
+                return operation()
+            except NotLoaded as missing:
+                await self.load(topic, missing.spans)
+        raise AssertionError("an operation asks for columns without end")
+
+    async def load(self, topic: Owner, spans: Iterable[Span]) -> None:
+        """Load the columns of these spans, if they are still the topic's.
+
+        Raises OSError if the disk does not answer.
+        """
+        for span in spans:
+            segment = span.segment
+            if span.loaded:
+                self._cache.use_columns(span)
+                continue
+            assert isinstance(segment, Segment)
+            n = span.n
+            found = await self._offload.run(Kind.HOT_READ, partial(load_columns, self.tiers, segment, span.first, n))
+            if found.damaged:
+                found = await self._again(topic, span, segment)
+            self._attach(topic, span, segment, n, found)
+
+    async def _again(self, topic: Owner, span: Span, segment: Segment) -> Loaded:
+        """Once more with nobody at work on the files."""
+        assert topic.shelf is not None
+        call = partial(load_columns, self.tiers, segment, span.first, span.n)
+        if topic.shelf.upkeep.statistics().owner is trio.lowlevel.current_task():
+            return await self._offload.run(Kind.HOT_READ, call)
+        async with topic.shelf.upkeep:
+            return await self._offload.run(Kind.HOT_READ, call)
+
+    def _attach(self, topic: Owner, span: Span, segment: Segment, n: int, found: Loaded) -> None:
+        """One step: the columns are there, unless the span has changed meanwhile."""
+        if span.loaded or topic.deleted or span.segment is not segment or span.n != n or not topic.log.holds(span):
+            return
+        reconcile(topic, span, found)
+        self._cache.add_columns(topic.log, span)
+
+    async def tags(self, segment: Segment) -> SegmentTags:
+        """The tags of a segment. Raises OSError."""
+        known = self._cache.tags(segment)
+        if known is not None:
+            return known
+        found = await self._offload.run(Kind.HOT_READ, partial(load_tags, self.tiers, segment))
+        if segment.sealed:
+            self._cache.add_tags(segment, found)
+        return found
+
+    async def candidates(self, topic: Owner, match: Match, bound: int) -> array[int]:
+        """Seqs up to `bound` that have a matching tag according to segment files, ascending; together with
+        `TopicLog.matching`, asked in the same step as this returns, that is all of them."""
+        seqs: array[int] = array("Q")
+        done = 0
+        while True:
+            spans = [span for span in topic.log.spans_with_tags(bound) if span.end > done]
+            if not spans:
+                return seqs
+            span = spans[0]
+            segment = span.segment
+            assert isinstance(segment, Segment)
+            tags = await self.tags(segment)
+            if span.segment is not segment or not topic.log.holds(span):
+                continue  # it was replaced while it was read
+            seqs.extend(segment.first + i for i in tags.find(match) if done <= segment.first + i < topic.log.tags_from)
+            done = max(done, segment.first + len(tags.sizes))
+
+
+def reconcile(topic: Owner, span: Span, found: Loaded) -> None:
+    """Give a span its columns; what is damaged becomes a `corrupt` hole."""
+    if topic.log.attach(span, found.columns):
+        log.warning("summary_corrected", topic=topic.name, first=span.first, last=span.end - 1)
+        topic.mark_changed()
+    for first, last in found.damaged:
+        first, last = max(first, topic.log.earliest_seq), min(last, topic.log.head_seq)
+        if first <= last:
+            log.error("records_damaged", topic=topic.name, first=first, last=last)
+            topic.log.add_hole(first, last, "corrupt")
+            topic.mark_changed()

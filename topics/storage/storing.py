@@ -1,0 +1,928 @@
+"""Making topics durable in their own files: the part of a checkpoint that is about single topics
+(`docs/design/segments.md` section 3).
+
+Captured in one step of the loop, a topic's new records are copied from the WAL into its segments, its deletions are
+flagged, its manifest is written; then, in one step again, its index points to the segments. Nothing changes in memory
+before everything is on disk, so a failure anywhere leaves only bytes that do not count. The compactor does this for
+all topics that have changed, reclaimer and relocator for the one whose files they change.
+
+Reads, writes and syncs are thread calls. Framing is done on the loop, in slices: a thread that computes would hold the
+interpreter for longer than an append may take.
+"""
+
+from __future__ import annotations
+
+import errno
+from array import array
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
+from itertools import accumulate
+from typing import Any, Final, NamedTuple, Protocol
+
+import trio
+
+from topics.clock import Clock
+from topics.config import Settings
+from topics.log.index import LOST, Span
+from topics.log.topic_config import config_to_wire
+from topics.log.topic_log import RawRun, TopicLog, clear_unflagged, grow_dump, summary_first
+from topics.logs import get_logger
+from topics.model import TopicConfig
+from topics.offload import Kind, Offload
+from topics.storage.fs import TEMPORARY_SUFFIX, File, Fs, parent, write_all
+from topics.storage.index_cache import IndexCache
+from topics.storage.segment_reader import Tiers, scan_segment
+from topics.storage.segments import (
+    DELETED_FLAG,
+    HOLE_CORRUPT,
+    HOLE_LOST,
+    HOLE_SOURCE_TRIM,
+    IDX_DELETED,
+    IDX_HOLE,
+    INDEX_ENTRY_BYTES,
+    convert_appends,
+    decode_index,
+    delete_flag_offset,
+    encode_index,
+    encode_tags,
+    tags_of_data,
+)
+from topics.storage.shelf import Limits, Piece, Segment, Shelf, Tier, divide
+from topics.storage.snapshot import TopicPart, encode_manifest, encode_part
+from topics.storage.store import Store
+from topics.storage.wal import ControlBatch, Position
+
+log = get_logger(__name__)
+
+WORKING_WAIT_S: Final = 5.0
+"""How long a deletion that is being worked off, or columns that a commit needs, are waited for."""
+
+SLICE_NS: Final = 1_000_000
+"""How long work on the loop goes on before others run."""
+
+SLICE_RECORDS: Final = 1000
+CHUNK_BYTES: Final = 2 << 20
+CHUNK_RECORDS: Final = 4000
+"""What is read, framed and written in one go."""
+
+READ_GAP: Final = 4096
+READ_BYTES: Final = 1 << 20
+
+GROUP_TOPICS: Final = 2048
+"""Topics that are stored together, with one sync for all."""
+
+SMALL_RECORDS: Final = 100
+SMALL_BYTES: Final = 64 << 10
+SMALL_TOPICS: Final = 16
+"""Topics with no more new records and bytes than this are written by so many in one thread call."""
+
+FEW_FILES: Final = 8
+"""Up to so many files are synced one by one; more by one sync of the file system."""
+
+MANIFESTS_PER_CALL: Final = 64
+
+_REASON_CODES: Final = {"lost": HOLE_LOST, "corrupt": HOLE_CORRUPT, "source_trim": HOLE_SOURCE_TRIM}
+
+
+class LiveCommit(Protocol):
+    """A published commit that has not been written yet."""
+
+    last_seq: int
+    records: int
+    file: int
+    offset: int
+    end: Position | None
+    frame_lens: array[int] | None
+
+
+class LiveTopic(Protocol):
+    """What is asked of a topic of the running daemon."""
+
+    id: int
+    name: str
+    config: TopicConfig
+    log: TopicLog
+    keys: Any
+    shard: int
+    shelf: Shelf | None
+    ceiling: int
+    ceiling_queued: int
+    last_ts: int
+    last_write_ms: int | None
+    last_read_ms: int | None
+    part: bytes | None
+    floor_logged: int
+    applied_end: Position | None
+    unwritten: Any
+    working: trio.Event | None
+    deleted: bool
+
+    def mark_changed(self) -> None:
+        """Its part has to be made anew."""
+        ...
+
+
+class Source(Protocol):
+    """Where the topics are found (the registry)."""
+
+    by_id: dict[int, Any]
+    next_topic_id: int
+
+    @property
+    def changed(self) -> set[Any]:
+        """Topics whose part has to be made anew."""
+        ...
+
+    @property
+    def attention(self) -> set[Any]:
+        """Topics that the reclaimer has to look at."""
+        ...
+
+    def now_ms(self) -> int:
+        """The retention clock."""
+        ...
+
+
+class _Growth(NamedTuple):
+    """What one segment takes up in one go. Offsets and lengths are those of the new slots."""
+
+    segment: Segment
+    new: bool
+    pieces: list[Piece]
+    offsets: array[int]
+    frame_lens: array[int]
+    data_bytes: int
+    frames: int
+    payload: int
+    seals: bool
+
+
+class _Captured:
+    """A topic as of one step of the loop, and what is written of it."""
+
+    def __init__(self, topic: LiveTopic, now_ms: int) -> None:
+        log_ = topic.log
+        self.topic = topic
+        self.ephemeral = topic.config.durability == "ephemeral"
+        self.unwritten: list[LiveCommit] = list(topic.unwritten or ())
+        self.spans = log_.stored_spans()
+        self.unflagged = [(span, span.unflagged[:]) for span in self.spans if span.unflagged]
+        self.runs = log_.capture_raw(log_.head_seq)
+        if self.ephemeral:
+            self.runs = _with_place(self.runs)
+        end = topic.applied_end or Position(0, 0)
+        self.part = TopicPart(
+            id=topic.id,
+            name=topic.name,
+            config=config_to_wire(topic.config),
+            end=[end.ordinal, end.offset],
+            ceiling=max(topic.ceiling, topic.ceiling_queued),
+            last_ts=topic.last_ts,
+            last_write=topic.last_write_ms,
+            last_read=topic.last_read_ms,
+            log=log_.dump_lost() if self.ephemeral else log_.dump(raw=False),
+            keys=topic.keys.dump() if topic.keys is not None else [],
+        )
+        self.now_ms = now_ms
+        self.growths: list[_Growth] = []
+        self.sealed: Segment | None = None
+        """The segment that was active and is sealed as it is."""
+        self.flagged: list[tuple[Span, array[int]]] = []
+        self.stale: list[Segment] = []
+        self.encoded = b""
+        self.pieces: list[Piece] = []
+        self.written = False
+
+    @property
+    def active(self) -> Segment | None:
+        """The segment that takes new records. One that has lost all that it had takes no more."""
+        newest = self.spans[-1].segment if self.spans else None
+        return newest if isinstance(newest, Segment) and not newest.sealed else None
+
+    def place_unwritten(self) -> None:
+        """Fill in where records lie that were not written when they were captured. Everything is by now."""
+        for commit in self.unwritten:
+            assert commit.end is not None, "everything captured is written by now"
+            self.part.end = [commit.end.ordinal, commit.end.offset]
+            if not commit.records or commit.frame_lens is None:
+                continue
+            offsets = list(accumulate(commit.frame_lens, initial=commit.offset))
+            first = commit.last_seq - commit.records + 1
+            for run in self.runs:
+                lo, hi = max(first, run.first), min(commit.last_seq + 1, run.first + len(run.flags))
+                for seq in range(lo, hi):
+                    run.file[seq - run.first] = commit.file
+                    run.offset[seq - run.first] = offsets[seq - first]
+
+
+def _with_place(runs: list[RawRun]) -> list[RawRun]:
+    """The captured records of an `ephemeral` topic that are in the WAL: those from before it became so."""
+    kept = []
+    for run in runs:
+        count = len(run.file)
+        while count and run.file[count - 1] == 0:
+            count -= 1
+        if count:
+            kept.append(run if count == len(run.file) else _shortened(run, count))
+        if count < len(run.file):
+            break
+    return kept
+
+
+def _shortened(run: RawRun, n: int) -> RawRun:
+    return RawRun(
+        run.first,
+        run.ts[:n],
+        run.file[:n],
+        run.offset[:n],
+        run.frame_len[:n],
+        run.size[:n],
+        run.flags[:n],
+        run.dead[:n],
+    )
+
+
+class Storing:
+    """See the module. Callers hold the `upkeep` lock of every shelf concerned."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        store: Store,
+        source: Source,
+        cache: IndexCache,
+        *,
+        fs: Fs,
+        clock: Clock,
+        offload: Offload,
+    ) -> None:
+        self._settings = settings
+        self._store = store
+        self._source = source
+        self._cache = cache
+        self._fs = fs
+        self._clock = clock
+        self._offload = offload
+        self._limits = Limits(settings.segment_max_events, settings.segment_max_bytes)
+        self._slice_from = 0
+        self.stuck: set[LiveTopic] = set()
+        """Topics whose manifest may be on disk or not, because renaming or syncing it has failed. What it may name must
+        not be written again, so they are not stored any more in this life; their WAL stays."""
+
+    @property
+    def tiers(self) -> Tiers:
+        """Where segments are."""
+        return self._store.tiers
+
+    async def store(
+        self, topics: Iterable[LiveTopic], *, sync_shards: bool = True, moved: Segment | None = None, tier: Tier = "hot"
+    ) -> None:
+        """Make everything about these topics durable in their own files, as of a moment within this call.
+
+        `moved` is a segment of theirs that counts as being in `tier` from now on. Raises OSError or ApiError (a failed
+        shard); then nothing has changed but bytes that do not count. The same after a cancellation, for those topics
+        that have not been done by then.
+        """
+        todo = list(topics)
+        for at in range(0, len(todo), GROUP_TOPICS):
+            await self._store_group(todo[at : at + GROUP_TOPICS], sync_shards, moved, tier)
+
+    async def _store_group(
+        self, topics: Sequence[LiveTopic], sync_shards: bool, moved: Segment | None, tier: Tier
+    ) -> None:
+        captured = []
+        self._slice_from = self._clock.perf_ns()
+        try:
+            for topic in topics:
+                with trio.move_on_after(WORKING_WAIT_S):
+                    while topic.working is not None:
+                        await topic.working.wait()
+                if topic.working is not None:
+                    # What it waits for may be the lock that our caller holds, to read once more what looks damaged.
+                    raise OSError(errno.EAGAIN, f"topic {topic.name!r} is being worked on")
+                if topic.deleted or topic in self.stuck:
+                    self._source.changed.discard(topic)
+                    continue
+                captured.append(self._capture(topic))
+                await self._breathe()
+            if sync_shards:
+                await self._sync_shards()
+            touched: set[str] = set()
+            for one in captured:
+                one.place_unwritten()
+            await self._write_small([one for one in captured if self._is_small(one)], touched)
+            for one in captured:
+                if not one.written:
+                    await self._write(one, touched)
+            await self._sync(touched)
+            for one in captured:
+                self._finish_part(one, moved, tier)
+                await self._breathe()
+            # Between a manifest that may be on disk and the memory that knows of it nobody may be cancelled.
+            with trio.CancelScope(shield=True):
+                await self._write_manifests(captured)
+                for one in captured:
+                    self._settle(one, moved, tier)
+                    await self._breathe()
+        except BaseException:
+            for one in captured:
+                one.topic.mark_changed()
+            raise
+
+    def _capture(self, topic: LiveTopic) -> _Captured:
+        captured = _Captured(topic, self._source.now_ms())
+        self._source.changed.discard(topic)
+        return captured
+
+    async def _breathe(self) -> None:
+        """Let others run if this slice has been long enough."""
+        if self._clock.perf_ns() - self._slice_from > SLICE_NS:
+            await trio.lowlevel.checkpoint()
+            self._slice_from = self._clock.perf_ns()
+
+    async def _sync_shards(self) -> None:
+        """Everything queued so far is on disk when it returns."""
+        batches = []
+        for writer in self._store.writers:
+            batch = ControlBatch(b"", 0, wants_sync=True)
+            writer.submit(batch)
+            batches.append(batch)
+        for batch in batches:
+            await batch.wait_synced()
+
+    # -- records into segments ---------------------------------------------------------------------------------------
+
+    def _is_small(self, captured: _Captured) -> bool:
+        """Whether a topic has nothing but a few records for one segment that stays open, or nothing at all."""
+        if captured.unflagged or sum(len(run.flags) for run in captured.runs) > SMALL_RECORDS:
+            return False
+        if sum(sum(run.frame_len) for run in captured.runs) > SMALL_BYTES:
+            return False
+        active = captured.active
+        if self._aged(active, captured.now_ms):
+            return False
+        pieces, seals_active = divide(captured.runs, active, self._limits)
+        captured.pieces = pieces
+        return not seals_active and not any(piece.seals for piece in pieces) and len({p.first for p in pieces}) <= 1
+
+    async def _write_small(self, captured: Sequence[_Captured], touched: set[str]) -> None:
+        """The topics that have little to write, many of them in one call."""
+        todo = [one for one in captured if one.pieces]
+        for one in captured:
+            one.written = not one.pieces
+        for at in range(0, len(todo), SMALL_TOPICS):
+            group = todo[at : at + SMALL_TOPICS]
+            files = {file for one in group for run in one.runs for file in run.file if file}
+            paths = {file: self._store.files.get(file).path for file in files}
+            growths = await self._offload.run(Kind.FILES, partial(self._grow_small, group, paths))
+            for one, growth in zip(group, growths, strict=True):
+                if growth is not None:  # else its bytes are damaged, and the long way says how
+                    one.written = True
+                    one.growths.append(growth)
+                    touched.update((self._path(growth.segment, "data"), self._path(growth.segment, "idx")))
+            await self._breathe()
+
+    def _grow_small(self, captured: Sequence[_Captured], paths: dict[int, str]) -> list[_Growth | None]:
+        """In a worker thread."""
+        handles = {file: self._fs.open(path, read_only=True) for file, path in paths.items()}
+        try:
+            return [self._grow_one(one, handles) for one in captured]
+        finally:
+            for handle in handles.values():
+                handle.close()
+
+    def _grow_one(self, captured: _Captured, handles: Mapping[int, File]) -> _Growth | None:
+        pieces = captured.pieces
+        active = captured.active
+        new = active is None or pieces[0].first != active.first
+        segment = Segment(captured.topic.id, pieces[0].first) if active is None or new else active
+        data_parts, index_parts = [], []
+        offsets, frame_lens = array("I"), array("I")
+        at = segment.data_bytes
+        payload = 0
+        for piece in pieces:
+            run, a, b = captured.runs[piece.run], piece.a, piece.b
+            lens = array("I", bytes(4 * (b - a)))
+            for read in _reads(run, a, b):
+                window = handles[read.file].pread(read.length, read.offset)
+                sizes = [run.frame_len[i] for i in read.slots]
+                converted = convert_appends(window, read.starts, sizes, [run.first + i for i in read.slots])
+                if converted.bad:
+                    return None
+                data_parts.append(converted.data)
+                for i, size in zip(read.slots, converted.frame_lens, strict=True):
+                    lens[i - a] = size
+            places = array("I", accumulate(lens, initial=at))
+            at = places.pop()
+            index_parts.append(self._entries(captured, run, a, b, places, lens))
+            payload += sum(run.size[a:b])
+            offsets.extend(places)
+            frame_lens.extend(lens)
+        path, index_path = self._path(segment, "data"), self._path(segment, "idx")
+        if new:
+            self._fs.mkdir(self._store.datadir.topic_dir(segment.topic_id))
+        index_at = INDEX_ENTRY_BYTES * segment.n
+        for name, parts, start in ((path, data_parts, segment.data_bytes), (index_path, index_parts, index_at)):
+            handle = self._fs.open(name, create=True)
+            try:
+                if handle.size() != start:
+                    handle.truncate(start)
+                write_all(handle, b"".join(parts), start)
+            finally:
+                handle.close()
+        frames = len(frame_lens) - frame_lens.count(0)
+        return _Growth(segment, new, pieces, offsets, frame_lens, at, frames, payload, False)
+
+    async def _write(self, captured: _Captured, touched: set[str]) -> None:
+        """Write one topic's new records and flags; what has to be synced goes to `touched`."""
+        topic = captured.topic
+        active = captured.active
+        aged = self._aged(active, captured.now_ms)
+        pieces, seals_active = divide(captured.runs, None if aged else active, self._limits)
+        if active is not None and (aged or seals_active):
+            await self._seal(captured, active, active.n, active.data_bytes, array("I"), [], touched)
+            captured.sealed = active
+        at = 0
+        while at < len(pieces):
+            to = at + 1
+            while to < len(pieces) and pieces[to].first == pieces[at].first:
+                to += 1
+            continues = active is not None and pieces[at].first == active.first and captured.sealed is None
+            segment = active if continues and active is not None else Segment(topic.id, pieces[at].first)
+            await self._grow(captured, segment, pieces[at:to], touched, new=not continues)
+            at = to
+        if captured.unflagged:
+            await self._write_flags(captured, touched)
+
+    def _aged(self, segment: Segment | None, now_ms: int) -> bool:
+        age = self._settings.segment_max_age_ms
+        return segment is not None and bool(age) and segment.n > 0 and now_ms - segment.opened_ms >= age
+
+    async def _grow(
+        self, captured: _Captured, segment: Segment, pieces: list[Piece], touched: set[str], *, new: bool
+    ) -> None:
+        """Append the slots of `pieces` to a segment's files."""
+        path = self._path(segment, "data")
+        index_path = self._path(segment, "idx")
+        touched.update((path, index_path))
+        offsets, frame_lens = array("I"), array("I")
+        tags: list[str | None] = []
+        sizes = array("I")
+        data_at, index_at = segment.data_bytes, INDEX_ENTRY_BYTES * segment.n
+        frames = payload = 0
+        prepare: Callable[[], None] | None = partial(self._prepare, segment, path, index_path)
+        for piece in pieces:
+            run = captured.runs[piece.run]
+            for a, b in _chunks(run, piece.a, piece.b):
+                data, lens = await self._convert(captured.topic, run, a, b)
+                places = array("I", accumulate(lens, initial=data_at))
+                places.pop()
+                index = self._entries(captured, run, a, b, places, lens)
+                await self._offload.run(
+                    Kind.FILES,
+                    partial(self._append, prepare, path, data, data_at, index_path, index, index_at),
+                )
+                prepare = None
+                data_at, index_at = data_at + len(data), index_at + len(index)
+                frames += len(lens) - lens.count(0)
+                payload += sum(run.size[a:b])
+                offsets.extend(places)
+                frame_lens.extend(lens)
+                sizes.extend(run.size[a:b])
+                tags += tags_of_data(data, lens)
+                await self._breathe()
+        seals = pieces[-1].seals
+        if seals:
+            await self._seal(captured, segment, segment.n + len(sizes), segment.data_bytes, sizes, tags, touched)
+        captured.growths.append(_Growth(segment, new, pieces, offsets, frame_lens, data_at, frames, payload, seals))
+
+    def _prepare(self, segment: Segment, path: str, index_path: str) -> None:
+        """In a worker thread: make the files of a segment, or cut off what an interrupted checkpoint has left."""
+        self._fs.mkdir(self._store.datadir.topic_dir(segment.topic_id))
+        for name, length in ((path, segment.data_bytes), (index_path, INDEX_ENTRY_BYTES * segment.n)):
+            handle = self._fs.open(name, create=True)
+            try:
+                if handle.size() != length:
+                    handle.truncate(length)
+            finally:
+                handle.close()
+
+    def _append(
+        self,
+        prepare: Callable[[], None] | None,
+        path: str,
+        data: bytes,
+        data_at: int,
+        index_path: str,
+        index: bytes,
+        index_at: int,
+    ) -> None:
+        """In a worker thread."""
+        if prepare is not None:
+            prepare()
+        for name, blob, at in ((path, data, data_at), (index_path, index, index_at)):
+            handle = self._fs.open(name)
+            try:
+                write_all(handle, blob, at)
+            finally:
+                handle.close()
+
+    async def _convert(self, topic: LiveTopic, run: RawRun, a: int, b: int) -> tuple[bytes, array[int]]:
+        """The segment frames of slots `a` to `b` of a run, and their lengths; 0 for those that are dead.
+
+        A record whose bytes in the WAL do not verify becomes a `corrupt` hole, and this attempt fails.
+        """
+        reads = _reads(run, a, b)
+        paths = {file: self._store.files.get(file).path for file in {read.file for read in reads}}
+        windows = await self._offload.run(Kind.FILES, partial(self._read_all, reads, paths))
+        lens = array("I", bytes(4 * (b - a)))
+        pieces = []
+        damaged: list[int] = []
+        for read, window in zip(reads, windows, strict=True):
+            for at in range(0, len(read.slots), SLICE_RECORDS):
+                slots = read.slots[at : at + SLICE_RECORDS]
+                converted = convert_appends(
+                    window,
+                    read.starts[at : at + SLICE_RECORDS],
+                    [run.frame_len[i] for i in slots],
+                    [run.first + i for i in slots],
+                )
+                damaged += [run.first + slots[i] for i in converted.bad]
+                pieces.append(converted.data)
+                for i, size in zip(slots, converted.frame_lens, strict=True):
+                    lens[i - a] = size
+                await self._breathe()
+        if damaged:
+            for seq in damaged:
+                log.error("record_damaged", topic=topic.name, seq=seq)
+                if topic.log.is_live(seq):
+                    topic.log.add_hole(seq, seq, "corrupt")
+            raise OSError(errno.EIO, f"records of topic {topic.name!r} are damaged in the WAL")
+        return b"".join(pieces), lens
+
+    def _read_all(self, reads: Sequence[_Read], paths: dict[int, str]) -> list[bytes]:
+        """In a worker thread."""
+        windows = []
+        handles = {file: self._fs.open(path, read_only=True) for file, path in paths.items()}
+        try:
+            for read in reads:
+                windows.append(handles[read.file].pread(read.length, read.offset))
+        finally:
+            for handle in handles.values():
+                handle.close()
+        return windows
+
+    @staticmethod
+    def _entries(captured: _Captured, run: RawRun, a: int, b: int, places: array[int], lens: array[int]) -> bytes:
+        """The `.idx` entries of slots `a` to `b`."""
+        flags = run.flags[a:b]
+        if 0 not in lens:
+            return encode_index(places, lens, run.ts[a:b], flags)
+        offsets, marked = places[:], bytearray(flags)
+        for i, size in enumerate(lens):
+            if size:
+                continue
+            if run.dead[a + i] == LOST:
+                marked[i] |= IDX_HOLE
+                offsets[i] = _reason_of(captured.part.log["holes"], run.first + a + i)
+            else:
+                marked[i] |= IDX_DELETED
+        return encode_index(offsets, lens, run.ts[a:b], bytes(marked))
+
+    async def _seal(
+        self,
+        captured: _Captured,
+        segment: Segment,
+        n: int,
+        known_bytes: int,
+        sizes: array[int],
+        tags: list[str | None],
+        touched: set[str],
+    ) -> None:
+        """Write the `.tags` of a segment that is full: what it held before is read back from its `.data`."""
+        if segment.n:
+            scanned = await self._offload.run(
+                Kind.FILES, partial(scan_segment, self.tiers, _as_of(segment, known_bytes), segment.first, segment.n)
+            )
+            sizes = scanned.loaded.columns.size + sizes
+            tags = scanned.tags + tags
+        assert len(sizes) == len(tags) == n
+        path = self._path(segment, "tags")
+        touched.add(path)
+        blob = encode_tags(segment.first, sizes, tags)
+        await self._offload.run(Kind.FILES, partial(self._overwrite, path, blob))
+
+    def _overwrite(self, path: str, blob: bytes) -> None:
+        """In a worker thread: a file that nobody reads yet."""
+        handle = self._fs.open(path, create=True)
+        try:
+            handle.truncate(0)
+            write_all(handle, blob, 0)
+        finally:
+            handle.close()
+
+    def _path(self, segment: Segment, kind: str) -> str:
+        return self._store.datadir.segment_path(segment.topic_id, segment.first, kind)
+
+    # -- delete flags ------------------------------------------------------------------------------------------------
+
+    async def _write_flags(self, captured: _Captured, touched: set[str]) -> None:
+        """Flag deleted records of hot segments. Their Delete frames are synced by now (`crash.md` 11).
+
+        Those of cold segments stay in the part until the reclaimer has written them.
+        """
+        for span, seqs in captured.unflagged:
+            segment = span.segment
+            if not isinstance(segment, Segment) or segment.tier != "hot":
+                continue
+            paths = self._path(segment, "data"), self._path(segment, "idx")
+            touched.update(paths)
+            if await self._offload.run(Kind.FILES, partial(self._flag, *paths, segment.first, sorted(seqs))):
+                captured.flagged.append((span, seqs))
+
+    def _flag(self, path: str, index_path: str, first: int, seqs: Sequence[int]) -> bool:
+        """In a worker thread. False where a file is missing: then the part goes on saying what is deleted."""
+        try:
+            index, data = self._fs.open(index_path), self._fs.open(path)
+        except FileNotFoundError:
+            return False
+        try:
+            for patch in flag_patches(partial(_pread, index), first, seqs):
+                write_all(index, patch.entries, patch.entries_at)
+                for at in patch.flags_at:
+                    write_all(data, bytes((DELETED_FLAG,)), at)
+        finally:
+            index.close()
+            data.close()
+        return True
+
+    # -- durability --------------------------------------------------------------------------------------------------
+
+    async def _sync(self, touched: set[str]) -> None:
+        """Everything that was written to these files, and their names, is on disk when it returns."""
+        if touched:
+            await self._offload.run(Kind.FILES, partial(self._sync_blocking, sorted(touched)))
+
+    def _sync_blocking(self, paths: Sequence[str]) -> None:
+        root = self._store.datadir.root
+        if len(paths) > FEW_FILES:
+            self._fs.sync_all(root)
+            return
+        for path in paths:
+            if not self._fs.exists(path):
+                continue
+            handle = self._fs.open(path)
+            try:
+                handle.fdatasync()
+            finally:
+                handle.close()
+        for directory in sorted({parent(path) for path in paths}):
+            self._fs.sync_dir(directory)
+        self._fs.sync_dir(self._store.datadir.topics_dir)
+
+    def _finish_part(self, captured: _Captured, moved: Segment | None, tier: Tier) -> None:
+        """Say in the part what its segments are once everything is written."""
+        part, shelf = captured.part, captured.topic.shelf
+        spans: list[Any] = part.log["spans"]
+        entries = [
+            _entry(span.segment, moved, tier, sealed=span.segment is captured.sealed)
+            for span in captured.spans
+            if isinstance(span.segment, Segment)
+        ]
+        flagged = {span.first for span, _ in captured.flagged}
+        for summary in spans:
+            if summary_first(summary) in flagged:
+                clear_unflagged(summary)
+        for growth in captured.growths:
+            entry = _grown(growth, captured.now_ms).to_wire()
+            if growth.new:
+                entries.append(entry)
+            else:
+                entries[-1] = entry
+            if not captured.ephemeral:
+                for i, piece in enumerate(growth.pieces):
+                    grow_dump(spans, captured.runs[piece.run], piece.a, piece.b, new=growth.new and i == 0)
+        # What no span points to any more comes last: it has yet to be removed, whoever finds it.
+        referenced = {span.segment for span in captured.spans} | {growth.segment for growth in captured.growths}
+        captured.stale = [segment for segment in shelf.segments if segment not in referenced] if shelf else []
+        part.segments = entries + [segment.to_wire() for segment in captured.stale]
+        captured.encoded = encode_part(part)
+
+    async def _write_manifests(self, captured: Sequence[_Captured]) -> None:
+        """Each topic's `topic.cbor`, atomically; all are durable when it returns."""
+        datadir = self._store.datadir
+        todo = [
+            (datadir.topic_dir(one.topic.id), datadir.manifest_path(one.topic.id), one.encoded)
+            for one in captured
+            if not one.topic.deleted
+        ]
+        for at in range(0, len(todo), MANIFESTS_PER_CALL):
+            part = todo[at : at + MANIFESTS_PER_CALL]
+            await self._offload.run(Kind.FILES, partial(self._write_temporaries, part, sync=len(todo) <= FEW_FILES))
+        if len(todo) > FEW_FILES:
+            await self._offload.run(Kind.FILES, partial(self._fs.sync_all, datadir.root))
+        try:
+            for at in range(0, len(todo), MANIFESTS_PER_CALL):
+                part = todo[at : at + MANIFESTS_PER_CALL]
+                rename = partial(self._rename_temporaries, part, sync=len(todo) <= FEW_FILES)
+                await self._offload.run(Kind.FILES, rename)
+            if len(todo) > FEW_FILES:
+                await self._offload.run(Kind.FILES, partial(self._fs.sync_all, datadir.root))
+        except OSError as error:
+            self.stuck.update(one.topic for one in captured)
+            log.error("manifests_uncertain", topics=len(captured), error=str(error))
+            raise
+
+    def _write_temporaries(self, manifests: Sequence[tuple[str, str, bytes]], *, sync: bool) -> None:
+        """In a worker thread."""
+        for directory, path, part in manifests:
+            self._fs.mkdir(directory)
+            handle = self._fs.open(path + TEMPORARY_SUFFIX, create=True)
+            try:
+                handle.truncate(0)
+                write_all(handle, encode_manifest(part), 0)
+                if sync:
+                    handle.fdatasync()
+            finally:
+                handle.close()
+
+    def _rename_temporaries(self, manifests: Sequence[tuple[str, str, bytes]], *, sync: bool) -> None:
+        """In a worker thread."""
+        for _, path, _ in manifests:
+            self._fs.rename(path + TEMPORARY_SUFFIX, path)
+        if sync:
+            for directory, _, _ in manifests:
+                self._fs.sync_dir(directory)
+            if manifests:
+                self._fs.sync_dir(self._store.datadir.topics_dir)
+
+    # -- what it means in memory ------------------------------------------------------------------------------------
+
+    def _settle(self, captured: _Captured, moved: Segment | None, tier: Tier) -> None:
+        """One step: the index points to the segments."""
+        topic = captured.topic
+        topic.part = captured.encoded
+        if topic.deleted:
+            return
+        shelf, log_ = topic.shelf, topic.log
+        if shelf is not None:
+            shelf.gone = captured.stale
+            shelf.earliest_stored = captured.part.log["earliest_seq"]
+        for span, seqs in captured.flagged:
+            log_.flagged(span, seqs)
+        if captured.sealed is not None:
+            captured.sealed.sealed = True
+            log_.drop_tags_below(captured.sealed.end)
+        if moved is not None:
+            moved.tier = tier
+        for growth in captured.growths:
+            assert shelf is not None
+            segment = growth.segment
+            at = 0
+            for piece in growth.pieces:
+                run = captured.runs[piece.run]
+                n = piece.b - piece.a
+                log_.store(
+                    run.first + piece.a,
+                    n,
+                    segment,
+                    growth.offsets[at : at + n],
+                    growth.frame_lens[at : at + n],
+                    was_dead=run.dead[piece.a : piece.b],
+                )
+                at += n
+            grown = _grown(growth, captured.now_ms)
+            segment.n, segment.data_bytes, segment.frames = grown.n, grown.data_bytes, grown.frames
+            segment.payload, segment.opened_ms, segment.sealed = grown.payload, grown.opened_ms, grown.sealed
+            shelf.segments.add(segment)
+            if growth.seals:
+                log_.drop_tags_below(segment.end)
+            spans = log_.stored_spans()
+            if spans and spans[-1].segment is segment and spans[-1].loaded:
+                self._cache.add_columns(log_, spans[-1])
+
+
+class _Read(NamedTuple):
+    """One pread of a WAL file, and which slots of a run begin where in it."""
+
+    file: int
+    offset: int
+    length: int
+    slots: Sequence[int]
+    starts: Sequence[int]
+
+
+def _reads(run: RawRun, a: int, b: int) -> list[_Read]:
+    """The reads that fetch the live records among slots `a` to `b`."""
+    lens, offset = run.frame_len, run.offset
+    begin, end = offset[a], offset[b - 1] + lens[b - 1]
+    if not any(run.dead[a:b]) and run.file[a:b].count(run.file[a]) == b - a and end - begin == sum(lens[a:b]):
+        return [_Read(run.file[a], begin, end - begin, range(a, b), [at - begin for at in offset[a:b]])]
+    reads: list[_Read] = []
+    slots: list[int] = []
+    starts: list[int] = []
+    file = begin = end = 0
+    for i in range(a, b):
+        if run.dead[i]:
+            continue
+        at, size = offset[i], lens[i]
+        near = run.file[i] == file and end <= at <= end + READ_GAP and at + size - begin <= READ_BYTES
+        if not near:
+            if slots:
+                reads.append(_Read(file, begin, end - begin, slots, starts))
+            slots, starts, file, begin = [], [], run.file[i], at
+        slots.append(i)
+        starts.append(at - begin)
+        end = at + size
+    if slots:
+        reads.append(_Read(file, begin, end - begin, slots, starts))
+    return reads
+
+
+def _chunks(run: RawRun, a: int, b: int) -> Iterable[tuple[int, int]]:
+    """Slots `a` to `b` in pieces of bounded size."""
+    while a < b:
+        to = min(b, a + CHUNK_RECORDS)
+        while to > a + 1 and sum(run.frame_len[a:to]) > CHUNK_BYTES:
+            to = a + (to - a) // 2
+        yield a, to
+        a = to
+
+
+def _reason_of(holes: Sequence[Sequence[Any]], seq: int) -> int:
+    """Why a slot is lost, as `.idx` says it."""
+    for first, last, reason in holes:
+        if first <= seq <= last:
+            return _REASON_CODES.get(reason, HOLE_LOST)
+    return HOLE_LOST
+
+
+def _as_of(segment: Segment, data_bytes: int) -> Segment:
+    """The segment as it is known to be on disk, to be read while it grows."""
+    return Segment(segment.topic_id, segment.first, n=segment.n, data_bytes=data_bytes, tier=segment.tier)
+
+
+def _grown(growth: _Growth, now_ms: int) -> Segment:
+    """The segment as it is with what it has taken up."""
+    segment = growth.segment
+    return Segment(
+        segment.topic_id,
+        segment.first,
+        n=segment.n + len(growth.offsets),
+        data_bytes=growth.data_bytes,
+        frames=segment.frames + growth.frames,
+        payload=segment.payload + growth.payload,
+        opened_ms=now_ms if growth.new else segment.opened_ms,
+        sealed=growth.seals,
+        tier=segment.tier,
+    )
+
+
+def _entry(segment: Segment, moved: Segment | None, tier: Tier, *, sealed: bool) -> list[Any]:
+    """The segment's entry in a part."""
+    wire = segment.to_wire()
+    if segment is moved:
+        wire[7] = tier
+    if sealed:
+        wire[6] = 1
+    return wire
+
+
+class FlagPatch(NamedTuple):
+    """Some entries of an `.idx` with their deleted bits set, and where the flags of the same records are in `.data`."""
+
+    entries_at: int
+    entries: bytes
+    flags_at: list[int]
+
+
+def flag_patches(read: Callable[[int, int], bytes], first: int, seqs: Sequence[int]) -> Iterable[FlagPatch]:
+    """What flagging these seqs (ascending) of a segment means. `read(length, offset)` reads its `.idx`.
+
+    Entries that do not verify are left alone: they will be rebuilt from `.data`.
+    """
+    at = 0
+    while at < len(seqs):
+        to = at + 1
+        while to < len(seqs) and seqs[to] - seqs[to - 1] < 64 and seqs[to] - seqs[at] < SLICE_RECORDS:
+            to += 1
+        lo, hi = seqs[at] - first, seqs[to - 1] - first + 1
+        blob = read(INDEX_ENTRY_BYTES * (hi - lo), INDEX_ENTRY_BYTES * lo)
+        if len(blob) == INDEX_ENTRY_BYTES * (hi - lo):
+            index = decode_index(blob)
+            flags, flags_at = bytearray(index.flags), []
+            for seq in seqs[at:to]:
+                i = seq - first - lo
+                if i in index.bad or not index.frame_len[i]:
+                    continue
+                flags[i] |= IDX_DELETED
+                flags_at.append(delete_flag_offset(index.offset[i], index.frame_len[i]))
+            if not index.bad:
+                blob = encode_index(index.offset, index.frame_len, index.ts, bytes(flags))
+            yield FlagPatch(INDEX_ENTRY_BYTES * lo, blob, flags_at)
+        at = to
+
+
+def _pread(handle: Any, length: int, offset: int) -> bytes:
+    found: bytes = handle.pread(length, offset)
+    return found

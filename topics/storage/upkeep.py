@@ -1,0 +1,91 @@
+"""Who may change the files of a topic, and when: what compactor, reclaimer and relocator share (`crash.md` 12, 13).
+
+A *hold* keeps every file as it is while somebody copies the directory: no checkpoint, no reclaim, no relocation, no
+removal begins while one lasts. Work that replaces files outside of a checkpoint first leaves a CheckpointMark with the
+topic's id in the log and keeps the topic in `busy`, so that no snapshot's position passes the mark before the work is
+done: a recovery that sees the mark looks at the manifest and at the directory.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Final
+
+import trio
+
+from topics.clock import Clock
+from topics.storage.frames import FrameType, encode_control
+from topics.storage.shelf import Shelf
+from topics.storage.store import Store
+from topics.storage.storing import LiveTopic, Source
+from topics.storage.wal import ControlBatch
+
+MAX_HOLD_MS: Final = 600_000
+"""A hold is never longer (`crash.md` 13)."""
+
+
+class Upkeep:
+    """See the module."""
+
+    def __init__(self, store: Store, source: Source, clock: Clock) -> None:
+        self._store = store
+        self._source = source
+        self._clock = clock
+        self._one = trio.Lock()
+        """Taken by each piece of work but checkpoints, so that a hold can wait for the one that is going on."""
+        self._held_until_ms = 0
+        self.busy: set[LiveTopic] = set()
+        """Topics whose files are being replaced."""
+
+    @property
+    def held(self) -> bool:
+        """Whether a hold lasts."""
+        return self._clock.monotonic_ms() < self._held_until_ms
+
+    async def hold(self, ms: int) -> None:
+        """Keep all files for `ms` from now on; returns when no work on them is going on any more."""
+        until = self._clock.monotonic_ms() + min(ms, MAX_HOLD_MS)
+        self._held_until_ms = max(self._held_until_ms, until)
+        async with self._one:
+            pass
+
+    async def hold_over(self) -> None:
+        """Wait until no hold lasts. Cancelling leaves nothing."""
+        # A hold may be prolonged while it lasts.
+        while (left := self._held_until_ms - self._clock.monotonic_ms()) > 0:  # noqa: ASYNC110
+            await trio.sleep(left / 1000)
+
+    @asynccontextmanager
+    async def files_of(self, shelf: Shelf | None) -> AsyncIterator[None]:
+        """Have a topic's files for oneself, to remove what nobody needs. What is begun is finished."""
+        await self.hold_over()
+        async with self._one:
+            if shelf is None:
+                with trio.CancelScope(shield=True):
+                    yield
+                return
+            async with shelf.upkeep:
+                with trio.CancelScope(shield=True):
+                    yield
+
+    @asynccontextmanager
+    async def replacing(self, topic: LiveTopic) -> AsyncIterator[bool]:
+        """Have a topic's files for oneself, to replace some of them. False: the topic is gone, there is nothing to do.
+
+        Raises ApiError when the mark cannot be logged. What is begun is finished: cancellation comes after it.
+        """
+        assert topic.shelf is not None
+        async with self.files_of(topic.shelf):
+            if topic.deleted:
+                yield False
+                return
+            self.busy.add(topic)
+            try:
+                mark = encode_control(FrameType.CHECKPOINT_MARK, {}, topic_id=topic.id, ts=self._source.now_ms())
+                batch = ControlBatch(mark, 1, topic_id=topic.id, wants_sync=True)
+                self._store.writers[topic.shard].submit(batch)
+                await batch.wait_synced()
+                yield True
+            finally:
+                self.busy.discard(topic)
