@@ -450,11 +450,11 @@ class Span:
         if len(value) != len(SUMMARY_FIELDS) + 1 or not all(isinstance(item, int) and item >= 0 for item in value[:-1]):
             raise ValueError("stored span: not its summary")
         span = cls(value[0], stored=True)
-        for name, item in zip(SUMMARY_FIELDS, value[:-1], strict=True):
-            setattr(span, name, item)
+        _, span.n, span.start, span.live, span.lost, span.bytes, span.tagged, span.first_ts, span.last_ts, _ = value
         span.detach()
-        span.unflagged = from_little_endian("Q", value[-1]) or None
-        unflagged = span.unflagged or ()
+        unflagged: Sequence[int] = ()
+        if value[-1] != b"":
+            unflagged = span.unflagged = from_little_endian("Q", value[-1])
         if not (
             span.first >= 1
             and span.start < span.n

