@@ -90,7 +90,7 @@ class TagIndex:
         self.postings += n
         if len(fresh) >= RUN_NAMES:
             fresh.sort()
-            self._runs.append(fresh)
+            self._runs += [fresh[i : i + RUN_NAMES] for i in range(0, len(fresh), RUN_NAMES)]
             self._fresh = []
 
     def _add_range(self, tag: str, first_seq: int, n: int) -> None:
