@@ -325,8 +325,8 @@ def test_tags_of_gone_records_do_not_pile_up() -> None:
 
 
 def test_a_large_deletion_is_tidied_up_in_slices() -> None:
-    log = log_of(100_000, tags=[f"t{i}" for i in range(100_000)])
-    log.delete_below(99_000, 100_000)
+    log = log_of(200_000, tags=[f"t{i}" for i in range(200_000)])
+    log.delete_below(199_000, 200_000)
     slices = 0
     while log.tidy():
         slices += 1

@@ -164,7 +164,7 @@ class TagIndex:
         """
         seqs = self._seqs
         kept = []
-        removed = cost = 0
+        removed, cost = 0, 1 + len(run) // 4
         for name in run:
             known = seqs[name]
             if isinstance(known, int):
@@ -187,7 +187,7 @@ class TagIndex:
             self._removed(removed)
         run[:] = kept
         self._name_at = len(kept)
-        return 1 + len(run) // 4 + cost
+        return cost
 
     def _sweep_name(self, run: list[str], front: int, only_live: Callable[[array[int]], array[int]] | None) -> int:
         """Look at one name, or at one chunk of its postings; what it cost."""
