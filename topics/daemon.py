@@ -249,6 +249,7 @@ class Daemon:
         self._draining = "commits in flight"
         await self.engine.quiesce()
         self.engine.lower_all_ceilings()
+        await self.engine.announce_last_checkpoint()
         for writer in self.engine.store.writers:
             self._draining = f"wal shard {writer.shard}"
             await writer.stop()

@@ -32,7 +32,7 @@ from topics.committing import Commits
 from topics.config import Settings
 from topics.configuring import Configuring
 from topics.deleting import Deleting
-from topics.errors import read_only, topic_not_found
+from topics.errors import ApiError, read_only, topic_not_found
 from topics.figures import EngineFigures, TopicFigures, WalFigures
 from topics.idempotency import IdempotencyKeys
 from topics.loading import Loader
@@ -244,6 +244,7 @@ class Engine:
             topic.applied_end = found.end if found.end.ordinal >= 0 else None
             topic.last_write_ms, topic.last_read_ms = found.last_write, found.last_read
             topic.part = found.part
+            topic.part_end = topic.applied_end if found.part is not None else None
             if found.segments:
                 topic.shelf = Shelf()
                 topic.shelf.segments = {segment for segment in found.segments if segment.tier != "gone"}
@@ -433,6 +434,11 @@ class Engine:
         return tiers
 
     # -- upkeep ------------------------------------------------------------------------------------------------------
+
+    async def announce_last_checkpoint(self) -> None:
+        """Before the writers of a clean stop end: what the checkpoint after them needs in the log."""
+        with suppress(ApiError):  # a failed shard has no checkpoint after it
+            await self.compactor.announce()
 
     async def checkpoint(self, hold_ms: int) -> tuple[list[str], dict[int, list[int]]]:
         """A checkpoint now, and every file kept as it is for `hold_ms` (`api.md` section 11): the files it consists of,

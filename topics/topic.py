@@ -84,6 +84,7 @@ class Topic:
         "log",
         "name",
         "part",
+        "part_end",
         "pending",
         "pending_bytes",
         "pending_records",
@@ -125,6 +126,8 @@ class Topic:
         """Where the last published commit ends in the shard's log."""
         self.part: bytes | None = None
         """Its part of a snapshot as it was last made durable, encoded."""
+        self.part_end: Position | None = None
+        """`applied_end` as its part has it."""
         self.shelf: Shelf | None = None
         """Its segments, once it has one."""
         self.floor_logged = 0

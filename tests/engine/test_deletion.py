@@ -208,8 +208,9 @@ async def test_deleted_ephemeral_bytes_are_freed(autojump_clock: Any) -> None:
 
 
 async def test_a_deletion_that_finds_damage_beside_a_checkpoint_ends(autojump_clock: Any) -> None:
-    """Found by reading: the checkpoint had the topic's files and waited for the deletion, which wanted the files to read
-    once more what looked damaged."""
+    """Found by reading: the checkpoint had the topic's files and waited for the deletion, which wanted the files to
+    read once more what looked damaged.
+    """
     fs, offload = SimFs(), HeldOffload()
     config = settings(segment_max_events=10)
     async with living(config, fs=fs) as life:

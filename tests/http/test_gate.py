@@ -99,6 +99,17 @@ async def test_lists_go_on_after_the_cursor(served: Served) -> None:
         error_of(await client.get("/v0/topics?cursor=nonsense"), 400, "invalid_request")
 
 
+async def test_a_checkpoint_names_its_files_and_where_replay_begins(served: Served) -> None:
+    async with served.client() as client:
+        plain = (await client.post("/v0/admin/checkpoint")).json()
+        assert plain["files"] == ["FORMAT", "meta/snapshot.1.cbor"]
+        assert plain["position"] == [{"shard": 0, "file": 3, "offset": 4711}, {"shard": 1, "file": 0, "offset": 0}]
+        assert (await client.post("/v0/admin/checkpoint?hold_ms=60000")).status_code == 200
+        assert served.engine.holds == [0, 60_000]
+        error_of(await client.post("/v0/admin/checkpoint?hold_ms=x"), 400, "invalid_request")
+        error_of(await client.post("/v0/admin/checkpoint?hold_ms=-1"), 400, "invalid_request")
+
+
 # --- routes ----------------------------------------------------------------------------------------------------------
 
 

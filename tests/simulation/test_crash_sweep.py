@@ -10,13 +10,14 @@ from __future__ import annotations
 
 import random
 from collections.abc import Awaitable, Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
 import trio
 
 from tests.simulation.model import Client, Fate, History, Oracle, Restarted, View, append_everywhere, views_of
-from tests.simulation.world import End, Life, World, Wreck, all_ends, settings, some_ends, wrecks_of
+from tests.simulation.world import COLD, End, Life, World, Wreck, all_ends, settings, some_ends, wrecks_of
 from topics.config import Settings
 from topics.log.match import Match
 
@@ -386,6 +387,58 @@ def random_lives(seed: int, *, stride: int) -> None:
         sweep.live(at_random(10 * seed + life), stride=stride, end=end)
     judged = sweep.judge_all(lambda point: some_ends(point, 1))
     print(f"seed {seed}: {len(sweep.wrecks)} points, {judged} crashes")
+
+
+def with_upkeep(script: Script, seed: int) -> Script:
+    """The same beside checkpoints, reclaim and, with a cold directory, relocation."""
+
+    async def both(life: Life, client: Client) -> None:
+        rng = random.Random(seed)
+        work: list[Callable[[], Awaitable[Any]]] = [life.compactor.try_checkpoint, life.reclaimer.pass_over]
+        if life.engine.settings.cold_dir is not None:
+            work.append(life.relocator.pass_over)
+
+        async def upkeep() -> None:
+            for _ in range(8):
+                await trio.sleep(rng.choice((0.005, 0.05, 0.3)))
+                for one in work:
+                    if rng.random() < 0.7:
+                        await one()
+
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(script, life, client)
+            nursery.start_soon(upkeep)
+
+    return both
+
+
+def lives_with_upkeep(seed: int, *, stride: int) -> None:
+    """Small segments that are rewritten, merged, dropped and moved while clients do anything, and crashes in it."""
+    config = settings(
+        wal_shards=1 + seed % 2,
+        segment_max_events=4,
+        segment_max_bytes=2000,
+        rewrite_live_ratio=0.8,
+        hot_retain_segments=1,
+        cold_dir=Path(COLD) if seed % 3 else None,
+    )
+    sweep = Sweep(config, seed)
+    for life in range(1 + seed % 3):
+        end = ("kill", "stop", "drop", "garble", "reorder")[(seed // 3) % 5]
+        sweep.live(with_upkeep(at_random(10 * seed + life), seed), stride=stride, end=end)
+    judged = sweep.judge_all(lambda point: some_ends(point, 1))
+    print(f"seed {seed}: {len(sweep.wrecks)} points, {judged} crashes")
+
+
+@pytest.mark.parametrize("seed", [5, 9, 13])
+def test_no_promise_is_broken_beside_all_work_on_segments(seed: int) -> None:
+    lives_with_upkeep(seed, stride=83)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(20, 60))
+def test_no_promise_is_broken_beside_much_more_work_on_segments(seed: int) -> None:
+    lives_with_upkeep(seed, stride=23)
 
 
 def crash_in_recovery(sweep: Sweep, wrecks: list[Wreck], ends: Callable[[int], list[tuple[End, int]]]) -> int:

@@ -617,6 +617,28 @@ def test_rule_24_leaving_ephemeral_loses_nothing(durability: str) -> None:
     assert sorted(view.records) == list(range(5, 41))
 
 
+@pytest.mark.parametrize("turns", range(0, 60, 6))
+def test_rule_24_a_checkpoint_beside_it_takes_nothing_away(turns: int) -> None:
+    """Found by reading: the checkpoint could put records into segments, and the log behind it, that were still being
+    written out."""
+
+    async def script(life: Life, client: Client) -> None:
+        await client.create("topic", durability="ephemeral")
+        for _ in range(4):
+            await client.append("topic", 1000)
+        async with trio.open_nursery() as clients:
+            clients.start_soon(client.configure, "topic")
+            clients.start_soon(life.engine.put_topic, "topic", TopicConfigPatch(durability="fsync"))
+            for _ in range(turns):
+                await trio.lowlevel.checkpoint()
+            await life.compactor.checkpoint()
+
+    world = lived(script, wal_file_bytes=1 << 20)
+    for end in ("kill", "drop"):
+        view = see(world.after("drop" if end == "drop" else "kill"))["topic"]
+        assert (len(view.records), view.gaps) == (4000, [])
+
+
 def test_rule_24_the_keys_of_an_ephemeral_topic_are_stored_with_its_records() -> None:
     """Found by the sweep: a repeated append was taken for a new one after a restart."""
 

@@ -86,12 +86,14 @@ class World:
         self.settings = config
         self.fs = SimFs(seed) if fs is None else fs
         self.clock = SimClock(now_ms)
+        self.events: list[dict[str, Any]] = []
+        """What the daemon has logged, in all lives here."""
 
     def live(self, scenario: Scenario, *, end: Literal["stop", "kill"] = "stop") -> bool:
         """Start, run `scenario`, end. False if the machine died before; any other exception is raised as it was."""
         died = False
         _seed_trio(self.seed)
-        with quiet():
+        with quiet(self.events):
             try:
                 trio.run(
                     self._life,
@@ -149,6 +151,7 @@ async def _drain(engine: Engine) -> None:
     engine.start_draining()
     await engine.quiesce()
     engine.lower_all_ceilings()
+    await engine.announce_last_checkpoint()
     for writer in engine.store.writers:
         await writer.stop()
     if not any(writer.failed for writer in engine.store.writers):
@@ -170,18 +173,20 @@ def _only(group: BaseException) -> BaseException:
 
 
 @contextmanager
-def quiet() -> Iterator[None]:
-    """No log lines: thousands of recoveries would write them."""
+def quiet(events: list[dict[str, Any]] | None = None) -> Iterator[None]:
+    """No log lines: thousands of recoveries would write them. What they would have said goes to `events`."""
+
+    def keep(_logger: Any, _method: str, event: Any) -> Any:
+        if events is not None:
+            events.append(dict(event))
+        raise structlog.DropEvent
+
     before = structlog.get_config()
-    structlog.configure(processors=[_drop_event])
+    structlog.configure(processors=[keep])
     try:
         yield
     finally:
         structlog.configure(**before)
-
-
-def _drop_event(_logger: Any, _method: str, _event: Any) -> Any:
-    raise structlog.DropEvent
 
 
 # ----------------------------------------------------------------- the states that a crash can leave

@@ -118,7 +118,7 @@ class Compactor:
 
     async def _checkpoint(self, marks: bool) -> Checkpoint:
         if marks:
-            await self._log_floors()
+            await self.announce()
         async with AsyncExitStack() as locks:
             topics, skipped = await self._take(locks)
             starts = [Start(*writer.synced_position()) for writer in self._store.writers]
@@ -200,20 +200,25 @@ class Compactor:
         kept = self._kept[-1] if self._kept else self._store.recovered_starts()
         return kept[shard]
 
-    async def _log_floors(self) -> None:
-        """ttl moves floors without a frame; they are logged before any file goes (`semantics.md` section 3)."""
+    async def announce(self) -> None:
+        """Leave in the log what a checkpoint is about to take for granted; synced when it returns.
+
+        ttl moves floors without a frame; they are logged before any file goes (`semantics.md` section 3). A topic that
+        has changed without any frame gets a mark, so that a recovery which comes before the snapshot looks at its
+        manifest. Raises ApiError on a failed shard.
+        """
         last: dict[int, ControlBatch] = {}
         for topic in list(self._source.changed):
             floor = topic.log.evict_floor
-            if not topic.config.ttl_ms or floor <= topic.floor_logged or topic.config.durability == "ephemeral":
+            ephemeral = topic.config.durability == "ephemeral"
+            if topic.config.ttl_ms and floor > topic.floor_logged and not ephemeral:
+                topic.floor_logged = floor
+                kind, payload = FrameType.EVICT_WATERMARK, {"below": floor, "reason": "ttl"}
+            elif ephemeral or topic.applied_end is None or topic.applied_end == topic.part_end:
+                kind, payload = FrameType.CHECKPOINT_MARK, {}
+            else:
                 continue
-            topic.floor_logged = floor
-            data = encode_control(
-                FrameType.EVICT_WATERMARK,
-                {"below": floor, "reason": "ttl"},
-                topic_id=topic.id,
-                ts=self._source.now_ms(),
-            )
+            data = encode_control(kind, payload, topic_id=topic.id, ts=self._source.now_ms())
             last[topic.shard] = batch = ControlBatch(data, 1, topic_id=topic.id, wants_sync=True)
             self._store.writers[topic.shard].submit(batch)
         for batch in last.values():

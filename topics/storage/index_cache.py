@@ -1,12 +1,15 @@
 """Columns and tags of stored spans in memory: one LRU for all topics, bounded in bytes (`storage.md` section 5).
 
 What is in here can be dropped between any two steps of the loop: whoever needs it asks, uses it in the same step, and
-asks again later. The newest entry always stays, however large it is.
+asks again later. The newest entry always stays, however large it is, and so does what is being gathered for an
+operation that needs several spans at once (`gathering`): otherwise one would drop the other for ever.
 """
 
 from __future__ import annotations
 
-from collections import OrderedDict
+from collections import Counter, OrderedDict
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Final
 
 from topics.log.index import Span
@@ -26,7 +29,19 @@ class IndexCache:
         self._max_bytes = max(cache_bytes // SHARE, LEAST_BYTES)
         self._columns: OrderedDict[Span, tuple[TopicLog, int]] = OrderedDict()
         self._tags: OrderedDict[Segment, SegmentTags] = OrderedDict()
+        self._gathered: Counter[Span] = Counter()
         self.bytes = 0
+
+    @contextmanager
+    def gathering(self, spans: Sequence[Span]) -> Iterator[None]:
+        """None of these is dropped while they are loaded one after the other. What is too much goes with the next
+        one that is added."""
+        self._gathered.update(spans)
+        try:
+            yield
+        finally:
+            self._gathered.subtract(spans)
+            self._gathered = +self._gathered
 
     def add_columns(self, log: TopicLog, span: Span) -> None:
         """A span is loaded, or has grown."""
@@ -34,10 +49,17 @@ class IndexCache:
         size = log.span_bytes(span)
         self._columns[span] = (log, size)
         self.bytes += size
+        kept = []
         while self.bytes > self._max_bytes and len(self._columns) > 1:
             oldest, (owner, freed) = self._columns.popitem(last=False)
+            if oldest in self._gathered:
+                kept.append((oldest, (owner, freed)))
+                continue
             self.bytes -= freed
             owner.detach(oldest)
+        for oldest, entry in reversed(kept):
+            self._columns[oldest] = entry
+            self._columns.move_to_end(oldest, last=False)
 
     def use_columns(self, span: Span) -> None:
         """A loaded span was read."""

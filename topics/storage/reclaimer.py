@@ -27,7 +27,7 @@ import trio
 from topics.clock import Clock
 from topics.config import Settings
 from topics.errors import ApiError
-from topics.log.index import DELETED, LOST, Span
+from topics.log.index import DELETED, LOST, NotLoaded, Span
 from topics.log.topic_log import SpanColumns
 from topics.logs import get_logger
 from topics.offload import Kind, Offload
@@ -346,6 +346,9 @@ class _Frozen(NamedTuple):
 def _freeze(topic: LiveTopic, shelf: Shelf, group: Sequence[Span]) -> list[_Frozen] | None:
     """What the new segment is made from. Raises NotLoaded; None if a span does not cover its segment from the first
     slot on."""
+    missing = tuple(span for span in group if not span.loaded)
+    if missing:
+        raise NotLoaded(missing)
     frozen = []
     for span in group:
         segment = span.segment

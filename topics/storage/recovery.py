@@ -288,6 +288,7 @@ def recover(fs: Fs, datadir: DataDir, tiers: Tiers, progress: Progress) -> Recov
             progress.total += handle.size()
             handle.close()
     recovered = [replay.shard(found) for found in shards]
+    replay.check_files()
     known = {shard.shard for shard in recovered}
     counts = [snapshot.shards if snapshot is not None else 0, *(shard.shards for shard in recovered)]
     for number in range(max(counts)):
@@ -406,6 +407,9 @@ class _Replay:
         self.clock = 0
         self.positions: dict[int, ShardPosition] = {}
         self._unknown: set[int] = set()
+        self._doomed: set[int] = set()
+        """Topics whose files are gone, cold ones among them: the log must come to say that they were deleted. What it
+        says of them before that cannot be worked out any more."""
         if snapshot is not None:
             self.next_topic_id = snapshot.next_topic_id
             self.clock = snapshot.clock
@@ -425,6 +429,13 @@ class _Replay:
         topic.last_write, topic.last_read = part.last_write, part.last_read
         topic.keys = DedupeWindow.load(part.keys) if part.keys else None
         self.topics[topic.id] = topic
+
+    def check_files(self) -> None:
+        """No topic may be without its files. Raises DataDirError."""
+        for topic_id in self._doomed:
+            raise DataDirError(
+                f"the directory {self._datadir.topic_dir(topic_id)} of topic {self.topics[topic_id].name!r} is missing"
+            )
 
     # -- one shard ----------------------------------------------------------------------------------------------------
 
@@ -702,6 +713,11 @@ class _Replay:
                     log.warning("frames_of_unknown_topic", topic_id=topic_id, file=file.path, offset=first.offset)
                 self._unknown.add(topic_id)
                 return
+            if topic_id in self._doomed:
+                if any(row[2] == FrameType.TOPIC_DELETE for row in batch.rows):
+                    self._doomed.discard(topic_id)
+                    del self.topics[topic_id]
+                return
             if Position(file.ordinal, first.offset) < topic.end:
                 # What lies before the topic's own position is in the snapshot already; a run may begin there.
                 batch.rows = [row for row in batch.rows if (file.ordinal, row[0]) >= topic.end]
@@ -753,6 +769,8 @@ class _Replay:
         try:
             part = decode_manifest(self._fs.read(self._datadir.manifest_path(topic_id)))
         except FileNotFoundError:
+            if topic is not None and any(segment.tier == "cold" for segment in topic.segments):
+                self._doomed.add(topic_id)
             return topic
         except SnapshotDamaged as error:
             log.warning("manifest_damaged", topic_id=topic_id, problem=str(error))

@@ -54,7 +54,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from functools import partial
 from itertools import accumulate, repeat, starmap
-from operator import add, itemgetter
+from operator import add, itemgetter, le, sub
 from typing import Final, NamedTuple, cast
 
 import cbor2
@@ -110,6 +110,9 @@ _HEAD: Final = itemgetter(slice(0, _HEAD_BYTES))
 _BODY: Final = itemgetter(slice(4, -9))
 _PLAIN_DATA: Final = itemgetter(slice(_HEAD_BYTES, -9))
 _FRAME_SUM: Final = itemgetter(slice(-9, -1))
+_LAST: Final = itemgetter(-1)
+_FAST_BYTES: Final = 1 << 12
+"""Below that a window is scanned frame by frame: it may be a candidate that is no frame."""
 
 _record: Final = partial(tuple.__new__, StoredRecord)  # `StoredRecord._make` without its Python frame
 
@@ -288,6 +291,10 @@ def scan_data(window: bytes, base: int, *, end: int) -> DataScan:
 
     What the window has beyond `end` is not looked at.
     """
+    if len(window) >= _FAST_BYTES:
+        scanned = _scan_valid(window, base, end)
+        if scanned is not None:
+            return scanned
     unpack, unpack_sum, unpack_len, xxh3 = _HEADER.unpack_from, _SUM.unpack_from, _LEN.unpack_from, _xxh3
     view = memoryview(window)
     found: list[tuple[int, int, int, int, int]] = []
@@ -337,6 +344,62 @@ def scan_data(window: bytes, base: int, *, end: int) -> DataScan:
         delete_flag=delete_flags,
         stop=base + at,
         reason=reason,
+    )
+
+
+def _scan_valid(window: bytes, base: int, end: int) -> DataScan | None:
+    """The same in half the time, for a window of nothing but valid frames without origins; None if it is another."""
+    size = max(0, min(len(window), end - base))
+    starts: list[int] = []
+    add_start, unpack_len = starts.append, _LEN.unpack_from
+    at = 0
+    while at + MIN_FRAME_BYTES <= size:
+        add_start(at)
+        at += 4 + unpack_len(window, at)[0]
+    if at > size:
+        at = starts.pop()
+        if base + at + 4 + unpack_len(window, at)[0] > end:
+            return None
+    if not starts or (at < size and base + size == end):
+        return None
+    lens = list(map(sub, [*starts[1:], at], starts))
+    if min(lens) < MIN_FRAME_BYTES:
+        return None
+    whole = _cut(window, starts, lens)
+    if b"".join(map(_FRAME_SUM, whole)) != little_endian(array("Q", map(_xxh3, map(_BODY, whole)))):
+        return None
+    heads = b"".join(map(_HEAD, whole))
+    flags = heads[4::_HEAD_BYTES]
+    if any(flag & HAS_ORIGIN for flag in set(flags)):
+        return None
+    payload = [size - HEADER_BYTES - TRAILER_BYTES for size in lens]
+    tags: list[str | None] = [None] * len(lens)
+    names = _column(heads, 21, "I", _HEAD_BYTES)
+    metas = _column(heads, 29, "I", _HEAD_BYTES)
+    if any(names):
+        for i, name in enumerate(names):
+            if name:
+                node_len, tag_len = name & 0xFFFF, name >> 16
+                payload[i] -= node_len + tag_len
+                meta_at = HEADER_BYTES + node_len + tag_len
+                if payload[i] < 4:
+                    return None
+                metas[i] = unpack_len(whole[i], meta_at)[0]
+                tags[i] = str(whole[i][meta_at - tag_len : meta_at], "utf-8") if tag_len else None
+    lengths_hold = min(payload) >= 4 and _column(heads, 25, "I", _HEAD_BYTES) == array("I", payload)
+    if not lengths_hold or not all(map(le, map(add, metas, repeat(4)), payload)):
+        return None
+    return DataScan(
+        seq=_column(heads, 5, "Q", _HEAD_BYTES),
+        offset=array("I", map(add, starts, repeat(base))),
+        frame_len=array("I", lens),
+        ts=_column(heads, 13, "Q", _HEAD_BYTES),
+        flags=flags,
+        size=array("I", [size - 4 for size in payload]),
+        tag=tags,
+        delete_flag=bytearray(map(_LAST, whole)),
+        stop=base + at,
+        reason="end" if base + at == end else "window",
     )
 
 

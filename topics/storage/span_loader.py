@@ -81,17 +81,22 @@ class SpanLoader:
 
         Raises OSError if the disk does not answer.
         """
-        for span in spans:
-            segment = span.segment
-            if span.loaded:
-                self._cache.use_columns(span)
-                continue
-            assert isinstance(segment, Segment)
-            n = span.n
-            found = await self._offload.run(Kind.HOT_READ, partial(load_columns, self.tiers, segment, span.first, n))
-            if found.damaged:
-                found = await self._again(topic, span, segment)
-            self._attach(topic, span, segment, n, found)
+        spans = tuple(spans)
+        with self._cache.gathering(spans):
+            for span in spans:
+                await self._load_one(topic, span)
+
+    async def _load_one(self, topic: Owner, span: Span) -> None:
+        segment = span.segment
+        if span.loaded:
+            self._cache.use_columns(span)
+            return
+        assert isinstance(segment, Segment)
+        n = span.n
+        found = await self._offload.run(Kind.HOT_READ, partial(load_columns, self.tiers, segment, span.first, n))
+        if found.damaged:
+            found = await self._again(topic, span, segment)
+        self._attach(topic, span, segment, n, found)
 
     async def _again(self, topic: Owner, span: Span, segment: Segment) -> Loaded:
         """Once more with nobody at work on the files."""

@@ -114,6 +114,7 @@ class LiveTopic(Protocol):
     last_write_ms: int | None
     last_read_ms: int | None
     part: bytes | None
+    part_end: Position | None
     floor_logged: int
     applied_end: Position | None
     unwritten: Any
@@ -168,6 +169,8 @@ class _Captured:
         self.topic = topic
         self.ephemeral = topic.config.durability == "ephemeral"
         self.unwritten: list[LiveCommit] = list(topic.unwritten or ())
+        self.earliest = log_.earliest_seq
+        """The front: the part of an `ephemeral` topic gives everything up, this life does not."""
         self.spans = log_.stored_spans()
         self.unflagged = [(span, span.unflagged[:]) for span in self.spans if span.unflagged]
         self.runs = log_.capture_raw(log_.head_seq)
@@ -765,12 +768,13 @@ class Storing:
         """The index points to the segments: one step for each of them."""
         topic = captured.topic
         topic.part = captured.encoded
+        topic.part_end = Position(*captured.part.end)
         if topic.deleted:
             return
         shelf, log_ = topic.shelf, topic.log
         if shelf is not None:
             shelf.gone = captured.stale
-            shelf.earliest_stored = captured.part.log["earliest_seq"]
+            shelf.earliest_stored = captured.earliest
         for span, seqs in captured.flagged:
             log_.flagged(span, seqs)
         sealed_to = 0
