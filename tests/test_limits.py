@@ -48,3 +48,7 @@ def test_a_refusal_of_the_kernel_leaves_what_there_is(monkeypatch: pytest.Monkey
 def test_no_limit_at_all_is_enough(monkeypatch: pytest.MonkeyPatch) -> None:
     FakeLimit(monkeypatch, resource.RLIM_INFINITY, resource.RLIM_INFINITY)
     assert limits.raise_file_limit() is None
+
+
+def test_the_number_of_memory_pools_can_be_limited() -> None:
+    assert limits.limit_arenas(2)

@@ -1,7 +1,7 @@
-"""The command line: `python -m topics [serve] [--flag value ...]`.
+"""The command line: `python -m topics [serve] [--flag value ...]`, and the offline commands (`topics.offline`).
 
-Every flag is a setting of `topics.config` and wins over its environment variable. Exit codes: what the daemon
-returns, and 2 for a command line or configuration that is refused.
+Every flag of `serve` is a setting of `topics.config` and wins over its environment variable. Exit codes: what the
+daemon returns, and 2 for a command line or configuration that is refused.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from typing import Any
 import click
 
 import topics
+from topics import offline
 from topics.config import SETTINGS, ConfigError, Setting, load_settings
 from topics.logs import get_logger, setup_logging
 
@@ -103,6 +104,8 @@ cli.add_command(
         context_settings={"help_option_names": ["-h", "--help"]},
     )
 )
+cli.add_command(offline.inspect)
+cli.add_command(offline.verify)
 
 
 def main() -> None:

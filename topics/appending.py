@@ -147,8 +147,8 @@ class Appending:
         returns, and everything has to be looked at again."""
         try:
             self._watermark(topic, batch.sizes)
-        except NotLoaded as missing:
-            await self._loader.columns(topic, missing.spans)
+        except NotLoaded:
+            await self._loader.prepared(topic, partial(self._watermark, topic, batch.sizes))
             return False
         return True
 

@@ -21,11 +21,11 @@ from topics.committing import Commits
 from topics.config import Settings
 from topics.errors import ApiError
 from topics.idempotency import IdempotencyKeys
-from topics.loading import Loader
+from topics.loading import Loader, block_with
 from topics.log.block import Block
 from topics.log.index import NotLoaded
 from topics.log.topic_config import config_to_wire, resolve_config
-from topics.log.topic_log import Gap
+from topics.log.topic_log import Gap, Run
 from topics.model import TopicConfig, TopicConfigPatch
 from topics.registry import Registry
 from topics.storage import frames
@@ -292,23 +292,25 @@ class Configuring:
         The records mean nothing until the ConfigUpdate that follows them, which carries the structure they belong to.
         """
         position = max(topic.log.earliest_seq - 1, topic.log.stored_to)
-        loaded: Block | None = None
+        loaded: list[Block] = []
         while (step := topic.log.step(position, RUN_RECORDS)) is not None:
             if isinstance(step, Gap):
                 position = step.last
                 continue
             block = topic.blocks.find(step.first)
-            if block is None and loaded is not None and loaded.first_seq <= step.first <= loaded.last_seq:
-                block = loaded
+            if block is None:
+                block = block_with(loaded, step.first)
             if block is None:
                 # It is from before the topic became `ephemeral`, and on disk; some may have expired after the wait.
                 loaded = await self._loader.load(topic, step.first, step.last)
                 continue
             last = min(step.last, block.last_seq)
             await self._write_out_run(topic, block, step.first, last)
-            if block.pinned and topic.blocks.find(last) is block:
-                self._registry.cache.unpin(topic.blocks, block)
             position = last
+            following = topic.log.step(position, 1)
+            more = isinstance(following, Run) and following.first <= block.last_seq
+            if block.pinned and not more and topic.blocks.find(last) is block:
+                self._registry.cache.unpin(topic.blocks, block)
 
     async def _write_out_run(self, topic: Topic, block: Block, first: int, last: int) -> None:
         parts = [block.parts_of(seq) for seq in range(first, last + 1)]

@@ -18,6 +18,7 @@ import gc
 import os
 import signal
 import socket
+import sys
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from functools import partial
 from pathlib import Path
@@ -32,7 +33,7 @@ from topics.config import Settings
 from topics.engine import Engine
 from topics.http.app import make_app
 from topics.http.server import Server, open_listener, port_of, serve
-from topics.limits import raise_file_limit
+from topics.limits import limit_arenas, raise_file_limit
 from topics.logs import get_logger
 from topics.offload import Kind, ThreadOffload
 from topics.storage.datadir import DataDirError
@@ -50,6 +51,13 @@ RESTART_BACKOFF_S: Final = (0.1, 1.0, 10.0)
 COLLECTOR_THRESHOLDS: Final = (50_000, 20, 50)
 """Allocations before a young collection, and how many of those before an older one. Nearly everything dies by its
 reference count; with the defaults (700, 10, 10) the collector takes a fifth of a replay, half of decoding a batch."""
+
+SWITCH_INTERVAL_S: Final = 0.0005
+"""How long a worker thread that computes may hold the interpreter when the loop wants it. With the default (5 ms) an
+append meets one such wait at each of its system calls."""
+
+ARENAS: Final = 2
+"""Memory pools of the C library. With one for each of some twenty threads, what they free is not used again."""
 
 EXIT_OK: Final = 0
 EXIT_FAILED: Final = 1
@@ -90,6 +98,8 @@ def _leaves(group: BaseExceptionGroup[Refused]) -> Iterator[Refused]:
 
 async def _main(settings: Settings, cold: SegmentStore | None) -> int:
     gc.set_threshold(*COLLECTOR_THRESHOLDS)
+    sys.setswitchinterval(SWITCH_INTERVAL_S)
+    limit_arenas(ARENAS)
     warning = raise_file_limit()
     for sentence in [*settings.warnings, *([warning] if warning is not None else [])]:
         log.warning("configuration", problem=sentence)

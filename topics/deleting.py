@@ -69,10 +69,10 @@ class Deleting:
             if writer.full and not topic.ephemeral:
                 await self._commits.admit(writer, self._settings.admission_ms)
                 continue
-            candidates = await self._candidates(topic, match)
-            if candidates is not None:
+            seqs = await self._selected(topic, before_seq, match)
+            if seqs is not None:
                 break
-        commit = self._commit(topic, before_seq, match, candidates)
+        commit = self._commit(topic, before_seq, match, seqs)
         deleted = await commit.wait()
         time_commit(commit, perf)
         log_ = topic.log
@@ -85,31 +85,38 @@ class Deleting:
             bytes=log_.bytes,
         )
 
-    async def _candidates(self, topic: Topic, match: Match | None) -> array[int] | None:
-        """Seqs that match according to segment files, with the floors as of now; None if the topic has to be looked at
-        again, as something had to be waited for. Nothing waits before the return otherwise."""
+    async def _selected(self, topic: Topic, before_seq: int | None, match: Match | None) -> array[int] | None:
+        """The seqs that match, below `before_seq`, with the floors as of now; some of those in segments may be gone.
+        None if the topic has to be looked at again, as something had to be waited for. Nothing waits before
+        the return otherwise."""
         try:
             self._registry.expire(topic)
-        except NotLoaded as missing:
-            await self._loader.columns(topic, missing.spans)
+        except NotLoaded:
+            await self._loader.expire(topic)
             return None
-        if match is None or not topic.log.spans_with_tags(topic.log.head_seq):
+        if match is None:
             return array("Q")
-        found = await self._loader.candidates(topic, match, topic.log.head_seq)
-        if topic.deleted or topic.barrier is not None or self._commits.writer(topic).failed is not None:
+        found = array("Q")
+        if topic.log.spans_with_tags(topic.log.head_seq):
+            found = await self._loader.candidates(topic, match, topic.log.head_seq)
+            if topic.deleted or topic.barrier is not None or self._commits.writer(topic).failed is not None:
+                return None
+        bound = topic.log.head_seq
+        matching = partial(topic.log.matching, match, before_seq=before_seq, bound=bound)
+        try:
+            indexed = matching()
+        except NotLoaded:
+            await self._loader.prepared(topic, matching)
             return None
-        return found
+        end = bound if before_seq is None else min(bound, before_seq - 1)
+        return array("Q", [seq for seq in found if topic.log.earliest_seq <= seq <= end]) + indexed
 
-    def _commit(self, topic: Topic, before_seq: int | None, match: Match | None, candidates: array[int]) -> Commit:
+    def _commit(self, topic: Topic, before_seq: int | None, match: Match | None, selected: array[int]) -> Commit:
         """Decide a deletion and queue it: one step of the loop."""
         bound = topic.log.head_seq
-        seqs = None
-        if match is not None:
-            # Everything up to the bound is published, so what matches is known now; what of it is still there then,
-            # the commit point will find.
-            end = bound if before_seq is None else min(bound, before_seq - 1)
-            known = array("Q", [seq for seq in candidates if topic.log.earliest_seq <= seq <= end])
-            seqs = known + topic.log.matching(match, before_seq=before_seq, bound=bound)
+        # Everything up to the bound is published, so what matches is known now; what of it is still there then, the
+        # commit point will find.
+        seqs = selected if match is not None else None
         data, count = (b"", 0) if topic.ephemeral else self._frames(topic, before_seq, match, bound)
         commit = Commit(
             topic,

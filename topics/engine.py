@@ -100,7 +100,7 @@ class Engine:
         self._background = Background()
         commits = Commits(settings, self.store, self.registry)
         indexes = IndexCache(settings.cache_bytes)
-        loader = Loader(self.registry, self.store, indexes, self._background, fs=fs, offload=offload)
+        loader = Loader(self.registry, self.store, indexes, self._background, fs=fs, clock=clock, offload=offload)
         self._ceilings = Ceilings(clock, self.registry, commits)
         self._keys = IdempotencyKeys(settings, self.registry)
         self._configuring = Configuring(
@@ -257,6 +257,10 @@ class Engine:
             self._configuring.adopt(topic)
             if topic.part is not None:
                 self.registry.changed.discard(topic)  # nothing has happened since its part was made
+                if topic.shelf is not None:
+                    # What the part names without needing it may or may not be there still.
+                    needed = {span.segment for span in topic.log.stored_spans()}
+                    topic.shelf.gone = [segment for segment in topic.shelf.segments if segment not in needed]
             if i % 256 == 255:
                 await trio.lowlevel.checkpoint()
 
@@ -354,7 +358,7 @@ class Engine:
             try:
                 return self._list(prefix, after, page_size)
             except _NotReady as missing:
-                await self._loader.columns(missing.topic, missing.spans)
+                await self._loader.expire(missing.topic)
 
     def _list(self, prefix: str, after: str | None, page_size: int) -> tuple[list[TopicSummary], bool]:
         """One step of the loop, so that a page is of one moment. Raises _NotReady."""

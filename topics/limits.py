@@ -1,12 +1,16 @@
-"""What the operating system grants the process: file descriptors, which connections, logs and segments all need."""
+"""What the process gets from the operating system and the C library: file descriptors, which connections, logs and
+segments all need, and memory."""
 
 from __future__ import annotations
 
+import ctypes
 import resource
 from typing import Final
 
 ENOUGH_FILES: Final = 10_000
 """Below this many descriptors the start warns: the caps on connections cannot be reached (`runtime.md` section 1)."""
+
+_M_ARENA_MAX: Final = -8  # malloc.h
 
 
 def raise_file_limit() -> str | None:
@@ -22,3 +26,11 @@ def raise_file_limit() -> str | None:
     if soft != resource.RLIM_INFINITY and soft < ENOUGH_FILES:
         return f"only {soft} files may be open (RLIMIT_NOFILE); at least {ENOUGH_FILES} are advised"
     return None
+
+
+def limit_arenas(most: int) -> bool:
+    """Have the C library keep at most so many memory pools. False where it has none to limit (not glibc)."""
+    try:
+        return bool(ctypes.CDLL(None).mallopt(_M_ARENA_MAX, most))
+    except (OSError, AttributeError):
+        return False

@@ -14,6 +14,7 @@ from typing import Final, TypeVar
 import trio
 
 from topics.background import Background
+from topics.clock import Clock
 from topics.errors import ApiError
 from topics.log.block import Block
 from topics.log.index import NotLoaded, Span
@@ -24,7 +25,6 @@ from topics.model import Performance
 from topics.offload import Kind, Offload
 from topics.registry import Registry
 from topics.storage.datadir import segment_name
-from topics.storage.frames import StoredRecord
 from topics.storage.fs import Fs
 from topics.storage.index_cache import IndexCache
 from topics.storage.payloads import block_of_records, read_records
@@ -41,8 +41,14 @@ T = TypeVar("T")
 LOAD_RECORDS: Final = 1000
 """Records one read from disk brings in at most."""
 
-DECODE_RECORDS: Final = 500
-"""Records taken apart before others run: less than a millisecond."""
+DECODE_RECORDS: Final = 250
+COLD_DECODE_RECORDS: Final = 100
+"""Records taken apart and encoded before others run: a third of a millisecond, and less for what is cold."""
+
+COLD_SHARE: Final = 10
+LIVE_MS: Final = 100
+"""While something was appended in the last `LIVE_MS`, all readers of the cold store together get one part in so many of
+the loop to decode what they have read; otherwise half of it. Replaying the past may be slow, what is live may not."""
 
 
 class Loader:
@@ -56,15 +62,20 @@ class Loader:
         background: Background,
         *,
         fs: Fs,
+        clock: Clock,
         offload: Offload,
     ) -> None:
         self.spans = SpanLoader(store.tiers, indexes, offload)
         self._registry = registry
+        self._cold_lane = trio.Lock()
+        """Held while records of cold segments are decoded, and while that is paid for."""
         self._store = store
         self._indexes = indexes
         self._background = background
         self._fs = fs
+        self._clock = clock
         self._offload = offload
+        self._resuming: dict[Topic, tuple[Span, ...]] = {}
         registry.common.fetch = self._fetch
 
     # -- columns -----------------------------------------------------------------------------------------------------
@@ -74,11 +85,14 @@ class Loader:
 
         Nothing waits between its success and the return. Raises `503 not_ready` if the disk does not answer.
         """
+        needed: dict[Span, None] = {}
         while True:
             try:
                 return operation()
             except NotLoaded as missing:
-                await self.columns(topic, missing.spans)
+                # All it has asked for so far: loading one must not drop another.
+                needed.update(dict.fromkeys(missing.spans))
+                await self.columns(topic, tuple(needed))
 
     async def columns(self, topic: Topic, spans: Sequence[Span]) -> None:
         """Load columns that an operation has asked for."""
@@ -102,7 +116,9 @@ class Loader:
 
     def _fetch(self, topic: Topic, spans: tuple[Span, ...]) -> None:
         """A commit cannot be published before these columns are there."""
-        self._background.start_soon(self._fetch_and_resume, topic, spans)
+        # If that is what comes of having loaded others for it: loading these must not drop those.
+        known = [span for span in self._resuming.get(topic, ()) if topic.log.holds(span)]
+        self._background.start_soon(self._fetch_and_resume, topic, (*known, *spans))
 
     async def _fetch_and_resume(self, topic: Topic, spans: tuple[Span, ...]) -> None:
         pause = 0.01
@@ -115,46 +131,49 @@ class Loader:
                 log.error("columns_unreadable", topic=topic.name, error=str(error))
                 await trio.sleep(pause)
                 pause = min(2 * pause, 1.0)
+        self._resuming[topic] = spans
         topic.resume()
+        del self._resuming[topic]
 
     # -- payloads ----------------------------------------------------------------------------------------------------
 
-    async def load(self, topic: Topic, first: int, last: int, perf: Performance | None = None) -> Block | None:
-        """Read live records from disk into a block that begins at `first`.
+    async def load(self, topic: Topic, first: int, last: int, perf: Performance | None = None) -> list[Block]:
+        """Read live records from disk into blocks, of which the first begins at `first`.
 
-        The caller looks at the state again, as it may have changed: then there may be no block (None), and what is live
-        now of the block's range is all there. Records whose bytes do not verify become `corrupt` holes, never data.
+        The caller looks at the state again, as it may have changed: then there may be no block, and what is live now of
+        the range of one is all there. Records whose bytes do not verify become `corrupt` holes, never data.
         Raises `503 not_ready` if the disk does not answer. Reads of the cold store are counted in `perf`.
         """
         following = topic.blocks.next_first(first)
         last = min(last, first + LOAD_RECORDS - 1, following - 1 if following is not None else last)
         located = await self.prepared(topic, partial(topic.log.locate, first, last))
         if not located:
-            return None
+            return []
         wanted = located[0]
         try:
-            records, damaged = await self._read(topic, wanted)
+            blocks, damaged = await self._read(topic, wanted)
             if perf is not None and isinstance(wanted.segment, Segment) and wanted.segment.tier == "cold":
                 perf.cold_segments_read = (perf.cold_segments_read or 0) + 1
             if damaged and isinstance(wanted.segment, Segment):
-                records, damaged = await self._read_again(topic, wanted, damaged)
+                blocks, damaged = await self._read_again(topic, wanted, damaged)
         except OSError as error:
             raise _unavailable(topic, error) from error
         await self._give_up(topic, damaged)
-        if not records or records[0].seq != first or topic.deleted:
-            return None
-        block = block_of_records(records)
-        if topic.log.is_live(first):
-            topic.blocks.insert(block)
-        return block
+        if not blocks or blocks[0].first_seq != first or topic.deleted:
+            return []
+        for block in blocks:
+            if block.first_seq >= topic.log.earliest_seq:
+                topic.blocks.insert(block)
+        return blocks
 
-    async def _read(self, topic: Topic, wanted: FrameRange) -> tuple[list[StoredRecord], list[int]]:
-        """The records of one range, and the seqs that do not verify."""
+    async def _read(self, topic: Topic, wanted: FrameRange) -> tuple[list[Block], list[int]]:
+        """The records of one range as blocks, and the seqs that do not verify."""
         segment = wanted.segment
         if not isinstance(segment, Segment):
             path = self._store.files.get(wanted.file).path
             try:
-                return await self._offload.run(Kind.HOT_READ, partial(read_records, self._fs, path, wanted))
+                records, damaged = await self._offload.run(Kind.HOT_READ, partial(read_records, self._fs, path, wanted))
+                return [block_of_records(records)] if records else [], damaged
             except FileNotFoundError:
                 # Dropped while we were about to read it; if the index still points there, the file is missing.
                 return [], [seq for seq in wanted.seqs if not topic.log.is_stored(seq)]
@@ -168,20 +187,33 @@ class Loader:
             if cold and segment.tier == "cold":
                 raise
             return [], list(wanted.seqs)
-        records: list[StoredRecord] = []
-        damaged: list[int] = []
-        for at in range(0, len(wanted.seqs), DECODE_RECORDS):
-            part = slice(at, at + DECODE_RECORDS)
-            found, bad = decode_records(window, wanted.starts[part], wanted.frame_lens[part], wanted.seqs[part])
-            records += found
-            damaged += bad
-            if at + DECODE_RECORDS < len(wanted.seqs):
-                await trio.lowlevel.checkpoint()
-        return records, damaged
+        if not cold:
+            return await self._decode(window, wanted, DECODE_RECORDS, cold=False)
+        async with self._cold_lane:
+            return await self._decode(window, wanted, COLD_DECODE_RECORDS, cold=True)
 
-    async def _read_again(
-        self, topic: Topic, wanted: FrameRange, damaged: list[int]
-    ) -> tuple[list[StoredRecord], list[int]]:
+    async def _decode(
+        self, window: bytes, wanted: FrameRange, most: int, *, cold: bool
+    ) -> tuple[list[Block], list[int]]:
+        """Take records apart and encode them as blocks of at most `most`, letting others run in between."""
+        blocks: list[Block] = []
+        damaged: list[int] = []
+        for at in range(0, len(wanted.seqs), most):
+            began = self._clock.perf_ns()
+            part = slice(at, at + most)
+            records, bad = decode_records(window, wanted.starts[part], wanted.frame_lens[part], wanted.seqs[part])
+            damaged += bad
+            if records:
+                blocks.append(block_of_records(records))
+            if cold:
+                now = self._clock.perf_ns()
+                live = now - self._registry.common.committed_ns < LIVE_MS * 1_000_000
+                await trio.sleep((now - began) / 1e9 * (COLD_SHARE - 1 if live else 1))
+            else:
+                await trio.lowlevel.checkpoint()
+        return blocks, damaged
+
+    async def _read_again(self, topic: Topic, wanted: FrameRange, damaged: list[int]) -> tuple[list[Block], list[int]]:
         """What looked damaged may have been replaced while it was read, or its index may be wrong: once more with
         nobody at work on the files, by columns that come from `.data` itself."""
         shelf = topic.shelf
@@ -213,3 +245,11 @@ def _unavailable(topic: Topic, error: OSError) -> ApiError:
         detail={"topic": topic.name},
         retry_after_s=1,
     )
+
+
+def block_with(blocks: Sequence[Block], seq: int) -> Block | None:
+    """The one of some loaded blocks that covers `seq`; they may not be in the cache any more."""
+    for block in blocks:
+        if block.first_seq <= seq <= block.last_seq:
+            return block
+    return None

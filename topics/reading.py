@@ -12,9 +12,9 @@ from typing import Final
 import trio
 
 from topics.errors import ApiError, topic_not_found
-from topics.loading import Loader
+from topics.loading import Loader, block_with
 from topics.log.block import Block, Projection
-from topics.log.index import NotLoaded
+from topics.log.index import NotLoaded, Span
 from topics.log.topic_log import Gap, TopicLog
 from topics.model import Performance, ReadRequest, ReadResult, Tombstone
 from topics.registry import EngineStatus, Registry
@@ -78,7 +78,8 @@ class Reading:
         pieces: list[bytes] = []
         count = scanned = since_pause = 0
         budget = request.max_batch_bytes
-        loaded: Block | None = None
+        loaded: list[Block] = []
+        needed: dict[Span, None] = {}
         while count < request.limit and budget > 0:
             # Every round may follow a wait (for the disk, or to let others run), so the topic is looked at anew.
             if topic.deleted:
@@ -94,8 +95,11 @@ class Reading:
             try:
                 step = log_.step(position, request.limit - count)
             except NotLoaded as missing:
-                await self._loader.columns(topic, missing.spans)
+                # All it has asked for so far: loading one must not drop another.
+                needed.update(dict.fromkeys(missing.spans))
+                await self._loader.columns(topic, tuple(needed))
                 continue
+            needed.clear()
             if step is None:
                 position = max(position, log_.head_seq)
                 break
@@ -106,8 +110,8 @@ class Reading:
                 position = step.last
                 continue
             block = topic.blocks.find(step.first)
-            if block is None and loaded is not None and loaded.first_seq <= step.first <= loaded.last_seq:
-                block = loaded
+            if block is None:
+                block = block_with(loaded, step.first)
             if block is None:
                 loaded = await self._loader.load(topic, step.first, step.last, perf)
                 continue

@@ -42,11 +42,13 @@ class Gate(IntEnum):
 class Common:
     """What is kept over all topics by the topics and commits themselves."""
 
-    __slots__ = ("attention", "bytes_on_the_way", "changed", "fetch")
+    __slots__ = ("attention", "bytes_on_the_way", "changed", "committed_ns", "fetch")
 
     def __init__(self) -> None:
         self.bytes_on_the_way = 0
         """Of commits that have been decided and not published yet."""
+        self.committed_ns = 0
+        """When a commit was last decided, by `Clock.perf_ns`."""
         self.changed: set[Topic] = set()
         """Topics that have changed since their part was made; the compactor takes them."""
         self.attention: set[Topic] = set()
@@ -147,6 +149,12 @@ class Topic:
         self.last_read_ms: int | None = None
         self.touched_ms: int | None = None
         """When it was last consumed, by the monotonic clock (for the automatic priority)."""
+
+    def __hash__(self) -> int:
+        return self.id  # not an address: sets of topics have the same order whenever the same things happen
+
+    def __eq__(self, other: object) -> bool:
+        return self is other
 
     @property
     def ephemeral(self) -> bool:
@@ -319,6 +327,7 @@ class Commit:
         topic.pending_records += self.records
         topic.pending_bytes += self.bytes
         topic.common.bytes_on_the_way += self.bytes
+        topic.common.committed_ns = self.submitted_ns
 
     def on_written(self, file: WalFile, offset: int) -> None:
         topic = self.topic

@@ -10,12 +10,20 @@ from typing import Any
 import click
 from rich.console import Console
 
-from benchmarks import append, diff, memory, recovery
+from benchmarks import append, checkpoint, cold, diff, memory, reclaim, recovery
 from benchmarks.bench import Bench
 from benchmarks.figures import as_json, print_table
 from benchmarks.machine import machine_facts
 
-BENCHMARKS = {"append": append.run, "diff": diff.run, "recovery": recovery.run, "memory": memory.run}
+BENCHMARKS = {
+    "append": append.run,
+    "diff": diff.run,
+    "recovery": recovery.run,
+    "memory": memory.run,
+    "checkpoint": checkpoint.run,
+    "reclaim": reclaim.run,
+    "cold": cold.run,
+}
 DIRECTORY = Path(__file__).resolve().parents[2] / "bench-results"
 
 

@@ -41,7 +41,7 @@ def _throughput(bench: Bench, port: int, control: Control) -> list[Figure]:
         request = append_request(TOPIC, [record(number) for number in range(batch)])
         values = []
         for _ in range(bench.repetitions):
-            load = _append(bench, port, control, durability, batch, connections, request)
+            load = append_load(bench, port, control, durability, batch, connections, request)
             values.append(load.records_per_s)
         one = figure(f"append, {name}", "records/s", values, at_least=target)
         medians[durability] = one.median
@@ -51,7 +51,7 @@ def _throughput(bench: Bench, port: int, control: Control) -> list[Figure]:
     return figures
 
 
-def _append(
+def append_load(
     bench: Bench, port: int, control: Control, durability: str, batch: int, connections: int, request: bytes
 ) -> Load:
     """One repetition on a topic of its own, which is checked and deleted afterwards."""
@@ -69,13 +69,13 @@ def _single_records(bench: Bench, port: int, control: Control) -> list[Figure]:
     aims: dict[str, tuple[float, float] | tuple[None, None]] = {"disk": (0.8, 2.5), "fsync": (None, None)}
     for durability, (p50, p99) in aims.items():
         bench.say(f"one record at a time, {durability}")
-        loads = [_append(bench, port, control, durability, 1, 1, request) for _ in range(bench.repetitions)]
+        loads = [append_load(bench, port, control, durability, 1, 1, request) for _ in range(bench.repetitions)]
         name = f"append, one record, one connection, {durability}"
         figures.append(figure(f"{name}, p50", "ms", [load.percentile_ms(0.5) for load in loads], at_most=p50))
         figures.append(figure("... p99", "ms", [load.percentile_ms(0.99) for load in loads], at_most=p99))
     bench.say("one record at a time, fsync, beside full load")
     with _full_load(port, control):
-        loads = [_append(bench, port, control, "fsync", 1, 1, request) for _ in range(bench.repetitions)]
+        loads = [append_load(bench, port, control, "fsync", 1, 1, request) for _ in range(bench.repetitions)]
     name = "append, one record, one connection, fsync, beside 4 connections of disk batches"
     figures.append(figure(f"{name}, p50", "ms", [load.percentile_ms(0.5) for load in loads], at_most=6))
     figures.append(figure("... p99", "ms", [load.percentile_ms(0.99) for load in loads]))

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 import tempfile
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -23,18 +25,20 @@ class Bench:
     directory: Path
     console: Console
     quick: bool
+    many: bool = False
+    """A benchmark of many cases, each of them shorter."""
 
     @property
     def repetitions(self) -> int:
-        return 2 if self.quick else 5
+        return 2 if self.quick else 3 if self.many else 5
 
     @property
     def warm_up_s(self) -> float:
-        return 0.3 if self.quick else 1.0
+        return 0.3 if self.quick else 0.5 if self.many else 1.0
 
     @property
     def measured_s(self) -> float:
-        return 0.7 if self.quick else 3.0
+        return 0.7 if self.quick else 1.5 if self.many else 3.0
 
     def say(self, text: str) -> None:
         self.console.print(f"[dim]{text}[/]", highlight=False)
@@ -52,6 +56,15 @@ class Bench:
             daemon.start()
             yield daemon
             daemon.stop()
+
+
+NEVER_MS = 31_536_000_000
+"""An interval that is not over before any benchmark."""
+
+HOLD_MS = 600_000
+"""The longest hold there is: as long as it lasts, no file is checkpointed, reclaimed or moved."""
+
+_SEGMENTS = re.compile(rb'^topics_segments\{tier="([a-z]+)"\} ([0-9.]+)', re.MULTILINE)
 
 
 def quiet(settings: dict[str, object]) -> dict[str, object]:
@@ -77,6 +90,20 @@ class Control:
 
     def state(self, topic: str) -> Any:
         return self.call("GET", f"/v0/topics/{topic}?touch=false", expect=(200,))
+
+    def checkpoint(self, hold_ms: int = 0) -> float:
+        """Have a checkpoint taken. Returns the seconds that took, the answer with its list of files included."""
+        request = request_bytes("POST", f"/v0/admin/checkpoint?hold_ms={hold_ms}")
+        began = time.perf_counter()
+        answer = self._connection.call(request)
+        seconds = time.perf_counter() - began
+        answer.expect(200)
+        return seconds
+
+    def segments(self) -> dict[str, int]:
+        """How many segments there are, by tier."""
+        text = self._connection.call(request_bytes("GET", "/v0/metrics")).expect(200).body
+        return {tier.decode(): int(float(count)) for tier, count in _SEGMENTS.findall(text)}
 
     def expect_count(self, topic: str, count: int, *, crashed: bool = False) -> None:
         """The daemon must have what it acknowledged, no more and no less.

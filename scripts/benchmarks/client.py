@@ -60,6 +60,10 @@ class Connection:
 
     def call(self, request: bytes) -> Answer:
         self.send(request)
+        return self.answer()
+
+    def answer(self) -> Answer:
+        """Wait for the answer to what was sent."""
         while True:
             answer = self.receive()
             if answer is not None:
@@ -163,4 +167,24 @@ def run_load(
     load.seconds = last - measure_from
     if not load.requests:
         raise WrongAnswer("not a single request was answered in the time measured")
+    return load
+
+
+def run_while(port: int, going_on: Callable[[], bool], request: bytes, check: Check) -> Load:
+    """One connection, one request after the other, as long as something else goes on, but at least once."""
+    load = Load()
+    clock = time.perf_counter
+    connection = Connection(port)
+    began = clock()
+    while True:
+        sent_at = clock()
+        answer = connection.call(request)
+        now = clock()
+        load.latencies_ms.append((now - sent_at) * 1000)
+        load.requests += 1
+        load.records += check(0, answer)
+        if not going_on():
+            break
+    load.seconds = now - began
+    connection.close()
     return load

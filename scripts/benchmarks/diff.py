@@ -1,10 +1,11 @@
-"""Reading by diff what is in memory."""
+"""Reading by diff: what is in memory, and what is in segments and nowhere else."""
 
 from __future__ import annotations
 
 import re
+import time
 
-from benchmarks.bench import Bench, Control, CountAppended, append_request, plain_record
+from benchmarks.bench import Bench, Control, CountAppended, append_request, full_record, plain_record
 from benchmarks.client import Answer, Connection, Load, WrongAnswer, request_bytes, run_load
 from benchmarks.figures import Figure, figure
 from benchmarks.references import echo_reference
@@ -24,10 +25,13 @@ def fill(port: int, batches: list[bytes]) -> None:
 
 
 class Walk:
-    """Every connection reads the topic from its beginning to its end, again and again."""
+    """Every connection reads the topic from its beginning to its end, again and again.
 
-    def __init__(self, connections: int, method: str, limit: int, records: int) -> None:
-        self._at = [0] * connections
+    With `spread` they begin at different places. If `records` is below the head, what is beyond is not read.
+    """
+
+    def __init__(self, connections: int, method: str, limit: int, records: int, *, spread: bool = False) -> None:
+        self._at = [records // limit * i // connections * limit if spread else 0 for i in range(connections)]
         self._post = method == "POST"
         self._limit = limit
         self._records = records
@@ -50,10 +54,27 @@ class Walk:
         return found
 
 
+def read_all(port: int, records: int) -> float:
+    """Read the topic once, over one connection. Returns the seconds that took."""
+    walk = Walk(1, "POST", 1000, records)
+    connection = Connection(port)
+    read = 0
+    began = time.perf_counter()
+    while read < records:
+        read += walk.check(0, connection.call(walk.request(0)))
+    seconds = time.perf_counter() - began
+    connection.close()
+    return seconds
+
+
 def run(bench: Bench) -> list[Figure]:
-    """Figures for limits of 1000 and 256, over POST and GET."""
+    """Figures for limits of 1000 and 256, over POST and GET, and from segments."""
+    return [*echo_reference(bench), *_from_memory(bench), *_from_segments(bench)]
+
+
+def _from_memory(bench: Bench) -> list[Figure]:
     records = 50_000 if bench.quick else 300_000
-    figures = echo_reference(bench)
+    figures: list[Figure] = []
     with bench.daemon() as daemon:
         control = Control(daemon.port)
         control.create(TOPIC)
@@ -73,6 +94,37 @@ def run(bench: Bench) -> list[Figure]:
             rates = [load.records_per_s for load in loads]
             figures.append(figure(name, "records/s", rates, at_least=target))
             figures.append(figure("... p50 of an answer", "ms", [load.percentile_ms(0.5) for load in loads]))
+    return figures
+
+
+def _from_segments(bench: Bench) -> list[Figure]:
+    """Without a cache for payloads; that of indexes has room for half of them. The files are in the page cache."""
+    records = 50_000 if bench.quick else 300_000
+    figures: list[Figure] = []
+    with bench.daemon(cache_bytes=0) as daemon:
+        for kind, record in (("plain", plain_record), ("full", full_record)):
+            control = Control(daemon.port)
+            control.create(TOPIC)
+            fill(
+                daemon.port,
+                [
+                    append_request(TOPIC, [record(number) for number in range(first, first + BATCH)])
+                    for first in range(0, records, BATCH)
+                ],
+            )
+            control.expect_count(TOPIC, records)
+            control.checkpoint()
+            for connections, target in ((4, 150_000.0), (1, None)):
+                name = f"diff, POST, limit 1000, {connections} connections, {kind}, from segments, nothing cached"
+                bench.say(name)
+                loads = [
+                    _read(bench, daemon.port, "POST", connections, 1000, records) for _ in range(bench.repetitions)
+                ]
+                rates = [load.records_per_s for load in loads]
+                figures.append(figure(name, "records/s", rates, at_least=target if kind == "plain" else None))
+                figures.append(figure("... p50 of an answer", "ms", [load.percentile_ms(0.5) for load in loads]))
+            control.delete(TOPIC)
+            control.close()
     return figures
 
 

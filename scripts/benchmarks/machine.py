@@ -39,9 +39,10 @@ def file_system(directory: Path) -> str:
     return kind
 
 
-def resident_mib(pid: int) -> float:
-    """Resident memory of a process."""
+def resident_mib(pid: int, *, peak: bool = False) -> float:
+    """Resident memory of a process, now or at its highest."""
+    name = "VmHWM:" if peak else "VmRSS:"
     for line in Path(f"/proc/{pid}/status").read_text().splitlines():
-        if line.startswith("VmRSS:"):
+        if line.startswith(name):
             return int(line.split()[1]) / 1024
-    raise RuntimeError(f"no VmRSS for process {pid}")
+    raise RuntimeError(f"no {name} for process {pid}")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from benchmarks.bench import Bench, Control, append_request, full_record, plain_record
 from benchmarks.client import Answer, request_bytes, run_load
-from benchmarks.diff import BATCH, fill
+from benchmarks.diff import BATCH, fill, read_all
 from benchmarks.figures import Figure, figure
 from benchmarks.machine import resident_mib
 from benchmarks.references import echo_reference
@@ -36,18 +36,28 @@ def _many_records(bench: Bench) -> list[Figure]:
             ],
         )
         control.expect_count(TOPIC, records)
-        filled = resident_mib(daemon.pid)
+        control.checkpoint()
+        filled, peak = resident_mib(daemon.pid), resident_mib(daemon.pid, peak=True)
+        segments = sum(control.segments().values())
+        read_all(daemon.port, records)
+        read = resident_mib(daemon.pid)
         daemon.stop()
         daemon.start()
         control = Control(daemon.port)
         control.expect_count(TOPIC, records)
         restarted = resident_mib(daemon.pid)
+        read_all(daemon.port, records)
+        read_again = resident_mib(daemon.pid)
+        control.close()
     target = None if bench.quick else 200.0
-    name = f"{records:,} full records, {tags:,} tags, cache {CACHE}"
+    name = f"{records:,} full records in {segments} segments, {tags:,} tags, cache {CACHE}"
     return [
         figure("resident, empty", "MiB", [empty]),
-        figure(f"resident, {name}", "MiB", [filled], at_most=target),
+        figure(f"resident, {name}, after a checkpoint", "MiB", [filled], at_most=target),
+        figure("... highest so far", "MiB", [peak]),
+        figure("... after everything was read", "MiB", [read], at_most=target),
         figure("... after a restart", "MiB", [restarted], at_most=target),
+        figure("... after everything was read again", "MiB", [read_again], at_most=target),
     ]
 
 
@@ -58,17 +68,21 @@ def _many_topics(bench: Bench) -> list[Figure]:
     for count in (FEW, many):
         bench.say(f"{count:,} topics")
         with bench.daemon(max_topics=0) as daemon:
-            _create_topics(daemon.port, count)
+            create_topics(daemon.port, count)
             resident = resident_mib(daemon.pid)
             latencies = _latencies(bench, daemon.port, count)
             daemon.stop()
             ready = daemon.start()
             after = resident_mib(daemon.pid)
+            Control(daemon.port).checkpoint()
+            daemon.kill()
+            ready_killed = daemon.start()
             _expect_topics(daemon, count)
         aims = (400.0, 5.0) if count == many and not bench.quick else (None, None)
         figures.append(figure(f"{count:,} idle topics, resident", "MiB", [resident], at_most=aims[0]))
         figures.append(figure("... after a restart", "MiB", [after], at_most=aims[0]))
         figures.append(figure("... ready after a restart", "s", [ready], at_most=aims[1]))
+        figures.append(figure("... ready after a checkpoint and SIGKILL", "s", [ready_killed], at_most=aims[1]))
         for name, values in latencies.items():
             figures.append(figure(f"... {name}, p50", "ms", values))
             medians.setdefault(name, []).append(figures[-1].median)
@@ -77,11 +91,12 @@ def _many_topics(bench: Bench) -> list[Figure]:
     return figures
 
 
-def _topic(number: int) -> str:
+def idle_topic(number: int) -> str:
+    """The name of one of many topics."""
     return f"idle-{number:06}"
 
 
-def _create_topics(port: int, count: int) -> None:
+def create_topics(port: int, count: int) -> None:
     """By PUT, on several connections, until all are there; what is asked too much at the end are lists."""
     created = 0
 
@@ -90,7 +105,7 @@ def _create_topics(port: int, count: int) -> None:
         if created == count:
             return list_request(1)
         created += 1
-        return request_bytes("PUT", f"/v0/topics/{_topic(created - 1)}")
+        return request_bytes("PUT", f"/v0/topics/{idle_topic(created - 1)}")
 
     while created < count:
         run_load(port, CONNECTIONS, 0.0, 0.5, request, _count_one)
@@ -107,7 +122,7 @@ def list_request(size: int) -> bytes:
 
 def _latencies(bench: Bench, port: int, count: int) -> dict[str, list[float]]:
     """Over one connection: a list page, a state, and an append to a topic in the middle."""
-    middle = _topic(count // 2)
+    middle = idle_topic(count // 2)
     requests = {
         "list page of 100": list_request(100),
         "state": request_bytes("GET", f"/v0/topics/{middle}"),

@@ -28,10 +28,11 @@ START_S = 20.0
 
 
 class Daemon:
-    """One data directory and the process that serves it, if one does."""
+    """One data directory and the process that serves it, if one does. `settings` are `TOPICS_*` variables."""
 
-    def __init__(self, root: Path) -> None:
+    def __init__(self, root: Path, **settings: str) -> None:
         self.root = root
+        self.settings = settings
         self.port = 0
         self.lives = 0
         self._process: subprocess.Popen[bytes] | None = None
@@ -50,7 +51,7 @@ class Daemon:
             "TOPICS_CACHE_BYTES": "200000",
             "TOPICS_MIN_FREE_BYTES": "0",
             "TOPICS_DRAIN_MS": "8000",
-        }
+        } | self.settings
         with (self.root / "log").open("ab") as log:
             self._process = subprocess.Popen([sys.executable, "-m", "topics"], env=environ, stderr=log, stdout=log)
         deadline = time.monotonic() + START_S

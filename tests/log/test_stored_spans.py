@@ -18,11 +18,21 @@ from hypothesis import strategies as st
 from hypothesis.stateful import initialize, invariant, precondition, rule
 
 from tests.log.test_topic_log import extent, log_of, steps, told
-from tests.log.test_topic_log_model import BATCH, MATCHES, PLACE, TopicLogMachine, everything
+from tests.log.test_topic_log_model import BATCH, PLACE, TopicLogMachine, everything
 from topics.log import index, tags, topic_log
 from topics.log.index import NotLoaded, Span
 from topics.log.match import Match
-from topics.log.topic_log import FrameRange, Gap, RawRun, Run, SpanColumns, TopicLog, clear_unflagged, grow_dump
+from topics.log.topic_log import (
+    FrameRange,
+    Gap,
+    RawRun,
+    Run,
+    SpanColumns,
+    TopicLog,
+    grow_dump,
+    set_unflagged,
+    summary_first,
+)
 
 DELETED, LOST = index.DELETED, index.LOST
 
@@ -121,10 +131,12 @@ class Driven:
                 self.load(missing)
             return self.watched(operation)
         for _ in range(100):
-            before = state_of(self.log)
+            all_here = all(span.loaded for span in self.log.stored_spans())
+            before = None if all_here else state_of(self.log)
             try:
                 return self.watched(operation)
             except NotLoaded as needed:
+                assert not all_here
                 assert state_of(self.log) == before
                 self.load(needed.spans)
         raise AssertionError("it never has enough")
@@ -137,9 +149,11 @@ class Driven:
         return result
 
     def load(self, spans: Sequence[Span]) -> None:
-        assert spans
+        """Attach those of them that are not here; one at least."""
+        assert not all(span.loaded for span in spans)
         for span in spans:
-            assert not span.loaded
+            if span.loaded:
+                continue
             assert self.log.holds(span)
             self.asked.append(span.first)
             assert not self.log.attach(span, self.disk.columns(span)), "disk and summary differ"
@@ -419,8 +433,10 @@ class StoredMachine(TopicLogMachine):
                 assert log.is_live(seq) == (seq in live)
                 if seq in live:
                     assert log.ts_of(seq) == self.model.seqs[seq].ts
-            except NotLoaded as needed:
-                assert [span.first <= seq < span.end for span in needed.spans] == [True]
+            except NotLoaded:
+                span = log.stored_span_at(seq)
+                assert span is not None
+                assert not span.loaded
 
     def teardown(self) -> None:
         for from_seq in range(self.model.head + 3):
@@ -435,4 +451,403 @@ class StoredMachine(TopicLogMachine):
 
 
 TestStoredSpans = pytest.mark.usefixtures("_tiny_limits")(StoredMachine.TestCase)
-TestStoredSpans.settings = settings(max_examples=200, stateful_step_count=50, deadline=None)
+TestStoredSpans.settings = settings(max_examples=60, stateful_step_count=50, deadline=None)
+
+
+# -- stories ---------------------------------------------------------------------------------------------------------
+
+
+def checkpoint(log: TopicLog, *segments: int) -> Driven:
+    """Store all raw records of a log, so many in each segment, and unload them."""
+    driven = Driven(log, Disk())
+    sizes = list(segments)
+    for run in log.capture_raw(log.head_seq):
+        a = 0
+        while a < len(run.dead):
+            b = min(len(run.dead), a + (sizes.pop(0) if sizes else len(run.dead)))
+            offsets, lens = driven.disk.write(run, a, b)
+            log.store(run.first + a, b - a, Segment(), offsets, lens, was_dead=run.dead[a:b])
+            a = b
+    for span in log.stored_spans():
+        log.detach(span)
+    log.check()
+    return driven
+
+
+def spans_asked_for(operation: Callable[[], object]) -> list[int]:
+    """The first seqs of the spans that this call asks for."""
+    with pytest.raises(NotLoaded) as caught:
+        operation()
+    return [span.first for span in caught.value.spans]
+
+
+def test_a_dense_segment_is_read_without_columns_up_to_the_places_of_its_frames() -> None:
+    log = log_of(30)
+    driven = checkpoint(log, 10, 10, 10)
+    assert steps(log) == [Run(1, 30)]
+    assert log.is_live(17)
+    assert log.step(12, 5) == Run(13, 17)
+    assert spans_asked_for(lambda: log.locate(15, 25)) == [11, 21]
+    found = driven.locate(15, 25)
+    assert [(part.file, list(part.seqs)) for part in found] == [
+        (0, [15, 16, 17, 18, 19, 20]),
+        (0, [21, 22, 23, 24, 25]),
+    ]
+    assert [part.segment for part in found] == [span.segment for span in log.stored_spans()[1:]]
+
+
+def test_a_segment_with_dead_records_is_loaded_to_be_read() -> None:
+    log = log_of(30)
+    log.delete_seqs([15])
+    driven = checkpoint(log, 10, 10, 10)
+    assert log.step(0, 8) == Run(1, 8)
+    assert spans_asked_for(lambda: log.step(0, 15)) == [11]
+    assert driven.step(0, 100) == Run(1, 14)
+    assert driven.asked == [11]
+
+
+def test_evicting_whole_segments_needs_no_columns() -> None:
+    log = log_of(40)
+    checkpoint(log, 10, 10, 10, 10)
+    assert log.missing_below(21) == ()
+    assert log.evict_below(21, "cap") == 20
+    assert (log.earliest_seq, log.evict_floor, log.count, log.bytes) == (21, 21, 20, 200)
+    assert log.evict_below(41, "cap") == 20
+    assert log.stored_spans() == []
+    log.check()
+
+
+def test_evicting_a_part_of_a_segment_asks_for_that_one_and_has_changed_nothing() -> None:
+    log = log_of(40)
+    driven = checkpoint(log, 10, 10, 10, 10)
+    before = state_of(log)
+    assert spans_asked_for(lambda: log.evict_below(25, "cap")) == [21]
+    assert [span.first for span in log.missing_below(25)] == [21]
+    assert state_of(log) == before
+    assert driven.evict_below(25, "cap") == 24
+    assert (log.earliest_seq, log.evict_floor, log.bytes) == (25, 25, 160)
+    assert log.summary_of(log.stored_spans()[0]) == (21, 10, 4, 6, 0, 60, 0, 1000, 1000)
+    assert driven.asked == [21]
+    log.check()
+
+
+def test_a_cap_on_records_is_found_by_counting_and_one_on_bytes_by_loading() -> None:
+    log = log_of(40)
+    checkpoint(log, 10, 10, 10, 10)
+    assert log.eviction_watermark(25, 0, []) == 16
+    assert spans_asked_for(lambda: log.eviction_watermark(0, 255, [])) == [11]
+
+
+def test_times_of_whole_segments_are_in_their_summaries() -> None:
+    log = log_of(10, ts=1000)
+    log.extend(extent(11, 10, ts=2000))
+    log.extend(extent(21, 10, ts=3000))
+    driven = checkpoint(log, 15, 15)
+    assert log.expire(1600, 600) == 0
+    assert spans_asked_for(lambda: log.expire(1700, 600)) == [1]
+    assert driven.expire(1700, 600) == 10
+    assert (log.earliest_seq, log.stored_spans()[0].first_ts) == (11, 2000)
+    log.detach(log.stored_spans()[0])
+    assert log.expire(2600, 600) == 0
+    assert driven.asked == [1]
+
+
+def test_a_deletion_in_the_middle_asks_for_that_segment_only() -> None:
+    log = log_of(40)
+    driven = checkpoint(log, 10, 10, 10, 10)
+    assert spans_asked_for(lambda: log.delete_seqs([25])) == [21]
+    assert [span.first for span in log.missing_for([25, 35])] == [21, 31]
+    assert driven.delete_seqs([25]) == 1
+    assert driven.asked == [21]
+    assert list(log.stored_spans()[2].unflagged or ()) == [25]
+    log.check()
+
+
+def test_deleting_the_whole_front_segment_asks_for_what_the_new_front_takes() -> None:
+    log = log_of(30)
+    log.delete_seqs([12])
+    driven = checkpoint(log, 10, 10, 10)
+    assert [span.first for span in log.missing_for(range(1, 11))] == [1, 11]
+    assert driven.delete_seqs(range(1, 11)) == 10
+    assert (log.earliest_seq, log.evict_floor) == (11, 1)
+    log.check()
+
+
+def test_deleting_below_a_hole_needs_no_columns_and_the_estimate_stays_exact() -> None:
+    log = log_of(20)
+    log.delete_seqs([4, 15])
+    log.add_hole(21, 200, "lost")
+    log.extend(extent(201, 20))
+    checkpoint(log, 10, 10, 10, 10)
+    assert log.delete_below(201, 999) == 18
+    assert (log.earliest_seq, log.evict_floor) == (201, 201)
+    assert told(log, 0) == (1, 200, "lost", 180)
+    log.check()
+
+
+def test_deletions_in_a_segment_that_is_evicted_unloaded_may_count_as_missed() -> None:
+    for unload, missed in ((False, 18), (True, 20)):
+        log = log_of(30)
+        log.delete_seqs([4, 5])
+        driven = checkpoint(log, 10, 10, 10)
+        if not unload:
+            driven.load(log.stored_spans())
+        assert log.evict_below(21, "cap") == 18
+        assert told(log, 0) == (1, 20, "cap", missed)
+
+
+def test_damage_to_a_whole_dense_segment_needs_no_columns() -> None:
+    log = log_of(30)
+    driven = checkpoint(log, 10, 10, 10)
+    log.add_hole(11, 20, "corrupt")
+    assert steps(log) == [Run(1, 10), Gap(11, 20, "corrupt", 10), Run(21, 30)]
+    driven.load([log.stored_spans()[1]])
+    assert log.count == 20
+    log.check()
+
+
+def test_what_a_hole_took_stays_lost_when_the_columns_come_back() -> None:
+    log = log_of(20)
+    driven = checkpoint(log, 10, 10)
+    driven.add_hole(4, 6, "corrupt")
+    log.detach(log.stored_spans()[0])
+    assert driven.step(0, 100) == Run(1, 3)
+    assert log.columns_of(log.stored_spans()[0]).dead == bytes([0, 0, 0, LOST, LOST, LOST, 0, 0, 0, 0])
+    log.check()
+
+
+def test_a_deletion_on_disk_that_the_summary_does_not_know_is_reconciled() -> None:
+    log = log_of(20, tags=["a"] * 20)
+    driven = checkpoint(log, 10, 10)
+    driven.disk.flag([1, 2, 5])
+    span = log.stored_spans()[0]
+    assert log.attach(span, driven.disk.columns(span))
+    assert (log.count, log.bytes, log.earliest_seq, log.evict_floor) == (17, 170, 3, 1)
+    assert steps(log) == [Run(3, 4), Run(6, 20)]
+    assert not log.attach(span, driven.disk.columns(span)), "it is loaded"
+    log.check()
+
+
+def test_a_front_that_is_gone_on_disk_waits_for_the_segment_with_the_next_one() -> None:
+    log = log_of(30)
+    log.delete_seqs([12])
+    driven = checkpoint(log, 10, 10, 10)
+    driven.disk.flag([*range(1, 11), 11])
+    first, second, _ = log.stored_spans()
+    before = state_of(log)
+    assert spans_asked_for(lambda: log.attach(first, driven.disk.columns(first))) == [11]
+    assert state_of(log) == before
+    assert not first.loaded
+    assert log.attach(second, driven.disk.columns(second))
+    assert (log.count, log.earliest_seq) == (28, 1)
+    assert log.attach(first, driven.disk.columns(first))
+    assert (log.count, log.earliest_seq, log.evict_floor) == (18, 13, 1)
+    assert not log.holds(first)
+    assert not log.attach(first, driven.disk.columns(first)), "it is not of this log any more"
+    log.check()
+
+
+def test_what_is_lost_on_disk_without_a_hole_becomes_one() -> None:
+    log = log_of(20)
+    driven = checkpoint(log, 10, 10)
+    for seq in (1, 15, 16):
+        driven.disk.slots[seq] = driven.disk.slots[seq]._replace(dead=LOST)
+    for span in log.stored_spans():
+        assert log.attach(span, driven.disk.columns(span))
+    assert told(log, 0) == (1, 1, "corrupt", 1)
+    assert steps(log) == [Run(2, 14), Gap(15, 16, "corrupt", 2), Run(17, 20)]
+    log.check()
+
+
+def test_more_live_on_disk_than_the_summary_says_leaves_its_tags_to_the_files() -> None:
+    log = log_of(20, tags=["a"] * 20)
+    log.delete_seqs([4])
+    driven = checkpoint(log, 10, 10)
+    driven.disk.slots[4] = driven.disk.slots[4]._replace(dead=index.LIVE, size=10)
+    span = log.stored_spans()[0]
+    assert log.attach(span, driven.disk.columns(span))
+    assert (log.count, log.bytes, log.tags_from) == (20, 200, 11)
+    log.check()
+
+
+@pytest.mark.parametrize("change", [{"ts": array("Q", [1])}, {"dead": bytes([3] * 10)}, {"flags": b""}])
+def test_columns_that_cannot_be_those_of_the_span_are_refused(change: dict[str, Any]) -> None:
+    log = log_of(10)
+    driven = checkpoint(log)
+    span = log.stored_spans()[0]
+    with pytest.raises(ValueError, match="columns of span"):
+        log.attach(span, driven.disk.columns(span)._replace(**change))
+    assert not span.loaded
+
+
+def test_what_died_between_capture_and_store_is_not_forgotten() -> None:
+    log = log_of(10)
+    log.delete_seqs([3])
+    driven = Driven(log, Disk())
+    (run,) = log.capture_raw(10)
+    log.delete_seqs([5, 6])
+    log.add_hole(8, 8, "corrupt")
+    offsets, lens = driven.disk.write(run, 0, 10)
+    log.store(1, 10, Segment(), offsets, lens, was_dead=run.dead)
+    span = log.stored_spans()[0]
+    assert list(span.unflagged or ()) == [5, 6]
+    log.detach(span)
+    driven.load([span])
+    log.check()
+    driven.disk.flag([5])
+    log.flagged(span, [5])
+    assert list(span.unflagged or ()) == [6]
+    log.flagged(span, [6])
+    assert span.unflagged is None
+
+
+def test_what_was_dropped_between_capture_and_store_keeps_its_place_in_the_span() -> None:
+    log = log_of(10)
+    driven = Driven(log, Disk())
+    (run,) = log.capture_raw(10)
+    offsets, lens = driven.disk.write(run, 0, 10)
+    log.evict_below(5, "cap")
+    log.store(1, 3, Segment(), offsets[:3], lens[:3], was_dead=run.dead[:3])
+    assert log.stored_spans() == []
+    segment = Segment()
+    log.store(4, 4, segment, offsets[3:7], lens[3:7], was_dead=run.dead[3:7])
+    (span,) = log.stored_spans()
+    assert log.summary_of(span) == (4, 4, 1, 3, 0, 30, 0, 1000, 1000)
+    assert span.segment is segment
+    log.check()
+    log.detach(span)
+    driven.load([span])
+    assert [list(part.seqs) for part in log.locate(1, 7)] == [[5, 6, 7]]
+    log.check()
+
+
+def test_an_unloaded_segment_grows_by_its_summary() -> None:
+    log = log_of(10, tags=["a"] * 10)
+    driven = Driven(log, Disk())
+    segment = Segment()
+    for run in [*log.capture_raw(4), *log.capture_raw(10)]:
+        a = log.stored_to + 1 - run.first
+        n = len(run.dead) - a
+        offsets, lens = driven.disk.write(run, a, a + n)
+        log.store(run.first + a, n, segment, offsets, lens, was_dead=run.dead[a:])
+        log.detach(log.stored_spans()[0])
+    (span,) = log.stored_spans()
+    assert log.summary_of(span) == (1, 10, 0, 10, 0, 100, 10, 1000, 1000)
+    driven.load([span])
+    log.check()
+
+
+def test_tags_of_stored_records_are_found_through_their_files() -> None:
+    log = log_of(20, tags=["a", "b"] * 10)
+    driven = checkpoint(log, 10, 10)
+    assert log.spans_with_tags(20) == []
+    log.drop_tags_below(11)
+    log.check()
+    everything = Match("", prefix=True)
+    assert list(log.matching(everything, before_seq=None, bound=20)) == list(range(11, 21))
+    assert [span.first for span in log.spans_with_tags(20)] == [1]
+    assert log.spans_with_tags(0) == []
+    driven.delete_seqs([2, 12])
+    assert list(log.live_among(array("Q", [1, 2, 3]))) == [1, 3]
+    assert log._tags is not None
+    assert log._tags.postings - log._tags.garbage == 9
+    log.check()
+    log.drop_tags_below(99)
+    assert log.tags_from == 21
+    assert log.dump()["tags"] is None
+    log.check()
+
+
+def test_sweeping_asks_for_no_columns_and_comes_to_an_end() -> None:
+    log = log_of(2000, tags=[f"t{seq}" for seq in range(2000)])
+    driven = checkpoint(log, 1000, 1000)
+    driven.delete_seqs(range(2, 1900, 2))
+    for span in log.stored_spans():
+        log.detach(span)
+    assert sum(log.tidy() for _ in range(100)) < 99
+    assert log._tags is not None
+    garbage = log._tags.garbage
+    driven.load(log.stored_spans())
+    while log.tidy():
+        pass
+    assert garbage == 0 or log._tags.garbage < garbage
+    log.check()
+
+
+def test_a_call_that_asks_says_for_what() -> None:
+    log = log_of(20)
+    checkpoint(log, 10, 10)
+    with pytest.raises(NotLoaded, match=r"columns of \[1, 10\], \[11, 20\]"):
+        log.locate(1, 20)
+
+
+def test_segments_that_become_one_are_one_span() -> None:
+    log = log_of(30)
+    driven = checkpoint(log, 10, 10, 10)
+    driven.delete_seqs([3, 13])
+    driven.evict_below(3, "cap")
+    segment = Segment()
+    span = log.replace(1, 20, segment)
+    assert log.summary_of(span) == (1, 20, 3, 16, 0, 160, 0, 1000, 1000)
+    assert (span.segment, span.loaded, sorted(span.unflagged or ())) == (segment, False, [3, 13])
+    log.check()
+    driven.load([span])
+    assert steps(log, 3) == [Run(4, 12), Run(14, 30)]
+    log.check()
+
+
+def test_the_dump_of_what_is_stored_is_complete_with_what_is_being_stored() -> None:
+    log = log_of(10)
+    driven = checkpoint(log)
+    driven.delete_seqs([4])
+    log.extend(extent(11, 10, tags=["a"] * 10))
+    log.delete_seqs([15])
+    part = log.dump(raw=False)
+    (run,) = log.capture_raw(20)
+    grow_dump(part["spans"], run, 0, 3, new=False)
+    grow_dump(part["spans"], run, 3, 10, new=True)
+    assert [summary_first(dumped) for dumped in part["spans"]] == [1, 14]
+    loaded = TopicLog.load(part)
+    assert (loaded.count, loaded.bytes, loaded.tags_from, loaded.stored_to) == (18, 180, 21, 20)
+    assert [list(span.unflagged or ()) for span in loaded.stored_spans()] == [[4], []]
+    set_unflagged(part["spans"][0], [5, 6])
+    assert list(TopicLog.load(part).stored_spans()[0].unflagged or ()) == [5, 6]
+    set_unflagged(part["spans"][0], [])
+    assert TopicLog.load(part).stored_spans()[0].unflagged is None
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"n": 0},
+        {"n": 11},
+        {"start": 10},
+        {"start": 1},
+        {"live": 11},
+        {"live": 0},
+        {"lost": 3},
+        {"lost": -1},
+        {"tagged": 9},
+        {"first_ts": 1001},
+        {"last_ts": 2001},
+        {"first": 2},
+        {"first": "x"},
+        {"unflagged": b"x"},
+        {"unflagged": (11).to_bytes(8, "little")},
+        {"unflagged": 2 * (3).to_bytes(8, "little")},
+    ],
+)
+def test_a_stored_span_that_contradicts_itself_does_not_load(change: dict[str, Any]) -> None:
+    log = log_of(10)
+    log.delete_seqs([3, 4])
+    checkpoint(log)
+    log.extend(extent(11, 2, ts=2000))
+    dumped = log.dump()
+    mark, *values = dumped["spans"][0]
+    names = [*index.SUMMARY_FIELDS, "unflagged"]
+    assert TopicLog.load(dumped).dump() == dumped
+    damaged = dict(zip(names, values, strict=True)) | change
+    with pytest.raises(ValueError):  # noqa: PT011
+        TopicLog.load(dumped | {"spans": [[mark, *damaged.values()], *dumped["spans"][1:]]})
+    with pytest.raises(ValueError, match="span"):
+        TopicLog.load(dumped | {"spans": [*reversed(dumped["spans"])]})

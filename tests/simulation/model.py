@@ -194,8 +194,7 @@ class Client:
         except ApiError as error:
             self._refused(sent, error)
             return False
-        state = await self.engine.topic_state(topic, touch=False)
-        self._ack(Acked(sent.id, epoch=state.epoch, config=resolved, synced=state.synced_seq))
+        self._ack(Acked(sent.id, epoch=self.engine.topics[topic].id, config=resolved, synced=await self._synced(topic)))
         return True
 
     configure = create
@@ -260,7 +259,13 @@ class Client:
         return view
 
     async def _synced(self, topic: str) -> int:
-        return (await self.engine.topic_state(topic, touch=False)).synced_seq if topic in self.engine.topics else 0
+        """0 if nobody can tell."""
+        if topic not in self.engine.topics:
+            return 0
+        try:
+            return (await self.engine.topic_state(topic, touch=False)).synced_seq
+        except ApiError:
+            return 0
 
 
 # ----------------------------------------------------------------- what must be there
@@ -302,6 +307,8 @@ class _Instance:
     options: list[TopicConfig] = field(default_factory=list)
     """The configurations it may have now: one, or two while a change is on its way or was refused by a failing shard.
     """
+    current: TopicConfig | None = None
+    """The one that was answered last."""
     ever: list[TopicConfig] = field(default_factory=list)
     appends: list[_Append] = field(default_factory=list)
     deletes: list[_Delete] = field(default_factory=list)
@@ -393,9 +400,14 @@ class Oracle:
             assert acked.config == instance.options[-1], f"{sent} was answered with {acked.config}"
             if sent.kind == "create":
                 instance.created, instance.epoch = True, acked.epoch
-            elif len({config.durability for config in instance.options}) > 1:
-                self._harden(instance, before=sent.id)
-            instance.options = [acked.config]
+            if acked.config == instance.current:
+                # Nothing was done. What a change that was refused would have made of it may be found yet.
+                instance.options.remove(acked.config)
+            else:
+                if sent.kind == "configure" and len({config.durability for config in instance.options}) > 1:
+                    self._harden(instance, before=sent.id)
+                instance.options = [acked.config]
+                instance.current = acked.config
         elif sent.kind == "delete_topic":
             instance.deletion = "done"
         else:
@@ -448,6 +460,7 @@ class Oracle:
             instance.created, instance.epoch = True, view.epoch
             volatile = "ephemeral" in instance.classes
             instance.options = [view.config]
+            instance.current = view.config
             self._fold_view(view)
             by_number = {record.data: seq for seq, record in view.records.items()}
             for append in instance.appends:
@@ -486,6 +499,13 @@ class Oracle:
             else:
                 assert all(view.epoch != old.epoch for old in instances[:-1]), f"{name} is the deleted instance"
             _Case(instance, view, fate, now_ms, failed).check()
+
+    def judge_live(self, views: Mapping[str, View], *, now_ms: int) -> None:
+        """The same for what a daemon shows that has not stopped, of topics that were never `ephemeral`."""
+        for name, view in views.items():
+            instance = self.instances[name][-1]
+            if all(config.durability != "ephemeral" for config in instance.ever):
+                _Case(instance, view, "stop", now_ms, failed=False).check()
 
 
 class _Case:

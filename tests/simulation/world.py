@@ -2,8 +2,8 @@
 
 A *life* is what the daemon does between two starts, wired as `topics.daemon` wires it, without HTTP. It ends in a clean
 stop, in a kill of the process, or with the machine (`SimCrash` out of the disk). Nothing runs beside the loop and
-Trio's own scheduling is seeded, so a seed decides a run. A disk state taken anywhere (`wrecks_of`) can be given to a
-new world, which then recovers from it.
+Trio's own scheduling is seeded, and sets of topics and segments are in the order of their ids, so a seed decides a run.
+A disk state taken anywhere (`wrecks_of`) can be given to a new world, which then recovers from it.
 """
 
 from __future__ import annotations
@@ -27,7 +27,9 @@ from topics.engine import Engine
 from topics.storage.compactor import Compactor
 from topics.storage.reclaimer import Reclaimer
 from topics.storage.relocator import Relocator
+from topics.storage.shelf import Segment
 from topics.storage.store import Store
+from topics.topic import Topic
 
 ROOT: Final = "/data"
 COLD: Final = "/cold"
@@ -74,6 +76,10 @@ class Life:
 
 
 Scenario = Callable[[Life], Awaitable[None]]
+
+# By default the order in a set is that of addresses, and another one in every run.
+setattr(Topic, "__hash__", lambda topic: topic.id)  # noqa: B010
+setattr(Segment, "__hash__", lambda segment: segment.first)  # noqa: B010
 
 
 class World:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import struct
 from array import array
 from collections.abc import Sequence
@@ -299,6 +300,35 @@ def sealed(flags: int, node_len: int, data_len: int, rest: bytes) -> bytes:
 def test_lengths_that_do_not_add_up_are_noticed_even_under_a_checksum_that_holds(frame: bytes) -> None:
     assert decode_records(frame, [0], [len(frame)], [1]) == ([], [1])
     assert scan_data(frame, 0, end=len(frame)).reason == "bad"
+
+
+@pytest.mark.parametrize("labelled", [False, True])
+def test_large_windows_are_scanned_as_small_ones_are(labelled: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The quick way for windows of valid frames, and the way that looks at one frame after another."""
+    chance = random.Random(1)
+    label = (b"", b"red", "grün".encode()) if labelled else (b"",)
+    batch = [
+        (
+            chance.choice(label),
+            chance.choice(label),
+            b"{}" if i % 3 and labelled else b"",
+            b"x" * chance.randint(1, 300),
+        )
+        for i in range(200)
+    ]
+    data = converted(batch).data
+    offsets = scan_data(data, 0, end=len(data)).offset
+    assert len(offsets) == len(batch)
+    for _ in range(600):
+        base = chance.choice(offsets[:30])
+        window = bytearray(data[base : base + chance.randint(1, 12_000)])
+        end = max(base, chance.choice((len(data), base + len(window), base + len(window) - chance.randint(0, 60))))
+        if chance.random() < 0.6:
+            window[chance.randrange(len(window))] ^= 1 << chance.randrange(8)
+        monkeypatch.setattr(segments, "_FAST_BYTES", 0)
+        quick = scan_data(bytes(window), base, end=end)
+        monkeypatch.setattr(segments, "_FAST_BYTES", 1 << 40)
+        assert quick == scan_data(bytes(window), base, end=end)
 
 
 def test_a_scan_says_how_it_ended() -> None:

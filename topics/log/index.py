@@ -410,7 +410,13 @@ class Span:
         flags: bytearray,
         dead: bytearray,
     ) -> None:
-        """The columns are here: `n` slots each. They become the span's own. The sums are taken anew."""
+        """The columns are here: `n` slots each. They become the span's own. The sums are taken anew.
+
+        A file that has no frames for slots at its ends cannot tell their times; the summary can.
+        """
+        if ts[self.start] < self.first_ts or ts[-1] != self.last_ts:
+            ts = array("Q", [min(max(time, self.first_ts), self.last_ts) for time in ts])
+            ts[-1] = self.last_ts
         self.ts, self.offset, self.frame_len = ts, offset, frame_len
         self.size, self.flags, self.dead = size, flags, dead
         self.first_ts = max(self.first_ts, min(ts[self.start], self.last_ts))
@@ -636,6 +642,8 @@ class RecordIndex:
         k = self._span_at(seq)
         while True:
             span = self.spans[k]
+            if not span.live:
+                return seq - 1
             a, b = seq - span.first, min(span.n, last + 1 - span.first)
             if not span.dense:
                 span.need()

@@ -711,6 +711,13 @@ class TopicLog:
         """What the columns of a stored span take up while they are loaded."""
         return STORED_SLOT_BYTES * span.n
 
+    def unflag(self, span: Span) -> None:
+        """Which of a loaded span's deletions were flagged is not known for certain: all are to be flagged again."""
+        span.need()
+        known = set(span.unflagged or ())
+        known.update(span.first + i for i in range(span.start, span.n) if span.dead[i] == DELETED and span.frame_len[i])
+        span.unflagged = array("Q", sorted(known)) or None
+
     def flagged(self, span: Span, seqs: Sequence[int]) -> None:
         """The storage layer has written the delete flags of these of `span.unflagged`."""
         if span.unflagged is not None:
@@ -1067,8 +1074,11 @@ class TopicLog:
         assert all(span.dead[seq - span.first] == DELETED for seq in unflagged), "unflagged and not deleted"
 
     def _is_plain(self) -> bool:
-        """Whether the invariants hold for the simplest of reasons: one stored span up to the head, or none and no record
-        either, and nothing was ever lost or deleted. A start looks at a hundred thousand such topics."""
+        """Whether the invariants hold for the simplest of reasons.
+
+        One stored span up to the head, or none and no record either, and nothing was ever lost or deleted. A start
+        looks at a hundred thousand such topics.
+        """
         spans = self._index.spans
         if len(spans) > 1 or self._holes or self._causes or self._deleted or self._tags or self.evict_floor != 1:
             return False
@@ -1168,9 +1178,9 @@ def summary_first(dumped: Sequence[Any]) -> int:
     return Summary(*dumped[1:-1]).first
 
 
-def clear_unflagged(dumped: list[Any]) -> None:
-    """A stored span in a dump has no unflagged deletions (any more)."""
-    dumped[-1] = b""
+def set_unflagged(dumped: list[Any], seqs: Sequence[int]) -> None:
+    """A stored span in a dump has these unflagged deletions left."""
+    dumped[-1] = little_endian(array("Q", seqs)) if seqs else b""
 
 
 def _summary(span: Span) -> Summary:

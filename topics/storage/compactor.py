@@ -9,7 +9,6 @@ then is synced. Its cost follows what is new; the snapshot is put together from 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from contextlib import AsyncExitStack
 from functools import partial
 from itertools import pairwise
 from typing import Final, NamedTuple
@@ -20,6 +19,7 @@ from topics.config import Settings
 from topics.errors import ApiError
 from topics.logs import get_logger
 from topics.offload import Kind, Offload
+from topics.storage.datadir import DataDir
 from topics.storage.frames import FrameType, encode_control
 from topics.storage.fs import Fs
 from topics.storage.shelf import Segment, Shelf
@@ -33,6 +33,13 @@ log = get_logger(__name__)
 
 LOCK_WAIT_S: Final = 1.0
 """How long a checkpoint waits for work on one topic's files; then it goes on without the topic, and keeps its WAL."""
+
+
+SLICE_TOPICS: Final = 500
+"""Topics looked at before others run."""
+
+_RELATIVE: Final = DataDir("")
+"""Paths as seen from the data directory."""
 
 
 class Checkpoint(NamedTuple):
@@ -119,12 +126,20 @@ class Compactor:
     async def _checkpoint(self, marks: bool) -> Checkpoint:
         if marks:
             await self.announce()
-        async with AsyncExitStack() as locks:
-            topics, skipped = await self._take(locks)
+        topics: dict[LiveTopic, Shelf] = {}
+        try:
+            skipped = await self._take(topics)
             starts = [Start(*writer.synced_position()) for writer in self._store.writers]
             for topic in skipped | self._upkeep.busy | self._storing.stuck:
                 starts[topic.shard] = self._previous(topic.shard)
-            await self._storing.store(topics, sync_shards=marks)
+            try:
+                await self._storing.store(topics, sync_shards=marks)
+            except BaseException:
+                self._upkeep.littered.update(dict.fromkeys(topics))
+                raise
+        finally:
+            with trio.CancelScope(shield=True):
+                await self._give_back(topics)
         checkpoint = await self._write_snapshot(starts)
         if marks:
             self._mark(checkpoint.number)
@@ -166,12 +181,12 @@ class Compactor:
         self._kept = [*(self._kept or [self._store.recovered_starts()])[-1:], list(starts)]
         return Checkpoint(number, {i: list(start.position) for i, start in enumerate(starts)}, size)
 
-    async def _take(self, locks: AsyncExitStack) -> tuple[list[LiveTopic], set[LiveTopic]]:
-        """The topics that have changed, their files locked; and those that somebody else works on for too long.
+    async def _take(self, taken: dict[LiveTopic, Shelf]) -> set[LiveTopic]:
+        """Lock the files of the topics that have changed, which go to `taken`. Returns those that somebody else works
+        on for too long.
 
         Nothing waits between the last look at what has changed and the return.
         """
-        taken: dict[LiveTopic, None] = {}
         skipped: set[LiveTopic] = set()
         for topic in list(self._source.changed):
             shelf = _shelf_of(topic)
@@ -180,8 +195,7 @@ class Compactor:
             if patience.cancelled_caught:
                 skipped.add(topic)
                 continue
-            locks.callback(_unlock, topic, shelf)
-            taken[topic] = None
+            taken[topic] = shelf
         for topic in self._source.changed:
             if topic in taken or topic in skipped:
                 continue
@@ -191,9 +205,17 @@ class Compactor:
             except trio.WouldBlock:
                 skipped.add(topic)
                 continue
-            locks.callback(_unlock, topic, shelf)
-            taken[topic] = None
-        return list(taken), skipped
+            taken[topic] = shelf
+        return skipped
+
+    async def _give_back(self, taken: dict[LiveTopic, Shelf]) -> None:
+        """Unlock what `_take` has locked. Topics without a record are many, and keep nothing."""
+        for i, (topic, shelf) in enumerate(taken.items(), 1):
+            shelf.upkeep.release()
+            if not shelf.segments and not shelf.upkeep.locked():
+                topic.shelf = None
+            if i % SLICE_TOPICS == 0:
+                await trio.lowlevel.checkpoint()
 
     def _previous(self, shard: int) -> Start:
         """Where the newest snapshot on disk begins the replay of a shard."""
@@ -258,23 +280,24 @@ class Compactor:
         names += [datadir.relative(datadir.snapshot_path(number)) for number in numbers]
         for writer in self._store.writers:
             names += [datadir.relative(file.path) for file in self._store.files.of_shard(writer.shard)]
-        for topic in list(self._source.by_id.values()):
-            if topic.part is None:
-                continue
-            names.append(datadir.relative(datadir.manifest_path(topic.id)))
-            if topic.shelf is not None:
-                names += self._segment_files(topic.shelf.segments)
+        for i, topic in enumerate(list(self._source.by_id.values()), 1):
+            if topic.part is not None:
+                names.append(_RELATIVE.manifest_path(topic.id))
+                if topic.shelf is not None:
+                    names += self._segment_files(topic.shelf.segments.difference(topic.shelf.gone))
+            if i % SLICE_TOPICS == 0:
+                await trio.lowlevel.checkpoint()
         return names
 
-    def _segment_files(self, segments: Iterable[Segment]) -> list[str]:
-        datadir = self._store.datadir
+    @staticmethod
+    def _segment_files(segments: Iterable[Segment]) -> list[str]:
         names = []
         for segment in sorted(segments, key=lambda segment: segment.first):
             if segment.tier == "gone":
                 continue
             cold = segment.tier == "cold"
             for kind in ("data", "idx", "tags") if segment.sealed else ("data", "idx"):
-                path = datadir.relative(datadir.segment_path(segment.topic_id, segment.first, kind))
+                path = _RELATIVE.segment_path(segment.topic_id, segment.first, kind)
                 names.append(f"cold:{path}" if cold else path)
         return names
 
@@ -284,10 +307,3 @@ def _shelf_of(topic: LiveTopic) -> Shelf:
     if topic.shelf is None:
         topic.shelf = Shelf()
     return topic.shelf
-
-
-def _unlock(topic: LiveTopic, shelf: Shelf) -> None:
-    """The inverse: topics without a record are many, and keep nothing."""
-    shelf.upkeep.release()
-    if not shelf.segments and not shelf.upkeep.locked():
-        topic.shelf = None

@@ -211,7 +211,7 @@ def _check_format(fs: Fs, datadir: DataDir) -> None:
     supported = msgspec.json.encode(FORMAT).decode()
     try:
         found = msgspec.json.decode(raw)
-    except msgspec.DecodeError as error:
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise DataDirError(f"{path} is not JSON ({error}): found {raw[:80]!r}, supported {supported}") from None
     numbers = found if isinstance(found, dict) else {}
     if numbers != FORMAT or any(type(number) is not int for number in numbers.values()):

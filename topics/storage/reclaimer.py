@@ -27,7 +27,7 @@ import trio
 from topics.clock import Clock
 from topics.config import Settings
 from topics.errors import ApiError
-from topics.log.index import DELETED, LOST, NotLoaded, Span
+from topics.log.index import DELETED, LOST, Span
 from topics.log.topic_log import SpanColumns
 from topics.logs import get_logger
 from topics.offload import Kind, Offload
@@ -108,13 +108,27 @@ class Reclaimer:
         self._removed.append((topic_id, shelf))
 
     async def pass_over(self) -> int:
-        """One scan, and all the work it finds; how many pieces that was."""
+        """One scan, and all the work it finds; how many pieces that was.
+
+        What fails for one topic is tried again by the next scan and holds up no other; the first error is raised in the
+        end.
+        """
         done = 0
-        while self._removed:
+        failure: OSError | ApiError | None = None
+        for _ in range(len(self._removed)):
             topic_id, shelf = self._removed[0]
-            await self._remove_directories(topic_id, shelf)
+            try:
+                await self._remove_directories(topic_id, shelf)
+                done += 1
+            except OSError as error:
+                failure = failure or error
+                self._removed.append((topic_id, shelf))
             self._removed.popleft()
-            done += 1
+        for topic in list(self._upkeep.littered):
+            try:
+                await self._clear_away(topic)
+            except OSError as error:
+                failure = failure or error
         now = self._source.now_ms()
         while self._later and self._later[0][0] <= now:
             _, _, topic = heapq.heappop(self._later)
@@ -125,13 +139,20 @@ class Reclaimer:
         for i, topic in enumerate(todo):
             if i % SLICE_TOPICS == SLICE_TOPICS - 1:
                 await trio.lowlevel.checkpoint()
-            if topic.shelf is None or topic.deleted:
+            if topic.shelf is None or topic.deleted or topic in self._storing.stuck:
                 continue
             try:
                 done += await self._look_after(topic, topic.shelf)
+            except (OSError, ApiError) as error:
+                failure = failure or error
+                self._source.attention.add(topic)
             except BaseException:
                 self._source.attention.update(todo[i:])
                 raise
+            if topic in self._source.changed:
+                self._source.attention.add(topic)  # once its part is on disk, there is more to do
+        if failure is not None:
+            raise failure
         return done
 
     # -- one topic ---------------------------------------------------------------------------------------------------
@@ -144,7 +165,7 @@ class Reclaimer:
         if shelf.gone:
             await self._drop(topic, shelf)
             done += 1
-        if any(_is_cold(span) and span.unflagged for span in topic.log.stored_spans()):
+        if any(_lacks_flags(span) for span in topic.log.stored_spans()):
             done += await self._flag_cold(topic, shelf)
         while not topic.deleted and (group := self._worth_it(topic)) is not None:
             size = await self._replace(topic, shelf, group)
@@ -180,7 +201,7 @@ class Reclaimer:
         for span in sealed:
             segment = _sealed(span)
             assert segment is not None
-            if segment.tier == "gone":
+            if segment.tier == "gone" or _lacks_flags(span):
                 continue
             if _all_deleted(span):
                 return [span]
@@ -193,7 +214,8 @@ class Reclaimer:
         for span in sealed:
             segment = _sealed(span)
             assert segment is not None
-            small = segment.tier != "gone" and SMALL * segment.n < events and SMALL * segment.data_bytes < size
+            small = SMALL * segment.n < events and SMALL * segment.data_bytes < size
+            small = small and segment.tier != "gone" and not _lacks_flags(span)
             fits = bool(group) and small and _follows(group[-1], span)
             fits = fits and slots + segment.n <= events and total + segment.data_bytes <= size
             if not fits:
@@ -229,6 +251,16 @@ class Reclaimer:
             # A relocation that was cut short may have left a copy there.
             await self._offload.run(Kind.COLD_READ, partial(_delete_all, tiers.cold, segment.topic_id, names[:3]))
 
+    async def _clear_away(self, topic: LiveTopic) -> None:
+        """Remove what failed work has left of files that no part names."""
+        if not topic.deleted and topic not in self._storing.stuck:
+            if topic.shelf is None:
+                topic.shelf = Shelf()
+            async with self._upkeep.files_of(topic.shelf):
+                if not topic.deleted:
+                    await self._storing.tidy(topic)
+        self._upkeep.littered.pop(topic, None)
+
     async def _remove_directories(self, topic_id: int, shelf: Shelf | None) -> None:
         tiers = self._storing.tiers
         async with self._upkeep.files_of(shelf):
@@ -251,12 +283,13 @@ class Reclaimer:
                 segment = span.segment
                 assert isinstance(segment, Segment)
                 seqs = span.unflagged[:]
-                await self._offload.run(
+                flagged = await self._offload.run(
                     Kind.COLD_READ, partial(_flag_in_store, self._storing.tiers, segment, sorted(seqs))
                 )
-                topic.log.flagged(span, seqs)
-                topic.mark_changed()
-                done += 1
+                if flagged:
+                    topic.log.flagged(span, flagged)
+                    topic.mark_changed()
+                    done += 1
         return done
 
     # -- replacing ---------------------------------------------------------------------------------------------------
@@ -283,7 +316,15 @@ class Reclaimer:
             tags = [await self._loader.tags(segment) for segment in old]
             store = self._storing.tiers.of(old[0])
             kind = Kind.FILES if old[0].tier == "hot" else Kind.COLD_READ
-            await self._offload.run(kind, partial(_write_replacement, self._storing.tiers, store, old, plan, tags))
+            try:
+                await self._offload.run(kind, partial(_write_replacement, self._storing.tiers, store, old, plan, tags))
+            except BaseException:
+                # Nobody knows how far it has come; from now on only the files say where the records are in them.
+                for span, segment in zip(group, old, strict=True):
+                    self._cache.forget_columns(span)
+                    topic.log.detach(span)
+                    self._cache.forget_tags(segment)
+                raise
             if topic.deleted or not all(topic.log.holds(span) for span in group):
                 return None  # evicted meanwhile: dropped as it is
             new = Segment(
@@ -346,9 +387,6 @@ class _Frozen(NamedTuple):
 def _freeze(topic: LiveTopic, shelf: Shelf, group: Sequence[Span]) -> list[_Frozen] | None:
     """What the new segment is made from. Raises NotLoaded; None if a span does not cover its segment from the first
     slot on."""
-    missing = tuple(span for span in group if not span.loaded)
-    if missing:
-        raise NotLoaded(missing)
     frozen = []
     for span in group:
         segment = span.segment
@@ -449,8 +487,8 @@ def _surviving(plan: _Plan, old: Sequence[Segment], tags: Sequence[SegmentTags])
     return out
 
 
-def _flag_in_store(tiers: Tiers, segment: Segment, seqs: Sequence[int]) -> None:
-    """Blocking: patch the flags of a cold segment, and of the copy of its `.idx`."""
+def _flag_in_store(tiers: Tiers, segment: Segment, seqs: Sequence[int]) -> array[int]:
+    """Blocking: patch the flags of a cold segment, and of the copy of its `.idx`. Returns what was flagged."""
     store = tiers.of(segment)
     index, data = segment_name(segment.first, "idx"), segment_name(segment.first, "data")
     copy = segment_name(segment.first, "idx.cold")
@@ -467,6 +505,7 @@ def _flag_in_store(tiers: Tiers, segment: Segment, seqs: Sequence[int]) -> None:
         store.patch(segment.topic_id, index, entries)
         if tiers.hot.exists(segment.topic_id, copy):
             tiers.hot.patch(segment.topic_id, copy, entries)
+    return array("Q", [seq for patch in patches for seq in patch.seqs])
 
 
 def _delete_all(store: SegmentStore, topic_id: int, names: Sequence[str]) -> None:
@@ -486,6 +525,12 @@ def _all_deleted(span: Span) -> bool:
 
 def _is_cold(span: Span) -> bool:
     return isinstance(span.segment, Segment) and span.segment.tier == "cold"
+
+
+def _lacks_flags(span: Span) -> bool:
+    """Whether deletions in a cold segment have yet to be flagged there: until then a rewrite would keep what was
+    deleted, to no end."""
+    return _is_cold(span) and bool(span.unflagged)
 
 
 def _follows(left: Span, right: Span) -> bool:

@@ -213,7 +213,10 @@ class Columns:
         assert isinstance(segment, Segment)
         found = load_columns(self.tiers, segment, span.first, span.n)
         topic.part = None
-        topic.log.attach(span, found.columns)
+        if topic.log.attach(span, found.columns) and topic.log.holds(span):
+            # Somebody was flagging deletions that are newer than the part. One of .data and .idx may have a flag that
+            # the other has not, and which of them is read is another question each time.
+            topic.log.unflag(span)
         for first, last in found.damaged:
             log.error("records_damaged", topic=topic.name, first=first, last=last)
             self.run(topic, partial(topic.log.add_hole, first, last, "corrupt"))
@@ -274,7 +277,10 @@ def recover(fs: Fs, datadir: DataDir, tiers: Tiers, progress: Progress) -> Recov
     snapshot, damaged = load_newest(fs, datadir)
     for sentence in damaged:
         log.error("snapshot_damaged", problem=sentence)
-    replay = _Replay(fs, datadir, tiers, snapshot, progress)
+    try:
+        replay = _Replay(fs, datadir, tiers, snapshot, progress)
+    except (SnapshotDamaged, ValueError) as error:  # its checksum holds, so it was written like this
+        raise DataDirError(f"the newest snapshot of {datadir.root} cannot be understood: {error}") from error
     shards = [found for found in discover_shards(fs, datadir) if _ordinals(fs, found.path)]
     if snapshot is not None and snapshot.new_layout:
         replay.first_ordinal, shards = _new_layout(datadir, snapshot, shards, fs)

@@ -56,18 +56,28 @@ class Relocator:
                 log.warning("relocation_failed", error=str(error))
 
     async def pass_over(self) -> int:
-        """One look at every topic with segments; how many segments were moved."""
+        """One look at every topic with segments; how many segments were moved.
+
+        What fails for one topic is tried again at the next look and holds up no other; the first error is raised in the
+        end.
+        """
         moved = 0
+        failure: OSError | ApiError | None = None
         for i, topic in enumerate(list(self._source.by_id.values())):
             if i % SLICE_TOPICS == SLICE_TOPICS - 1:
                 await trio.lowlevel.checkpoint()
             shelf = topic.shelf
-            if shelf is None:
+            if shelf is None or topic in self._storing.stuck:
                 continue
-            while not topic.deleted and (segment := self._due(topic)) is not None:
-                if not await self._move(topic, shelf, segment):
-                    break
-                moved += 1
+            try:
+                while not topic.deleted and (segment := self._due(topic)) is not None:
+                    if not await self._move(topic, shelf, segment):
+                        break
+                    moved += 1
+            except (OSError, ApiError) as error:
+                failure = failure or error
+        if failure is not None:
+            raise failure
         return moved
 
     def _due(self, topic: LiveTopic) -> Segment | None:

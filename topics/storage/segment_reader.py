@@ -216,10 +216,27 @@ def _frames(tiers: Tiers, segment: Segment) -> Iterator[DataScan | None]:
             at = rows.stop
             continue
         yield None
-        found = find_frame(window, rows.stop - at + 1)
-        at = at + found if found >= 0 else max(rows.stop + 1, at + len(window) - MIN_FRAME_BYTES)
+        at = _behind_damage(store, segment.topic_id, name, rows.stop + 1, end)
     if length < segment.data_bytes and not segment.sealed:
         yield None
+
+
+def _behind_damage(store: SegmentStore, topic_id: int, name: str, at: int, end: int) -> int:
+    """Where the next frame begins from `at` on; `end` if there is none.
+
+    Windows overlap by half, and grow, so that a frame that is whole in the file is whole in one of them.
+    """
+    window_bytes = WINDOW_BYTES
+    while at < end:
+        window = store.read_range(topic_id, name, at, min(window_bytes, end - at))
+        found = find_frame(window, 0)
+        if found >= 0:
+            return at + found
+        if at + len(window) >= end:
+            return end
+        at += len(window) // 2
+        window_bytes *= 2
+    return end
 
 
 def _fill_times(ts: array[int], frame_len: array[int]) -> None:

@@ -82,6 +82,10 @@ class SegmentStore(Protocol):
         """Free what interrupted `delete_topic` calls have left. For the start, and when nothing else is to be done."""
         ...
 
+    def discard_unfinished(self, topic_id: int) -> None:
+        """Free what interrupted `put` calls have left of a topic. Nobody may be putting."""
+        ...
+
     def list(self, topic_id: int) -> list[str]:
         """The names of a topic's objects, sorted; of an unknown topic none. What is half made is not among them."""
         ...
@@ -185,6 +189,14 @@ class DirectorySegmentStore:
         names = self._fs.listdir(topics_dir)
         self._remove([join(topics_dir, name) for name in names if _is_leftover(name)])
 
+    def discard_unfinished(self, topic_id: int) -> None:
+        directory = self._dirs.topic_dir(topic_id)
+        unfinished = [name for name in self._fs.listdir(directory) if name.endswith(TEMPORARY_SUFFIX)]
+        for name in unfinished:
+            self._fs.unlink(join(directory, name))
+        if unfinished:
+            self._fs.sync_dir(directory)
+
     def list(self, topic_id: int) -> list[str]:
         names = self._fs.listdir(self._dirs.topic_dir(topic_id))
         return [name for name in names if not name.endswith(TEMPORARY_SUFFIX)]
@@ -203,12 +215,18 @@ class DirectorySegmentStore:
         if not self._fs.exists(self._dirs.topics_dir):
             self._root_known = False
         self._fs.mkdir(path)
-        if self._root_known:
-            self._fs.sync_dir(self._dirs.topics_dir)
-        else:
-            # Nobody knows how many directories above are new, and some of them may not be ours to open.
-            self._fs.sync_all(self._dirs.root)
-            self._root_known = True
+        try:
+            if self._root_known:
+                self._fs.sync_dir(self._dirs.topics_dir)
+            else:
+                # Nobody knows how many directories above are new, and some of them may not be ours to open.
+                self._fs.sync_all(self._dirs.root)
+        except OSError:
+            # The next sync may succeed and not make them durable: they have to be made again.
+            for made in (path, self._dirs.topics_dir, self._dirs.root):
+                self._rmdir_quietly(made)
+            raise
+        self._root_known = True
         if len(self._known) >= _MAX_KNOWN:
             self._known.clear()
         self._known.add(topic_id)
@@ -227,6 +245,13 @@ class DirectorySegmentStore:
             for name in self._fs.listdir(path):
                 self._fs.unlink(join(path, name))
             self._fs.rmdir(path)
+
+    def _rmdir_quietly(self, path: str) -> None:
+        """Remove a directory if it is empty."""
+        try:
+            self._fs.rmdir(path)
+        except OSError:
+            pass
 
     def _unlink_quietly(self, path: str) -> None:
         """Give back the space of a temporary file; the error that matters is the one already on its way."""

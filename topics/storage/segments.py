@@ -399,7 +399,12 @@ def _scan_valid(window: bytes, base: int, end: int) -> DataScan | None:
         tag=tags,
         delete_flag=bytearray(map(_LAST, whole)),
         stop=base + at,
-        reason="end" if base + at == end else "window",
+        # What is left of the window is the beginning of a frame, or of none.
+        reason=scan_data(window[at:], base + at, end=end).reason
+        if at < size
+        else "end"
+        if base + at == end
+        else "window",
     )
 
 

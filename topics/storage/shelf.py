@@ -53,6 +53,12 @@ class Segment:
         self.sealed = sealed
         self.tier: Tier = tier
 
+    def __hash__(self) -> int:
+        return hash((self.topic_id, self.first))  # not an address: sets of them have the same order in every run
+
+    def __eq__(self, other: object) -> bool:
+        return self is other
+
     @property
     def end(self) -> int:
         """One past the last seq."""
@@ -96,6 +102,52 @@ class Segment:
         )
 
 
+class UpkeepLock:
+    """Held by whoever works on the files of one topic.
+
+    Not `trio.Lock`: a checkpoint holds tens of thousands, and releasing one of those costs a search among all that its
+    task holds.
+    """
+
+    __slots__ = ("_holder", "_semaphore")
+
+    def __init__(self) -> None:
+        self._semaphore = trio.Semaphore(1)
+        self._holder: object = None
+
+    @property
+    def mine(self) -> bool:
+        """Whether the calling task holds it."""
+        return self._holder is trio.lowlevel.current_task()
+
+    def locked(self) -> bool:
+        """Whether anybody holds it."""
+        return self._semaphore.value == 0
+
+    async def acquire(self) -> None:
+        """Wait for it. Cancelling leaves nothing."""
+        assert not self.mine, "whoever holds it may not wait for it"
+        await self._semaphore.acquire()
+        self._holder = trio.lowlevel.current_task()
+
+    def acquire_nowait(self) -> None:
+        """Take it, or raise `trio.WouldBlock`."""
+        self._semaphore.acquire_nowait()
+        self._holder = trio.lowlevel.current_task()
+
+    def release(self) -> None:
+        """Give it up."""
+        assert self._holder is not None
+        self._holder = None
+        self._semaphore.release()
+
+    async def __aenter__(self) -> None:
+        await self.acquire()
+
+    async def __aexit__(self, *_: object) -> None:
+        self.release()
+
+
 class Shelf:
     """The segments of one topic."""
 
@@ -108,7 +160,7 @@ class Shelf:
         """Those that the part on disk does not need any more: their files may go."""
         self.earliest_stored = 0
         """`earliest_seq` of the part on disk."""
-        self.upkeep = trio.Lock()
+        self.upkeep = UpkeepLock()
 
 
 class Limits(NamedTuple):

@@ -11,8 +11,6 @@ from collections.abc import Callable, Iterable
 from functools import partial
 from typing import Final, Protocol, TypeVar
 
-import trio
-
 from topics.log.index import NotLoaded, Span
 from topics.log.match import Match
 from topics.log.topic_log import TopicLog
@@ -69,11 +67,14 @@ class SpanLoader:
     async def prepared(self, topic: Owner, operation: Callable[[], T]) -> T:
         """Call `operation`, as often as it asks for columns; its result. Nothing waits between its success and the
         return."""
+        needed: dict[Span, None] = {}
         for _ in range(ATTEMPTS):
             try:
                 return operation()
             except NotLoaded as missing:
-                await self.load(topic, missing.spans)
+                # All it has asked for so far: loading one must not drop another.
+                needed.update(dict.fromkeys(missing.spans))
+                await self.load(topic, tuple(needed))
         raise AssertionError("an operation asks for columns without end")
 
     async def load(self, topic: Owner, spans: Iterable[Span]) -> None:
@@ -91,6 +92,8 @@ class SpanLoader:
         if span.loaded:
             self._cache.use_columns(span)
             return
+        if not topic.log.holds(span):
+            return
         assert isinstance(segment, Segment)
         n = span.n
         found = await self._offload.run(Kind.HOT_READ, partial(load_columns, self.tiers, segment, span.first, n))
@@ -102,7 +105,7 @@ class SpanLoader:
         """Once more with nobody at work on the files."""
         assert topic.shelf is not None
         call = partial(load_columns, self.tiers, segment, span.first, span.n)
-        if topic.shelf.upkeep.statistics().owner is trio.lowlevel.current_task():
+        if topic.shelf.upkeep.mine:
             return await self._offload.run(Kind.HOT_READ, call)
         async with topic.shelf.upkeep:
             return await self._offload.run(Kind.HOT_READ, call)

@@ -15,6 +15,7 @@ from __future__ import annotations
 import errno
 from array import array
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import ExitStack, closing
 from functools import partial
 from itertools import accumulate
 from typing import Any, Final, NamedTuple, Protocol
@@ -25,11 +26,11 @@ from topics.clock import Clock
 from topics.config import Settings
 from topics.log.index import LIVE, LOST, Span
 from topics.log.topic_config import config_to_wire
-from topics.log.topic_log import RawRun, TopicLog, clear_unflagged, grow_dump, summary_first
+from topics.log.topic_log import RawRun, TopicLog, grow_dump, set_unflagged, summary_first
 from topics.logs import get_logger
 from topics.model import TopicConfig
 from topics.offload import Kind, Offload
-from topics.storage.fs import TEMPORARY_SUFFIX, File, Fs, parent, write_all
+from topics.storage.fs import TEMPORARY_SUFFIX, File, Fs, join, parent, write_all
 from topics.storage.index_cache import IndexCache
 from topics.storage.segment_reader import Tiers, scan_segment
 from topics.storage.segments import (
@@ -50,6 +51,7 @@ from topics.storage.segments import (
 from topics.storage.shelf import Limits, Piece, Segment, Shelf, Tier, divide
 from topics.storage.snapshot import TopicPart, encode_manifest, encode_part
 from topics.storage.store import Store
+from topics.storage.tidy import tidy_topic
 from topics.storage.wal import ControlBatch, Position
 
 log = get_logger(__name__)
@@ -68,8 +70,8 @@ CHUNK_RECORDS: Final = 4000
 READ_GAP: Final = 4096
 READ_BYTES: Final = 1 << 20
 READ_SLACK: Final = 256 << 10
-"""Frames closer together than `READ_GAP` share a read of about `READ_BYTES`; the live records of one file are read in one
-go if what lies between them is no more than the slack."""
+"""Frames closer together than `READ_GAP` share a read of about `READ_BYTES`; the live records of one file are read in
+one go if what lies between them is no more than the slack."""
 
 GROUP_TOPICS: Final = 2048
 """Topics that are stored together, with one sync for all."""
@@ -194,6 +196,7 @@ class _Captured:
         self.sealed: Segment | None = None
         """The segment that was active and is sealed as it is."""
         self.flagged: list[tuple[Span, array[int]]] = []
+        self.index_patches: list[tuple[str, list[FlagPatch]]] = []
         self.stale: list[Segment] = []
         self.encoded = b""
         self.pieces: list[Piece] = []
@@ -204,6 +207,12 @@ class _Captured:
         """The segment that takes new records. One that has lost all that it had takes no more."""
         newest = self.spans[-1].segment if self.spans else None
         return newest if isinstance(newest, Segment) and not newest.sealed else None
+
+    @property
+    def has_no_segment(self) -> bool:
+        """Whether the topic has no files of segments, as far as anybody knows."""
+        shelf = self.topic.shelf
+        return not self.spans and not self.growths and not (shelf is not None and shelf.segments)
 
     def place_unwritten(self) -> None:
         """Fill in where records lie that were not written when they were captured. Everything is by now."""
@@ -309,7 +318,7 @@ class Storing:
                 if topic.deleted or topic in self.stuck:
                     self._source.changed.discard(topic)
                     continue
-                captured.append(self._capture(topic))
+                captured.append(self._capture(topic, moved))
                 await self._breathe()
             if sync_shards:
                 await self._sync_shards()
@@ -321,6 +330,7 @@ class Storing:
                 if not one.written:
                     await self._write(one, touched)
             await self._sync(touched)
+            await self._sync(await self._flag_indexes(captured))
             for one in captured:
                 self._finish_part(one, moved, tier)
                 await self._breathe()
@@ -335,8 +345,10 @@ class Storing:
                 one.topic.mark_changed()
             raise
 
-    def _capture(self, topic: LiveTopic) -> _Captured:
+    def _capture(self, topic: LiveTopic, moved: Segment | None) -> _Captured:
         captured = _Captured(topic, self._source.now_ms())
+        # A segment on its way has been copied: a flag that is written to its old files now would be lost with them.
+        captured.unflagged = [(span, seqs) for span, seqs in captured.unflagged if span.segment is not moved]
         self._source.changed.discard(topic)
         return captured
 
@@ -355,6 +367,13 @@ class Storing:
             batches.append(batch)
         for batch in batches:
             await batch.wait_synced()
+
+    async def tidy(self, topic: LiveTopic) -> None:
+        """Remove files of this topic that its part does not name. The caller holds its `upkeep`. Raises OSError."""
+        segments = list(topic.shelf.segments) if topic.shelf is not None else []
+        kind = Kind.FILES if self.tiers.cold is None else Kind.COLD_READ
+        tidy = partial(tidy_topic, self._fs, self._store.datadir, self.tiers, topic.id, segments)
+        await self._offload.run(kind, tidy)
 
     # -- records into segments ---------------------------------------------------------------------------------------
 
@@ -390,12 +409,11 @@ class Storing:
 
     def _grow_small(self, captured: Sequence[_Captured], paths: dict[int, str]) -> list[_Growth | None]:
         """In a worker thread."""
-        handles = {file: self._fs.open(path, read_only=True) for file, path in paths.items()}
-        try:
+        with ExitStack() as files:
+            handles = {
+                file: files.enter_context(closing(self._fs.open(path, read_only=True))) for file, path in paths.items()
+            }
             return [self._grow_one(one, handles) for one in captured]
-        finally:
-            for handle in handles.values():
-                handle.close()
 
     def _grow_one(self, captured: _Captured, handles: Mapping[int, File]) -> _Growth | None:
         pieces = captured.pieces
@@ -426,7 +444,7 @@ class Storing:
             frame_lens.extend(lens)
         path, index_path = self._path(segment, "data"), self._path(segment, "idx")
         if new:
-            self._fs.mkdir(self._store.datadir.topic_dir(segment.topic_id))
+            self._make_room(segment, path, index_path, first=captured.has_no_segment)
         index_at = INDEX_ENTRY_BYTES * segment.n
         for name, parts, start in ((path, data_parts, segment.data_bytes), (index_path, index_parts, index_at)):
             handle = self._fs.open(name, create=True)
@@ -476,7 +494,9 @@ class Storing:
         sizes = array("I")
         data_at, index_at = segment.data_bytes, INDEX_ENTRY_BYTES * segment.n
         frames = payload = 0
-        prepare: Callable[[], None] | None = partial(self._prepare, segment, path, index_path)
+        prepare: Callable[[], None] | None = partial(
+            self._prepare, segment, path, index_path, first=captured.has_no_segment
+        )
         for piece in pieces:
             run = captured.runs[piece.run]
             for a, b in _chunks(run, piece.a, piece.b):
@@ -502,9 +522,10 @@ class Storing:
             await self._seal(captured, segment, segment.n + len(sizes), segment.data_bytes, sizes, tags, touched)
         captured.growths.append(_Growth(segment, new, pieces, offsets, frame_lens, data_at, frames, payload, seals))
 
-    def _prepare(self, segment: Segment, path: str, index_path: str) -> None:
+    def _prepare(self, segment: Segment, path: str, index_path: str, *, first: bool) -> None:
         """In a worker thread: make the files of a segment, or cut off what an interrupted checkpoint has left."""
-        self._fs.mkdir(self._store.datadir.topic_dir(segment.topic_id))
+        if not segment.n:
+            self._make_room(segment, path, index_path, first=first)
         for name, length in ((path, segment.data_bytes), (index_path, INDEX_ENTRY_BYTES * segment.n)):
             handle = self._fs.open(name, create=True)
             try:
@@ -512,6 +533,24 @@ class Storing:
                     handle.truncate(length)
             finally:
                 handle.close()
+
+    def _make_room(self, segment: Segment, path: str, index_path: str, *, first: bool) -> None:
+        """In a worker thread: the directory of a new segment, without anything of the same name.
+
+        What an earlier attempt has left goes, the directory too if this is the `first` segment: a sync that failed may
+        have lost their names, and no later one would make them durable.
+        """
+        directory = self._store.datadir.topic_dir(segment.topic_id)
+        if first and not self._fs.exists(self._store.datadir.manifest_path(segment.topic_id)):
+            if self._fs.exists(directory):
+                for name in self._fs.listdir(directory):
+                    self._fs.unlink(join(directory, name))
+                self._fs.rmdir(directory)
+        else:
+            for name in (path, index_path):
+                if self._fs.exists(name):
+                    self._fs.unlink(name)
+        self._fs.mkdir(directory)
 
     def _append(
         self,
@@ -569,13 +608,12 @@ class Storing:
     def _read_all(self, reads: Sequence[_Read], paths: dict[int, str]) -> list[bytes]:
         """In a worker thread."""
         windows = []
-        handles = {file: self._fs.open(path, read_only=True) for file, path in paths.items()}
-        try:
+        with ExitStack() as files:
+            handles = {
+                file: files.enter_context(closing(self._fs.open(path, read_only=True))) for file, path in paths.items()
+            }
             for read in reads:
                 windows.append(handles[read.file].pread(read.length, read.offset))
-        finally:
-            for handle in handles.values():
-                handle.close()
         return windows
 
     @staticmethod
@@ -633,7 +671,7 @@ class Storing:
     # -- delete flags ------------------------------------------------------------------------------------------------
 
     async def _write_flags(self, captured: _Captured, touched: set[str]) -> None:
-        """Flag deleted records of hot segments. Their Delete frames are synced by now (`crash.md` 11).
+        """Flag deleted records of hot segments in `.data`. Their Delete frames are synced by now (`crash.md` 11).
 
         Those of cold segments stay in the part until the reclaimer has written them.
         """
@@ -642,25 +680,44 @@ class Storing:
             if not isinstance(segment, Segment) or segment.tier != "hot":
                 continue
             paths = self._path(segment, "data"), self._path(segment, "idx")
-            touched.update(paths)
-            if await self._offload.run(Kind.FILES, partial(self._flag, *paths, segment.first, sorted(seqs))):
-                captured.flagged.append((span, seqs))
+            touched.add(paths[0])
+            patches = await self._offload.run(Kind.FILES, partial(self._flag, *paths, segment.first, sorted(seqs)))
+            if patches:
+                captured.flagged.append((span, array("Q", [seq for patch in patches for seq in patch.seqs])))
+                captured.index_patches.append((paths[1], patches))
 
-    def _flag(self, path: str, index_path: str, first: int, seqs: Sequence[int]) -> bool:
-        """In a worker thread. False where a file is missing: then the part goes on saying what is deleted."""
-        try:
-            index, data = self._fs.open(index_path), self._fs.open(path)
-        except FileNotFoundError:
-            return False
-        try:
+    def _flag(self, path: str, index_path: str, first: int, seqs: Sequence[int]) -> list[FlagPatch]:
+        """In a worker thread: flag in `.data`. Returns what to write into `.idx` once that is synced, as `.data` is the
+        witness; where a file is missing or an entry does not verify, the part goes on saying what is deleted."""
+        done: list[FlagPatch] = []
+        with ExitStack() as files:
+            try:
+                index = files.enter_context(closing(self._fs.open(index_path, read_only=True)))
+                data = files.enter_context(closing(self._fs.open(path)))
+            except FileNotFoundError:
+                return done
             for patch in flag_patches(partial(_pread, index), first, seqs):
-                write_all(index, patch.entries, patch.entries_at)
                 for at in patch.flags_at:
                     write_all(data, bytes((DELETED_FLAG,)), at)
-        finally:
-            index.close()
-            data.close()
-        return True
+                done.append(patch)
+        return done
+
+    async def _flag_indexes(self, captured: Sequence[_Captured]) -> set[str]:
+        """Flag in `.idx` what is flagged in `.data`, durably. Returns what has to be synced."""
+        todo = [patch for one in captured for patch in one.index_patches]
+        if todo:
+            await self._offload.run(Kind.FILES, partial(self._patch_indexes, todo))
+        return {path for path, _ in todo}
+
+    def _patch_indexes(self, todo: Sequence[tuple[str, list[FlagPatch]]]) -> None:
+        """In a worker thread."""
+        for path, patches in todo:
+            index = self._fs.open(path)
+            try:
+                for patch in patches:
+                    write_all(index, patch.entries, patch.entries_at)
+            finally:
+                index.close()
 
     # -- durability --------------------------------------------------------------------------------------------------
 
@@ -695,10 +752,12 @@ class Storing:
             for span in captured.spans
             if isinstance(span.segment, Segment)
         ]
-        flagged = {span.first for span, _ in captured.flagged}
+        flagged = {span.first: set(seqs) for span, seqs in captured.flagged}
+        pending = {span.first: seqs for span, seqs in captured.unflagged}
         for summary in spans:
-            if summary_first(summary) in flagged:
-                clear_unflagged(summary)
+            first = summary_first(summary)
+            if first in flagged:
+                set_unflagged(summary, [seq for seq in pending[first] if seq not in flagged[first]])
         for growth in captured.growths:
             entry = _grown(growth, captured.now_ms).to_wire()
             if growth.new:
@@ -908,12 +967,13 @@ class FlagPatch(NamedTuple):
     entries_at: int
     entries: bytes
     flags_at: list[int]
+    seqs: Sequence[int]
 
 
 def flag_patches(read: Callable[[int, int], bytes], first: int, seqs: Sequence[int]) -> Iterable[FlagPatch]:
     """What flagging these seqs (ascending) of a segment means. `read(length, offset)` reads its `.idx`.
 
-    Entries that do not verify are left alone: they will be rebuilt from `.data`.
+    Where entries do not verify or are missing, nobody knows where the flags are: those seqs are left out.
     """
     at = 0
     while at < len(seqs):
@@ -924,16 +984,15 @@ def flag_patches(read: Callable[[int, int], bytes], first: int, seqs: Sequence[i
         blob = read(INDEX_ENTRY_BYTES * (hi - lo), INDEX_ENTRY_BYTES * lo)
         if len(blob) == INDEX_ENTRY_BYTES * (hi - lo):
             index = decode_index(blob)
-            flags, flags_at = bytearray(index.flags), []
-            for seq in seqs[at:to]:
-                i = seq - first - lo
-                if i in index.bad or not index.frame_len[i]:
-                    continue
-                flags[i] |= IDX_DELETED
-                flags_at.append(delete_flag_offset(index.offset[i], index.frame_len[i]))
             if not index.bad:
+                flags, flags_at = bytearray(index.flags), []
+                for seq in seqs[at:to]:
+                    i = seq - first - lo
+                    if index.frame_len[i]:
+                        flags[i] |= IDX_DELETED
+                        flags_at.append(delete_flag_offset(index.offset[i], index.frame_len[i]))
                 blob = encode_index(index.offset, index.frame_len, index.ts, bytes(flags))
-            yield FlagPatch(INDEX_ENTRY_BYTES * lo, blob, flags_at)
+                yield FlagPatch(INDEX_ENTRY_BYTES * lo, blob, flags_at, seqs[at:to])
         at = to
 
 

@@ -76,6 +76,7 @@ def _tidy_cold(tiers: Tiers, topic_id: int, segments: Sequence[Segment]) -> None
         if segment.tier == "cold":
             wanted.update(segment_name(segment.first, kind) for kind in ("data", "idx", "tags"))
     try:
+        tiers.cold.discard_unfinished(topic_id)
         for name in tiers.cold.list(topic_id):
             if name not in wanted:
                 tiers.cold.delete(topic_id, name)

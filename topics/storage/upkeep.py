@@ -37,6 +37,8 @@ class Upkeep:
         self._held_until_ms = 0
         self.busy: set[LiveTopic] = set()
         """Topics whose files are being replaced."""
+        self.littered: dict[LiveTopic, None] = {}
+        """Topics with work that has failed: there may be files that no part names. The reclaimer clears them away."""
 
     @property
     def held(self) -> bool:
@@ -87,5 +89,8 @@ class Upkeep:
                 self._store.writers[topic.shard].submit(batch)
                 await batch.wait_synced()
                 yield True
+            except BaseException:
+                self.littered[topic] = None
+                raise
             finally:
                 self.busy.discard(topic)

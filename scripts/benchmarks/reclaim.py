@@ -1,0 +1,119 @@
+"""Giving back what was deleted: how much, how long it takes, and what it does to appends meanwhile."""
+
+from __future__ import annotations
+
+import random
+import time
+from pathlib import Path
+
+from benchmarks.bench import PLAIN_DATA, Bench, Control, CountAppended, append_request, plain_record
+from benchmarks.client import WrongAnswer, run_load, run_while
+from benchmarks.diff import BATCH, TOPIC, fill
+from benchmarks.figures import Figure, figure
+from benchmarks.references import echo_reference, sync_reference
+
+OTHER = "other"
+TAGS = 10
+DELETED = 6
+"""Of the tags, which are spread at random: six records of ten."""
+
+RECLAIM_MS = 500
+CHECKPOINT_MS = 1000
+QUIET_S = 4.0
+"""The reclaimer has finished if nothing has changed for so long: several checkpoints and scans."""
+
+MOST_S = 100.0
+
+
+def run(bench: Bench) -> list[Figure]:
+    """Figures of one topic; the appends go to another one of the same daemon."""
+    records = 50_000 if bench.quick else 500_000
+    figures = [*sync_reference(bench), *echo_reference(bench)]
+    with bench.daemon(reclaim_ms=RECLAIM_MS, checkpoint_ms=CHECKPOINT_MS) as daemon:
+        control = Control(daemon.port)
+        control.create(TOPIC)
+        control.create(OTHER, durability="disk")
+        bench.say(f"{records:,} records")
+        fill(daemon.port, _batches(records))
+        control.checkpoint()
+        state = control.state(TOPIC)
+        directory = daemon.data_dir / "topics" / f"{state['epoch']:016x}"
+        full, live_before = _sizes(directory), state["bytes"]
+        request = append_request(OTHER, [plain_record(0)])
+        before = run_load(daemon.port, 1, bench.warm_up_s, bench.measured_s, lambda _: request, CountAppended(1))
+
+        bench.say("deleting, and waiting until the reclaimer has nothing left to do")
+        began = time.perf_counter()
+        deleted = 0
+        for tag in range(DELETED):
+            deleted += control.call("POST", f"/v0/topics/{TOPIC}/delete", {"match": f"tag-{tag}"})["deleted"]
+        deletion_s = time.perf_counter() - began
+        watch = _Watch(directory)
+        meanwhile = run_while(daemon.port, watch, request, CountAppended(1))
+        reclaim_s = watch.changed_at - began
+        left = _sizes(directory)
+        state = control.state(TOPIC)
+        if state["count"] != records - deleted:
+            raise WrongAnswer(f"{state['count']} records are left of {records}, {deleted} were deleted")
+        segments = sum(control.segments().values())
+        control.close()
+    mib = 1 << 20
+    share = 100 * deleted / records
+    figures += [
+        figure(f"deletion of {deleted:,} of {records:,} records ({share:.0f} %) by {DELETED} tags", "s", [deletion_s]),
+        figure("segment files before it", "MiB", [full / mib]),
+        figure("... times live payload bytes", "x", [full / live_before]),
+        figure(f"segment files when the reclaimer is done ({segments} segments)", "MiB", [left / mib]),
+        figure("... times live payload bytes", "x", [left / state["bytes"]]),
+        # As many bytes a record as before the deletion: what is above is not given back.
+        figure("... times what the live records need", "x", [left / (full * (1 - deleted / records))], at_most=2),
+        figure(f"until the last file has shrunk (scans every {RECLAIM_MS} ms)", "s", [reclaim_s]),
+        figure("... given back", "MiB/s", [(full - left) / mib / reclaim_s]),
+    ]
+    for name, load in (("before", before), ("meanwhile", meanwhile)):
+        figures.append(
+            figure(f"append, one record, one connection, disk, {name}, p50", "ms", [load.percentile_ms(0.5)])
+        )
+        figures.append(figure("... p99", "ms", [load.percentile_ms(0.99)], at_most=2.5))
+        figures.append(figure("... longest", "ms", [load.percentile_ms(1)]))
+    return figures
+
+
+def _batches(records: int) -> list[bytes]:
+    chance = random.Random(1)
+    return [
+        append_request(TOPIC, [f'{{"data":{PLAIN_DATA},"tag":"tag-{chance.randrange(TAGS)}"}}' for _ in range(BATCH)])
+        for _ in range(records // BATCH)
+    ]
+
+
+def _sizes(directory: Path) -> int:
+    """Bytes of all segment files of a topic."""
+    total = 0
+    for path in directory.glob("seg-*"):
+        try:
+            total += path.stat().st_size
+        except FileNotFoundError:
+            continue  # replaced or dropped while we looked
+    return total
+
+
+class _Watch:
+    """Whether the reclaimer is still at work, by what the segment files look like; asked as often as one likes."""
+
+    def __init__(self, directory: Path) -> None:
+        self._directory = directory
+        self._size = _sizes(directory)
+        self._began = self._looked_at = self.changed_at = time.perf_counter()
+
+    def __call__(self) -> bool:
+        now = time.perf_counter()
+        if now - self._looked_at < 0.2:
+            return True
+        self._looked_at = now
+        size = _sizes(self._directory)
+        if size != self._size:
+            self._size, self.changed_at = size, now
+        if now - self._began > MOST_S:
+            raise RuntimeError(f"the reclaimer is still at work after {MOST_S:.0f} s")
+        return now - self.changed_at < QUIET_S

@@ -1,0 +1,313 @@
+"""Damage in segments, manifests and snapshots, and a cold directory that is away (`storage.md` sections 3 and 4).
+
+What is read afterwards is what was written, or announced as `corrupt`; nothing is made up, no live record is missing in
+silence, and what is in files that are as they were is all there.
+"""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from tests.simulation.segment_model import Row
+from tests.simulation.test_segment_models import seeds
+from tests.simulation.world import COLD, ROOT, Life, World, settings
+from topics.errors import ApiError
+from topics.log.match import Match
+from topics.model import AppendRequest, Performance, ReadRequest, RecordIn, TopicConfigPatch
+
+CONFIG = settings(
+    segment_max_events=10,
+    cold_dir=Path(COLD),
+    hot_retain_segments=2,
+    cache_bytes=0,
+    min_free_bytes=0,
+    segment_max_age_ms=0,
+)
+TAGS = ["a", "ab", "b", None]
+NAMES = ("t", "u")
+
+
+@dataclass
+class Written:
+    """What one topic was given, and what of it was deleted."""
+
+    records: dict[int, tuple[bytes, str | None, str | None]]
+    deleted: set[int]
+
+
+@pytest.fixture(scope="module")
+def left() -> tuple[World, dict[str, Written]]:
+    """A stopped directory: two topics, cold and hot sealed segments, an active one, deletions in all of them."""
+    rng = random.Random(7)
+    world = World(config=CONFIG)
+    topics = {name: Written({}, set()) for name in NAMES}
+
+    async def scenario(life: Life) -> None:
+        for name in NAMES:
+            await life.engine.put_topic(name, TopicConfigPatch(durability="fsync"))
+        for turn in range(9):
+            for name, written in topics.items():
+                parts = [
+                    (b'{"n": %d ,"x":"%s"}' % (turn * 10 + i, b"y" * rng.randrange(60)), rng.choice(TAGS), f"n{i % 2}")
+                    for i in range(7)
+                ]
+                records = [RecordIn(data=msgspec.Raw(data), tag=tag, node=node) for data, tag, node in parts]
+                result = await life.engine.append(name, AppendRequest(records=records), Performance())
+                written.records.update({result.first_seq + i: part for i, part in enumerate(parts)})
+                if turn in (2, 5, 8):
+                    doomed = [seq for seq, part in written.records.items() if part[1] == "ab" and seq % 3]
+                    top = max(doomed) + 1
+                    await life.engine.delete_records(name, top, Match("ab", prefix=False), Performance())
+                    written.deleted.update(
+                        seq for seq, part in written.records.items() if part[1] == "ab" and seq < top
+                    )
+            await life.compactor.checkpoint()
+            if turn == 6:
+                await life.relocator.pass_over()
+        await life.relocator.pass_over()
+
+    assert world.live(scenario)
+    tree = world.fs.tree()
+    for root in (ROOT, COLD):
+        assert sum(path.startswith(root) and path.endswith(".data") for path in tree) >= 4
+    return world, topics
+
+
+def copy_of(world: World) -> World:
+    """The same machine once more."""
+    return World(1, config=CONFIG, fs=world.fs.after_process_kill(), now_ms=world.clock.now_ms())
+
+
+def files(world: World, *kinds: str) -> list[str]:
+    """The files of these kinds (ends of names) in both tiers."""
+    return [path for path, content in world.fs.tree().items() if content and path.endswith(kinds)]
+
+
+async def everything(life: Life, name: str) -> tuple[dict[int, Row], set[int]]:
+    """All records, and all seqs that are announced as corrupt."""
+    rows: dict[int, Row] = {}
+    corrupt: set[int] = set()
+    position = 0
+    while True:
+        request = ReadRequest(from_seq=position, limit=9, include_tags=True)
+        result = await life.engine.read(name, request, Performance())
+        if (gap := result.tombstone) is not None:
+            assert gap.reason == "corrupt", gap
+            corrupt.update(range(gap.gap_from, gap.gap_to + 1))
+        rows.update({row.seq: row for row in msgspec.json.decode(b"[" + result.records + b"]", type=list[Row])})
+        position = result.next_from_seq
+        if result.caught_up:
+            return rows, corrupt
+
+
+async def check(life: Life, topics: dict[str, Written]) -> dict[str, set[int]]:
+    """Every record is as it was, deleted, or announced; which were announced."""
+    announced = {}
+    for name, written in topics.items():
+        rows, corrupt = await everything(life, name)
+        for seq, row in rows.items():
+            assert seq not in written.deleted, f"{name}: seq {seq} is back"
+            assert (bytes(row.data), row.tag, row.node) == written.records[seq], f"{name}: seq {seq} is something else"
+        missing = written.records.keys() - rows.keys() - written.deleted - corrupt
+        assert not missing, f"{name}: seqs {sorted(missing)} are missing in silence"
+        state = await life.engine.topic_state(name, touch=False)
+        told = (state.count, state.earliest_seq, state.head_seq)
+        assert told == (len(rows), min(rows, default=state.head_seq + 1), max(written.records)), f"{name}: {told}"
+        size = sum(len(row.data) for row in rows.values())
+        assert state.bytes == size, f"{name}: bytes {state.bytes}, not {size}"
+        life.engine.topic(name).log.check()
+        announced[name] = corrupt - written.deleted
+    return announced
+
+
+def segment_of(path: str) -> tuple[str, int]:
+    """The topic directory and first seq of a segment file."""
+    directory, name = path.rsplit("/", 1)
+    return directory.rsplit("/", 1)[1], int(name[4:24])
+
+
+@pytest.mark.parametrize(
+    "seed", [*seeds(40)[:8], *(pytest.param(seed, marks=pytest.mark.slow) for seed in seeds(40)[8:])]
+)
+def test_flipped_bits_are_announced_or_do_no_harm(seed: int, left: tuple[World, dict[str, Written]]) -> None:
+    rng = random.Random(seed)
+    original, topics = left
+    world = copy_of(original)
+    kinds = [(".data",), (".idx", ".idx.cold"), (".tags", ".tags.cold"), ("topic.cbor",), (".data", ".idx", ".tags")]
+    chosen = kinds[seed % len(kinds)]
+    candidates = files(world, *chosen)
+    tree = world.fs.tree()
+    hit = []
+    for _ in range(rng.choice([1, 1, 3, 12])):
+        path = rng.choice(candidates)
+        offset, bit = rng.randrange(len(tree[path] or b"")), rng.randrange(8)
+        world.fs.flip_bit(path, offset, bit)
+        hit.append((path, offset, bit))
+    touched = {segment_of(path) for path, _, _ in hit if not path.endswith(".cbor")}
+    data = any(path.endswith(".data") for path, _, _ in hit)
+    seen: list[dict[str, set[int]]] = []
+
+    async def scenario(life: Life) -> None:
+        announced = await check(life, topics)
+        seen.append(announced)
+        for name, seqs in announced.items():
+            directory = f"{life.engine.topic(name).id:016x}"
+            mine = [first for of, first in touched if of == directory]
+            for seq in seqs:
+                assert any(first <= seq < first + 10 for first in mine), (
+                    f"{name}: {seq} is in no file that was hit: {hit}"
+                )
+        if not data:
+            assert not any(announced.values()), f"{announced} although no .data was hit: {hit}"
+        await life.compactor.checkpoint()
+        assert await check(life, topics) == announced
+
+    async def later(life: Life) -> None:
+        assert await check(life, topics) == seen[0], "a restart shows something else"
+        await life.compactor.checkpoint()
+        await life.reclaimer.pass_over()
+        assert await check(life, topics) == seen[0], "after a reclaim"
+
+    try:
+        assert world.live(scenario)
+        assert world.live(later)
+        again = copy_of(world)
+        assert again.live(later)
+    except BaseException as error:
+        error.add_note(f"seed {seed}: {hit}")
+        raise
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_flipped_bits_in_one_snapshot_lose_nothing(seed: int, left: tuple[World, dict[str, Written]]) -> None:
+    rng = random.Random(seed)
+    original, topics = left
+    world = copy_of(original)
+    path = rng.choice([path for path in files(world, ".cbor") if "/snapshot." in path])
+    for _ in range(rng.choice([1, 5])):
+        world.fs.flip_bit(path, rng.randrange(len(world.fs.tree()[path] or b"")), rng.randrange(8))
+
+    async def scenario(life: Life) -> None:
+        assert not any((await check(life, topics)).values())
+
+    assert world.live(scenario)
+    assert world.live(scenario)
+
+
+@pytest.mark.parametrize(
+    "kinds",
+    [
+        (".idx",),
+        (".tags",),
+        ("topic.cbor",),
+        (".idx.cold", ".tags.cold"),
+        (".idx", ".tags"),
+        (".idx", ".tags", ".idx.cold", ".tags.cold", "topic.cbor"),
+    ],
+)
+def test_missing_derived_files_lose_nothing(kinds: tuple[str, ...], left: tuple[World, dict[str, Written]]) -> None:
+    original, topics = left
+    world = copy_of(original)
+    for path in files(world, *kinds):
+        world.fs.unlink(path)
+        world.fs.sync_dir(path.rsplit("/", 1)[0])
+
+    async def scenario(life: Life) -> None:
+        assert not any((await check(life, topics)).values())
+        await life.compactor.checkpoint()
+        await life.reclaimer.pass_over()
+        assert not any((await check(life, topics)).values())
+
+    async def matches(life: Life) -> None:
+        """Tags are found all the same."""
+        for name, written in topics.items():
+            doomed = [seq for seq, part in written.records.items() if part[1] == "b"]
+            result = await life.engine.delete_records(name, None, Match("b", prefix=False), Performance())
+            assert result.deleted == len(doomed)
+
+    assert world.live(scenario)
+    assert copy_of(world).live(matches)
+    assert world.live(scenario)
+
+
+@pytest.mark.parametrize("how", ["empty", "unset"])
+def test_without_the_cold_directory_hot_records_are_served_and_cold_ones_come_back(
+    how: str, left: tuple[World, dict[str, Written]]
+) -> None:
+    original, topics = left
+    world = copy_of(original)
+    first_hot: dict[str, int] = {}
+
+    async def away(life: Life) -> None:
+        for name, written in topics.items():
+            topic = life.engine.topic(name)
+            spans = topic.log.stored_spans()
+            hot = first_hot[name] = next(s.first for s in spans if s.segment.tier == "hot")  # type: ignore[attr-defined]
+            state = await life.engine.topic_state(name, touch=False)
+            assert state.count == len(written.records) - len(written.deleted)
+            with pytest.raises(ApiError) as refused:
+                await life.engine.read(name, ReadRequest(limit=5), Performance())
+            assert (refused.value.code, refused.value.status) == ("not_ready", 503)
+            result = await life.engine.read(name, ReadRequest(from_seq=hot - 1, limit=1000), Performance())
+            rows = msgspec.json.decode(b"[" + result.records + b"]", type=list[Row])
+            assert [row.seq for row in rows] == [
+                seq for seq in written.records if seq >= hot and seq not in written.deleted
+            ]
+            assert all(bytes(row.data) == written.records[row.seq][0] for row in rows)
+        # A cold record may be deleted while it is away, and stays so.
+        name, written = "t", topics["t"]
+        victim = min(seq for seq, part in written.records.items() if seq not in written.deleted)
+        await life.engine.delete_records(name, victim + 1, None, Performance())
+        cold_b = [
+            seq
+            for seq, part in written.records.items()
+            if part[1] == "b" and seq < first_hot[name] and seq > victim and seq not in written.deleted
+        ]
+        gone = await life.engine.delete_records(name, first_hot[name], Match("b", prefix=False), Performance())
+        assert gone.deleted == len(cold_b)
+        deleted.update({victim, *cold_b})
+        await life.compactor.checkpoint()
+        for upkeep in (life.reclaimer.pass_over, life.relocator.pass_over):
+            try:
+                await upkeep()
+            except (OSError, ApiError):
+                pass
+
+    async def back(life: Life) -> None:
+        expected = {**topics, "t": Written(topics["t"].records, topics["t"].deleted | deleted)}
+        assert not any((await check(life, expected)).values())
+        await life.compactor.checkpoint()
+        await life.reclaimer.pass_over()
+        assert not any((await check(life, expected)).values())
+
+    deleted: set[int] = set()
+    if how == "empty":
+        world.fs.rename(COLD, "/elsewhere")
+    else:
+        world.settings = settings(
+            **{**{name: getattr(CONFIG, name) for name in ("segment_max_events",)}, "cache_bytes": 0}
+        )
+    assert world.live(away)
+    assert world.live(lambda life: _nothing())
+    if how == "empty":
+        put_back(world)
+    world.settings = CONFIG
+    assert world.live(back)
+    assert world.live(back)
+
+
+async def _nothing() -> None:
+    """A start and a stop."""
+
+
+def put_back(world: World) -> None:
+    """The cold directory as it was, beside what was written to its mount point meanwhile."""
+    fs = world.fs
+    if fs.exists(COLD):
+        fs.rename(COLD, "/below")
+    fs.rename("/elsewhere", COLD)

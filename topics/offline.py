@@ -1,0 +1,307 @@
+"""The offline commands: `python -m topics inspect <dir>` and `python -m topics verify <dir>` (`storage.md`).
+
+Responsible for options, progress and what is printed; the facts are `topics.storage.inspect`'s, the findings
+`topics.storage.verify`'s. Nothing is ever written. Results go to stdout, progress and refusals to stderr.
+
+Exit codes: 0, 1 if `verify` has found damage, 2 for a command line or a directory that is refused.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from datetime import UTC, datetime
+from itertools import islice
+from typing import TYPE_CHECKING, Any, Final, NoReturn
+
+import click
+
+if TYPE_CHECKING:
+    from topics.storage.fs import Fs
+    from topics.storage.inspect import DirectoryFacts, FrameFacts, ShardFacts, TopicFacts
+    from topics.storage.recovery import Progress
+
+EXIT_DAMAGE: Final = 1
+EXIT_REFUSED: Final = 2
+HOLES_SHOWN: Final = 20
+
+Command = Callable[..., Any]
+
+
+def _common(command: Command) -> Command:
+    """The argument and the options that both commands have."""
+    for decorate in (
+        click.option("--json", "as_json", is_flag=True, help="Print JSON, for programs."),
+        click.option("--in-use", is_flag=True, help="Go on although a daemon works on the directory."),
+        click.option(
+            "--cold-dir",
+            envvar="TOPICS_COLD_DIR",
+            metavar="PATH",
+            type=click.Path(file_okay=False),
+            help="The directory of cold segments (TOPICS_COLD_DIR).",
+        ),
+        click.argument("directory", metavar="DIR", type=click.Path(exists=True, file_okay=False)),
+    ):
+        command = decorate(command)
+    return command
+
+
+@click.command()
+@_common
+def verify(directory: str, cold_dir: str | None, in_use: bool, as_json: bool) -> None:
+    """Look for damage in a data directory: every checksum, indexes and tags against data, continuity, floors against
+    segments, zero tails. Changes nothing.
+
+    Exit code 1 if there is damage. Notes alone are no damage: what the next start clears away, what nobody needs.
+    """
+    from topics.storage.verify import Verification  # noqa: PLC0415
+
+    fs = _open(directory, in_use=in_use)
+    verification = Verification(fs, directory, cold_dir, in_use=in_use)
+    counts: Counter[str] = Counter()
+    with _quiet(), _shown(verification.progress, "verify"):
+        for finding in verification.findings():
+            counts[finding.severity] += 1
+            if as_json:
+                _json(finding._asdict())
+            else:
+                place = finding.path if finding.offset is None else f"{finding.path} at {finding.offset}"
+                click.echo(f"{finding.severity}: {place}: {finding.problem}")
+    if not in_use:
+        _refuse_if_in_use(fs, directory, "has come into use meanwhile, so what was found says nothing")
+    if as_json:
+        _json({"damage": counts["damage"], "notes": counts["note"], "bytes": verification.progress.total})
+    else:
+        read = f"{verification.progress.total / 1e6:,.1f} MB read"
+        click.echo(
+            f"{_times(counts['damage'], 'damage', 'damages')}, {_times(counts['note'], 'note', 'notes')}; {read}"
+        )
+    if counts["damage"]:
+        sys.exit(EXIT_DAMAGE)
+
+
+@click.command()
+@_common
+@click.option("--frames", is_flag=True, help="Dump frames, those of the WAL and of segments, one a line.")
+@click.option("--topic", metavar="NAME", help="This topic only; also lists its segments.")
+@click.option("--limit", metavar="N", type=click.IntRange(min=1), help="Dump so many frames at most.")
+def inspect(
+    directory: str,
+    cold_dir: str | None,
+    in_use: bool,
+    as_json: bool,
+    frames: bool,
+    topic: str | None,
+    limit: int | None,
+) -> None:
+    """Show what is in a data directory: topics, segments per tier, WAL files, frames by type, floors, holes. Changes
+    nothing."""
+    from topics.storage.datadir import DataDirError  # noqa: PLC0415
+    from topics.storage.inspect import Inspection  # noqa: PLC0415
+
+    fs = _open(directory, in_use=in_use)
+    inspection = Inspection(fs, directory, cold_dir)
+    try:
+        with _quiet(), _shown(inspection.progress, "inspect"):
+            if frames:
+                for line in islice(inspection.frames(topic), limit):
+                    if as_json:
+                        _json(line)
+                    else:
+                        click.echo(_frame_line(line, directory))
+                return
+            facts = inspection.facts(in_use=fs.lock_holder(f"{directory}/LOCK") is not None)
+    except DataDirError as error:
+        _refuse(str(error))
+    if as_json:
+        _json(facts)
+        return
+    for text in _page(facts, topic):
+        click.echo(text)
+
+
+# ----------------------------------------------------------------- the directory
+
+
+def _open(directory: str, *, in_use: bool) -> Fs:
+    """The file system, if the directory is one of ours and may be looked at; exits otherwise."""
+    from topics.storage.fs import OsFs  # noqa: PLC0415
+
+    fs = OsFs()
+    if not any(fs.exists(f"{directory}/{name}") for name in ("FORMAT", "wal", "meta")):
+        _refuse(f"{directory} is no data directory: it has neither FORMAT nor wal nor meta")
+    if not in_use:
+        _refuse_if_in_use(fs, directory, "is in use")
+    return fs
+
+
+def _refuse_if_in_use(fs: Fs, directory: str, problem: str) -> None:
+    holder = fs.lock_holder(f"{directory}/LOCK")
+    if holder is not None:
+        by = holder or "another process"
+        _refuse(f"the data directory {directory} {problem} (lock held by {by}); --in-use looks at it all the same")
+
+
+def _refuse(problem: str) -> NoReturn:
+    click.echo(f"topics: {problem}", err=True)
+    sys.exit(EXIT_REFUSED)
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """What recovery logs while it is asked is in the findings and facts already."""
+    import structlog  # noqa: PLC0415
+
+    before = structlog.get_config()
+    structlog.configure(processors=[_drop])
+    try:
+        yield
+    finally:
+        structlog.configure(**before)
+
+
+def _drop(_logger: Any, _method: str, _event: Any) -> NoReturn:
+    import structlog  # noqa: PLC0415
+
+    raise structlog.DropEvent
+
+
+@contextmanager
+def _shown(progress: Progress, what: str) -> Iterator[None]:
+    """A bar of bytes read of bytes to read, on stderr if that is a terminal."""
+    if not sys.stderr.isatty():
+        yield
+        return
+    # Imported here as rich takes longer to import than small directories take to read.
+    from rich import progress as rich  # noqa: PLC0415
+    from rich.console import Console  # noqa: PLC0415
+
+    class Bar(rich.Progress):
+        """Looks at `progress` whenever it is drawn."""
+
+        def get_renderables(self) -> Iterable[Any]:
+            for task in self.tasks:
+                task.total = progress.total or None
+                task.completed = min(progress.done, progress.total)
+            return super().get_renderables()
+
+    columns = (
+        rich.TextColumn(what),
+        rich.BarColumn(),
+        rich.DownloadColumn(),
+        rich.TransferSpeedColumn(),
+        rich.TimeRemainingColumn(),
+    )
+    # Lines on the same terminal go above the bar; those for a file or a pipe stay what they are.
+    with Bar(*columns, console=Console(stderr=True), transient=True, redirect_stdout=sys.stdout.isatty()) as bar:
+        bar.add_task(what, total=None)
+        yield
+
+
+# ----------------------------------------------------------------- what is printed
+
+
+def _json(value: Any) -> None:
+    import msgspec  # noqa: PLC0415
+
+    click.echo(msgspec.json.encode(value).decode())
+
+
+def _page(facts: DirectoryFacts, topic: str | None) -> Iterator[str]:
+    formats = ", ".join(f"{name} {number}" for name, number in facts.format.items())
+    yield f"{facts.root}: {formats}{'' if facts.holder is None else f'; in use by {facts.holder}'}"
+    if facts.cold is not None:
+        yield f"cold: {facts.cold}"
+    if facts.refused is not None:
+        yield f"topics are as of their last checkpoint: {facts.refused}"
+    yield "\nsnapshots"
+    for snapshot in facts.snapshots:
+        about = f"{snapshot.topics} topics, {_bytes(snapshot.bytes)}, {_time(snapshot.clock)}"
+        places = (snapshot.positions or {}).items()
+        begins = "; ".join(f"shard {shard} from {at[0]}+{at[1]}" for shard, at in sorted(places))
+        yield f"  {snapshot.number}  {snapshot.problem or f'{about}; {begins}'}"
+    yield "\nwal"
+    for shard in facts.shards:
+        yield from _shard_lines(shard)
+    yield f"\ntopics ({len(facts.topics)})"
+    for one in facts.topics:
+        if topic in (None, one.name):
+            yield from _topic_lines(one, segments=topic is not None)
+
+
+def _shard_lines(shard: ShardFacts) -> Iterator[str]:
+    used, total = sum(file.used for file in shard.files), sum(file.bytes for file in shard.files)
+    types: Counter[str] = Counter()
+    for file in shard.files:
+        types.update(file.types)
+    yield f"  shard {shard.shard}  {_times(len(shard.files), 'file', 'files')}, {_bytes(used)} of {_bytes(total)} used"
+    yield f"    frames: {', '.join(f'{name} {n:,}' for name, n in types.most_common()) or 'none'}"
+    for file in shard.files:
+        span = f"{_time(file.first_ts)} to {_time(file.last_ts)}" if file.frames else ""
+        name = file.path.rpartition("/")[2]
+        yield f"    {name}  {_bytes(file.used)} of {_bytes(file.bytes)}  {file.frames:,} frames  {file.end}  {span}"
+
+
+def _topic_lines(topic: TopicFacts, *, segments: bool) -> Iterator[str]:
+    yield f"  {topic.name}  id {topic.id}, shard {topic.shard}, {topic.type}, {topic.durability}"
+    floors = f"earliest {topic.earliest_seq}, evict floor {topic.evict_floor}"
+    ceiling = f", ceiling {topic.ceiling}" if topic.ceiling != topic.head_seq else ""
+    yield f"    head {topic.head_seq}{ceiling}, {floors}; {topic.count:,} live, {_bytes(topic.bytes)}"
+    tiers = []
+    for tier in ("hot", "cold", "gone"):
+        found = [segment for segment in topic.segments if segment.tier == tier]
+        if found:
+            size = f", {_bytes(sum(segment.bytes for segment in found))}" if tier != "gone" else ""
+            tiers.append(f"{_times(len(found), 'segment', 'segments')} {tier}{size}")
+    if topic.unstored:
+        tiers.append(f"{topic.unstored:,} records in the WAL only")
+    if tiers:
+        yield f"    {'; '.join(tiers)}"
+    if topic.holes:
+        holes = [f"{hole.first} to {hole.last} {hole.reason}" for hole in topic.holes[:HOLES_SHOWN]]
+        more = f" and {len(topic.holes) - HOLES_SHOWN} more" if len(topic.holes) > HOLES_SHOWN else ""
+        yield f"    holes: {', '.join(holes)}{more}"
+    for segment in topic.segments if segments else ():
+        live = "to be removed" if segment.live is None else f"{segment.live:,} live"
+        state = f"{segment.tier}, {'sealed' if segment.sealed else 'active'}"
+        counts = f"{segment.records:,} records, {live}, {_bytes(segment.bytes)}"
+        yield f"    {segment.first_seq} to {segment.last_seq}  {state}  {counts}  {_time(segment.opened_ms)}"
+
+
+def _frame_line(frame: FrameFacts, root: str) -> str:
+    """`wal/shard-00/wal-….log+123  #4  Append  orders  seq 5  …`; what a frame does not have is left out."""
+    parts = [f"{frame.path.removeprefix(root.rstrip('/') + '/')}+{frame.offset}"]
+    if frame.number is not None:
+        parts.append(f"#{frame.number}")
+    parts.append(frame.type)
+    if frame.topic_id:
+        parts.append(frame.topic or f"topic {frame.topic_id}")
+    if frame.seq:
+        parts.append(f"seq {frame.seq}")
+    if frame.ts:
+        parts.append(_time(frame.ts))
+    parts.append(f"{frame.bytes} bytes")
+    if frame.flags:
+        parts.append(",".join(frame.flags))
+    parts += [f"{name}={value}" for name, value in (("node", frame.node), ("tag", frame.tag)) if value]
+    if frame.payload:
+        parts.append(frame.payload)
+    return "  ".join(parts)
+
+
+def _time(ms: int) -> str:
+    if not ms:
+        return "-"
+    return datetime.fromtimestamp(ms / 1000, UTC).isoformat(sep=" ", timespec="milliseconds").removesuffix("+00:00")
+
+
+def _bytes(count: int) -> str:
+    return (
+        f"{count:,} bytes" if count < 10_000 else f"{count / 1000:,.1f} kB" if count < 1e7 else f"{count / 1e6:,.1f} MB"
+    )
+
+
+def _times(count: int, one: str, many: str) -> str:
+    return f"{count:,} {one if count == 1 else many}"

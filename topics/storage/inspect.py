@@ -1,0 +1,524 @@
+"""`inspect`: what is in a data directory. Offline, nothing is changed, nothing is judged (that is `verify`).
+
+Responsible for gathering facts as plain values; how they look on a terminal is the command's business. What is said
+about topics is what a start would find, replayed by recovery itself; where recovery refuses, what their parts say.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any, Final
+
+import msgspec
+
+from topics.log.topic_log import TopicLog
+from topics.model import TopicConfig
+from topics.storage import frames, recovery
+from topics.storage.datadir import DataDir, DataDirError, discover_shards, parse_wal_name, segment_name, wal_path
+from topics.storage.frames import Frame, FrameType, decode_append
+from topics.storage.fs import File, Fs, join
+from topics.storage.parts import Hole, Part, holes_of, load_part
+from topics.storage.readonly import WINDOW_BYTES, ReadOnlyFs, size_of
+from topics.storage.recovery import Damage, Progress, shard_of
+from topics.storage.resync import find_frames
+from topics.storage.segment_reader import Tiers
+from topics.storage.segment_store import DirectorySegmentStore
+from topics.storage.segments import decode_records, reads_as_deleted, scan_data
+from topics.storage.shelf import Segment
+from topics.storage.snapshot import (
+    Snapshot,
+    SnapshotDamaged,
+    decode_manifest,
+    decode_part,
+    decode_snapshot,
+    snapshot_numbers,
+)
+
+SHOWN: Final = 80
+"""Characters of a payload that a dump shows."""
+
+_FLAGS: Final = (
+    (frames.HAS_TAG, "tag"),
+    (frames.HAS_NODE, "node"),
+    (frames.DURABLE, "durable"),
+    (frames.MORE, "more"),
+    (frames.CONTINUES, "continues"),
+    (frames.HAS_ORIGIN, "origin"),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class SnapshotFacts:
+    """One snapshot file. With a `problem` nothing else of it is known."""
+
+    path: str
+    number: int
+    bytes: int
+    problem: str | None
+    topics: int = 0
+    shards: int = 0
+    clock: int = 0
+    positions: dict[int, list[int]] | None = None
+    """By shard: ordinal of the file, offset, ordinal of the frame there."""
+
+
+@dataclass(frozen=True, slots=True)
+class WalFileFacts:
+    """One WAL file. `used` is where its frames end; `end` says how: "file end", "clean stop", "open" or "bad bytes"."""
+
+    path: str
+    ordinal: int
+    bytes: int
+    used: int
+    frames: int
+    types: dict[str, int]
+    first_ts: int
+    last_ts: int
+    end: str
+
+
+@dataclass(frozen=True, slots=True)
+class ShardFacts:
+    """The log of one shard."""
+
+    shard: int
+    directory: str
+    files: list[WalFileFacts]
+
+
+@dataclass(frozen=True, slots=True)
+class SegmentFacts:
+    """One segment. `live` is None if no span points to it any more: its files have yet to go."""
+
+    first_seq: int
+    last_seq: int
+    tier: str
+    sealed: bool
+    bytes: int
+    records: int
+    live: int | None
+    opened_ms: int
+
+
+@dataclass(frozen=True, slots=True)
+class TopicFacts:
+    """One topic. `unstored` are records that are in the WAL only."""
+
+    id: int
+    name: str
+    shard: int
+    type: str
+    durability: str
+    head_seq: int
+    earliest_seq: int
+    evict_floor: int
+    ceiling: int
+    count: int
+    bytes: int
+    last_ts: int
+    unstored: int
+    holes: list[Hole]
+    segments: list[SegmentFacts]
+
+
+@dataclass(frozen=True, slots=True)
+class DirectoryFacts:
+    """A data directory. `refused` is why a start is refused; the topics are then as of their parts."""
+
+    root: str
+    cold: str | None
+    format: dict[str, int]
+    holder: str | None
+    refused: str | None
+    snapshots: list[SnapshotFacts]
+    shards: list[ShardFacts]
+    topics: list[TopicFacts]
+
+
+@dataclass(frozen=True, slots=True)
+class FrameFacts:
+    """One frame, of the WAL or of a segment. `number` is its ordinal in its shard, None where that cannot be told.
+
+    `type` is "Record" in a segment, and "BadBytes" for bytes that are no frame: `bytes` says how many.
+    """
+
+    path: str
+    offset: int
+    number: int | None
+    type: str
+    topic_id: int
+    topic: str | None
+    seq: int
+    ts: int
+    bytes: int
+    flags: list[str]
+    node: str
+    tag: str
+    payload: str
+
+
+class Inspection:
+    """One look at a directory. `progress` tells how far it is. Methods raise DataDirError if it is not one of ours."""
+
+    def __init__(self, fs: Fs, root: str, cold: str | None = None) -> None:
+        self.progress = Progress()
+        self._fs = ReadOnlyFs(fs, self.progress)
+        self._datadir = DataDir(root)
+        self._cold = cold if cold is not None and fs.exists(cold) else None
+        store = DirectorySegmentStore(self._fs, self._cold) if self._cold is not None else None
+        self._tiers = Tiers(DirectorySegmentStore(self._fs, root), store)
+
+    # -- facts --------------------------------------------------------------------------------------------------------
+
+    def facts(self, *, in_use: bool = False) -> DirectoryFacts:
+        """Everything there is to say in a few pages. Recovery is not asked while somebody writes there."""
+        found = self._format()
+        self.progress.total = 2 * sum(size_of(self._fs, path) for _, path in self._wal_files())
+        snapshots, newest = self._snapshots()
+        shards = self._shards()
+        topics, refused = ([], "the directory is in use") if in_use else self._recovered()
+        if refused is not None:
+            topics = [self._of_part(part, newest) for part in self._parts(newest)]
+        self.progress.done = self.progress.total
+        return DirectoryFacts(
+            root=self._datadir.root,
+            cold=self._cold,
+            format=found,
+            holder=self._fs.lock_holder(self._datadir.lock_path),
+            refused=refused,
+            snapshots=snapshots,
+            shards=shards,
+            topics=sorted(topics, key=lambda topic: topic.name),
+        )
+
+    def _format(self) -> dict[str, int]:
+        path = self._datadir.format_path
+        try:
+            return msgspec.json.decode(self._fs.read(path), type=dict[str, int])
+        except FileNotFoundError:
+            raise DataDirError(f"{self._datadir.root} is no data directory: there is no FORMAT") from None
+        except (msgspec.DecodeError, UnicodeDecodeError) as error:
+            raise DataDirError(f"{path} is not what it should be: {error}") from None
+
+    def _wal_files(self) -> Iterator[tuple[int, str]]:
+        """Ordinal and path of every WAL file."""
+        for found in discover_shards(self._fs, self._datadir):
+            for ordinal in self._ordinals(found.path):
+                yield ordinal, wal_path(found.path, ordinal)
+
+    def _ordinals(self, directory: str) -> list[int]:
+        names = self._fs.listdir(directory)
+        return sorted(ordinal for name in names if (ordinal := parse_wal_name(name)) is not None)
+
+    def _snapshots(self) -> tuple[list[SnapshotFacts], Snapshot | None]:
+        facts = []
+        newest = None
+        for number in snapshot_numbers(self._fs, self._datadir):
+            path = self._datadir.snapshot_path(number)
+            try:
+                blob = self._fs.read(path)
+                snapshot = newest = decode_snapshot(blob)
+            except FileNotFoundError:
+                continue
+            except SnapshotDamaged as error:
+                facts.append(SnapshotFacts(path, number, len(blob), str(error)))
+                continue
+            facts.append(
+                SnapshotFacts(
+                    path,
+                    number,
+                    len(blob),
+                    None,
+                    topics=len(snapshot.topics),
+                    shards=snapshot.shards,
+                    clock=snapshot.clock,
+                    positions=snapshot.positions,
+                )
+            )
+        return facts, newest
+
+    def _shards(self) -> list[ShardFacts]:
+        return [
+            ShardFacts(
+                found.shard,
+                found.path,
+                [
+                    facts
+                    for ordinal in self._ordinals(found.path)
+                    if (facts := self._wal_file(wal_path(found.path, ordinal), ordinal)) is not None
+                ],
+            )
+            for found in discover_shards(self._fs, self._datadir)
+        ]
+
+    def _wal_file(self, path: str, ordinal: int) -> WalFileFacts | None:
+        types: Counter[int] = Counter()
+        count = used = last_type = first_ts = last_ts = 0
+        reason = "zeros"
+        try:
+            handle = self._fs.open(path, read_only=True)
+        except FileNotFoundError:
+            return None
+        try:
+            size = handle.size()
+            for scan, _, _ in _scans(handle, 0, size):
+                if scan.rows:
+                    types.update([row[2] for row in scan.rows])
+                    times = [row[6] for row in scan.rows if row[6]]
+                    if times:
+                        first_ts, last_ts = first_ts or times[0], times[-1]
+                    last_type = scan.rows[-1][2]
+                    count += len(scan.rows)
+                used, reason = scan.stop, scan.reason
+        finally:
+            handle.close()
+        end = {FrameType.FILE_END: "file end", FrameType.CLEAN_STOP: "clean stop"}.get(
+            FrameType(last_type or 1), "open"
+        )
+        return WalFileFacts(
+            path,
+            ordinal,
+            size,
+            used,
+            count,
+            {type_name(kind): n for kind, n in sorted(types.items())},
+            first_ts,
+            last_ts,
+            "bad bytes" if reason == "bad" else end,
+        )
+
+    # -- topics -------------------------------------------------------------------------------------------------------
+
+    def _recovered(self) -> tuple[list[TopicFacts], str | None]:
+        """The topics as a start finds them, or why it would not."""
+        try:
+            found = recovery.recover(self._fs, self._datadir, self._tiers, Progress())
+        except (Damage, DataDirError, frames.UnknownFrameType, SnapshotDamaged, OSError, ValueError) as error:
+            return [], str(error)
+        shards = max((shard.shards for shard in found.shards), default=0) or len(found.shards)
+        return [
+            _topic(topic.id, topic.name, topic.config, topic.ceiling, topic.log, topic.segments, shards)
+            for topic in found.topics.values()
+        ], None
+
+    def _parts(self, snapshot: Snapshot | None) -> list[Part]:
+        """The newer of the two parts of every topic; those that do not verify are left out."""
+        newest: dict[int, Part] = {}
+        for part in self._all_parts(snapshot):
+            known = newest.get(part.part.id)
+            if known is None or part.end >= known.end:
+                newest[part.part.id] = part
+        return list(newest.values())
+
+    def _all_parts(self, snapshot: Snapshot | None) -> Iterator[Part]:
+        for blob in snapshot.topics if snapshot is not None else ():
+            with suppress(SnapshotDamaged):
+                yield load_part("the snapshot", decode_part(blob))
+        for topic_id in self._tiers.hot.topics():
+            path = self._datadir.manifest_path(topic_id)
+            with suppress(SnapshotDamaged, FileNotFoundError):
+                yield load_part(path, decode_manifest(self._fs.read(path)))
+
+    def _of_part(self, part: Part, snapshot: Snapshot | None) -> TopicFacts:
+        shards = snapshot.shards if snapshot is not None else len(discover_shards(self._fs, self._datadir))
+        found = part.part
+        return _topic(found.id, found.name, part.config, found.ceiling, part.log, part.segments, shards)
+
+    # -- frames -------------------------------------------------------------------------------------------------------
+
+    def frames(self, topic: str | None = None) -> Iterator[FrameFacts]:
+        """Every frame: first the logs, shard by shard, then the segments, topic by topic; those of one topic only, if
+        it is named (what a log says about no topic is then left out)."""
+        self._format()
+        parts = self._parts(self._snapshots()[1])
+        names = {part.part.id: part.part.name for part in parts}
+        self.progress.total = sum(size_of(self._fs, path) for _, path in self._wal_files())
+        self.progress.total += sum(
+            segment.data_bytes for part in parts if topic in (None, part.part.name) for segment in part.segments
+        )
+        for ordinal, path in self._wal_files():
+            for line in self._wal_frames(path, ordinal, names):
+                if topic is None or line.topic == topic:
+                    yield line
+        for part in parts:
+            if topic in (None, part.part.name):
+                for segment in part.segments:
+                    yield from self._segment_frames(part, segment)
+
+    def _wal_frames(self, path: str, ordinal: int, names: dict[int, str]) -> Iterator[FrameFacts]:
+        handle = self._fs.open(path, read_only=True)
+        try:
+            size, at = handle.size(), 0
+            number: int | None = ordinal
+            while True:
+                reason = "zeros"
+                for scan, window, base in _scans(handle, at, size):
+                    for frame in scan.frames:
+                        yield _wal_frame(path, frame, number, window, base, names)
+                        number = number + 1 if number is not None else None
+                    at, reason = scan.stop, scan.reason
+                if reason != "bad":
+                    return
+                found = next((frame.offset for frame, _, _ in find_frames(handle, at, size)), size)
+                yield FrameFacts(path, at, None, "BadBytes", 0, None, 0, 0, found - at, [], "", "", "")
+                at, number = found, None
+        finally:
+            handle.close()
+
+    def _segment_frames(self, part: Part, segment: Segment) -> Iterator[FrameFacts]:
+        if segment.tier == "gone" or (segment.tier == "cold" and self._tiers.cold is None):
+            return
+        store, name = self._tiers.of(segment), segment_name(segment.first, "data")
+        root = self._datadir if segment.tier == "hot" else DataDir(self._cold or "")
+        path = join(root.topic_dir(part.part.id), name)
+        try:
+            length = store.length(part.part.id, name)
+        except FileNotFoundError:
+            return
+        end = length if segment.sealed else min(length, segment.data_bytes)
+        at, size = 0, WINDOW_BYTES
+        while at < end:
+            window = store.read_range(part.part.id, name, at, min(size, end - at))
+            rows = scan_data(window, at, end=end)
+            records, _ = decode_records(window, [offset - at for offset in rows.offset], rows.frame_len, rows.seq)
+            for i, record in enumerate(records):
+                flags = [text for bit, text in _FLAGS if rows.flags[i] & bit]
+                if reads_as_deleted(rows.delete_flag[i]):
+                    flags.append("deleted")
+                yield FrameFacts(
+                    path,
+                    rows.offset[i],
+                    None,
+                    "Record",
+                    part.part.id,
+                    part.part.name,
+                    record.seq,
+                    record.ts,
+                    rows.frame_len[i],
+                    flags,
+                    record.node.decode(),
+                    record.tag.decode(),
+                    _shown(record.meta, record.data),
+                )
+            if rows.reason == "bad" or not window:
+                yield FrameFacts(
+                    path,
+                    rows.stop,
+                    None,
+                    "BadBytes",
+                    part.part.id,
+                    part.part.name,
+                    0,
+                    0,
+                    end - rows.stop,
+                    [],
+                    "",
+                    "",
+                    "",
+                )
+                return
+            size = WINDOW_BYTES if rows.stop > at else 2 * size
+            at = rows.stop
+
+
+def type_name(kind: int) -> str:
+    """A frame type as the documents spell it."""
+    return "".join(word.capitalize() for word in FrameType(kind).name.split("_"))
+
+
+def _topic(
+    topic_id: int, name: str, config: TopicConfig, ceiling: int, log: TopicLog, segments: list[Segment], shards: int
+) -> TopicFacts:
+    spans = log.stored_spans()
+    stored = sum(span.live for span in spans)
+    return TopicFacts(
+        id=topic_id,
+        name=name,
+        shard=shard_of(topic_id, max(shards, 1)),
+        type=config.type,
+        durability=config.durability,
+        head_seq=log.head_seq,
+        earliest_seq=log.earliest_seq,
+        evict_floor=log.evict_floor,
+        ceiling=ceiling,
+        count=log.count,
+        bytes=log.bytes,
+        last_ts=log.last_ts,
+        unstored=log.count - stored,
+        holes=holes_of(log.dump(raw=False)),
+        segments=[_segment(segment, log) for segment in segments],
+    )
+
+
+def _segment(segment: Segment, log: TopicLog) -> SegmentFacts:
+    span = log.stored_span_at(segment.end - 1)
+    return SegmentFacts(
+        segment.first,
+        segment.end - 1,
+        segment.tier,
+        segment.sealed,
+        segment.data_bytes,
+        segment.frames,
+        span.live if span is not None else None,
+        segment.opened_ms,
+    )
+
+
+def _scans(handle: File, at: int, size: int) -> Iterator[tuple[frames.Scan, bytes, int]]:
+    """The verified frames of a WAL file from `at` on, window by window, up to the first thing that is no frame."""
+    length = WINDOW_BYTES
+    while True:
+        window = handle.pread(min(length, size - at), at)
+        scan = frames.scan_window(window, at, file_end=size)
+        yield scan, window, at
+        if scan.reason != "window" or not window:
+            return
+        length = WINDOW_BYTES if scan.stop > at else length * 2
+        at = scan.stop
+
+
+def _wal_frame(
+    path: str, frame: Frame, number: int | None, window: bytes, base: int, names: dict[int, str]
+) -> FrameFacts:
+    node = tag = b""
+    if frame.type == FrameType.APPEND:
+        record = decode_append(window, frame.offset - base, frame.end - frame.offset)
+        payload = _shown(record.meta, record.data) if record is not None else "(malformed)"
+        if record is not None:
+            node, tag = record.node, record.tag
+    else:
+        fields = frames.control_payload(window, base, frame)
+        if frame.type == FrameType.TOPIC_CREATE:
+            names[frame.topic_id] = fields["name"]
+        payload = _cut(" ".join(f"{key}={_value(value)}" for key, value in fields.items()))
+    return FrameFacts(
+        path,
+        frame.offset,
+        number,
+        type_name(frame.type),
+        frame.topic_id,
+        names.get(frame.topic_id),
+        frame.seq,
+        frame.ts,
+        frame.end - frame.offset,
+        [text for bit, text in _FLAGS if frame.flags & bit],
+        node.decode(),
+        tag.decode(),
+        payload,
+    )
+
+
+def _value(value: Any) -> str:
+    return f"<{len(value)} bytes>" if isinstance(value, bytes) else repr(value)
+
+
+def _shown(meta: bytes, data: bytes) -> str:
+    text = data[: 4 * SHOWN].decode("utf-8", "replace")
+    return _cut(f"{text} meta={meta[: 4 * SHOWN].decode('utf-8', 'replace')}" if meta else text)
+
+
+def _cut(text: str) -> str:
+    return text if len(text) <= SHOWN else text[: SHOWN - 1] + "…"

@@ -1,0 +1,50 @@
+"""What the offline commands need of a topic's part: taken apart, its own invariants checked."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+from topics.log.topic_config import config_from_wire
+from topics.log.topic_log import TopicLog
+from topics.model import TopicConfig
+from topics.storage.shelf import Segment
+from topics.storage.snapshot import SnapshotDamaged, TopicPart
+from topics.storage.wal import Position
+
+
+class Part(NamedTuple):
+    """A part, and the file it was found in."""
+
+    path: str
+    part: TopicPart
+    config: TopicConfig
+    log: TopicLog
+    segments: list[Segment]
+
+    @property
+    def end(self) -> Position:
+        """Frames of the topic before it are in here."""
+        return Position(*self.part.end)
+
+
+class Hole(NamedTuple):
+    """Lost seqs, both ends inclusive."""
+
+    first: int
+    last: int
+    reason: str
+
+
+def load_part(path: str, part: TopicPart) -> Part:
+    """A part taken apart. Raises SnapshotDamaged if it contradicts itself."""
+    try:
+        segments = [Segment.from_wire(part.id, entry) for entry in part.segments]
+        return Part(path, part, config_from_wire(part.config), TopicLog.load(part.log), segments)
+    except ValueError as error:
+        raise SnapshotDamaged(f"the part of topic {part.id} contradicts itself: {error}") from error
+
+
+def holes_of(log: Mapping[str, Any]) -> list[Hole]:
+    """The holes in a dumped log."""
+    return [Hole(int(first), int(last), reason) for first, last, reason in log["holes"]]
