@@ -47,6 +47,9 @@ UNEXPECTED: Final = frozenset(
 )
 """What the daemon says only where bytes are not what was written; no crash may make it say so."""
 
+UNSYNCED: Final = frozenset({"sync_dir", "sync_all", "unlink"})
+"""Operations whose failure leaves it open whether what was unlinked is back after a crash."""
+
 REUSED: Final = frozenset({"next.tmp", "CURRENT.tmp"})
 """Temporary files of the log that the next rotation takes over."""
 
@@ -362,7 +365,7 @@ class Faulty:
         self.ops = world.fs.ops[begun:]
         if fault is not None:
             fault.times = fault.hits  # the disk is well again
-            self.unsynced = any(op.index == fault.at and op.name in ("sync_dir", "sync_all") for op in self.ops)
+            self.unsynced = any(op.index == fault.at and op.name in UNSYNCED for op in self.ops)
         self.failed = any(life.store.failed(shard) for shard in range(life.store.shards))
         self.stuck = any(event["event"] == "manifests_uncertain" for event in world.events)
         self.judge_live(life, await looked_at(life))

@@ -3,11 +3,13 @@ judged.
 
 For every mutating operation of a scenario, before it and (which is before the next one) after it, and for every kind of
 crash: recover, compare with what clients were told, crash again without writing and require the same state, then repeat
-the keyed appends and append to every topic. The default run takes a sample of the points; `-m slow` takes all of them.
+the keyed appends and append to every topic. The quick run takes a sample of the points, `-m slow` a
+larger one, and TOPICS_TEST_EVERYTHING=1 in the environment all of them.
 """
 
 from __future__ import annotations
 
+import os
 import random
 from collections.abc import Awaitable, Callable
 from pathlib import Path
@@ -20,6 +22,9 @@ from tests.simulation.model import Client, Fate, History, Oracle, Restarted, Vie
 from tests.simulation.world import COLD, End, Life, World, Wreck, all_ends, settings, some_ends, wrecks_of
 from topics.config import Settings
 from topics.log.match import Match
+
+EVERYTHING = bool(os.environ.get("TOPICS_TEST_EVERYTHING"))
+"""All points and seeds instead of a sample: hours."""
 
 CLASSES = ("ephemeral", "memory", "disk", "fsync")
 Script = Callable[[Life, Client], Awaitable[None]]
@@ -350,7 +355,7 @@ def test_every_promise_survives_a_crash_at_a_sample_of_the_operations(name: str)
 @pytest.mark.slow
 @pytest.mark.parametrize("name", SCENARIOS)
 def test_every_promise_survives_a_crash_at_every_operation(name: str) -> None:
-    sweep = swept(name, stride=1)
+    sweep = swept(name, stride=1 if EVERYTHING else 7)
     judged = sweep.judge_all(lambda point: all_ends(point, 1) if point % 3 == 0 else some_ends(point, 2))
     print(f"{name}: {len(sweep.wrecks)} points, {judged} crashes")
 
@@ -374,7 +379,7 @@ def test_no_promise_is_broken_by_clients_that_do_anything_over_several_lives(see
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("seed", range(4, 24))
+@pytest.mark.parametrize("seed", range(4, 24 if EVERYTHING else 12))
 def test_no_promise_is_broken_by_many_more_of_them(seed: int) -> None:
     random_lives(seed, stride=9)
 
@@ -436,7 +441,7 @@ def test_no_promise_is_broken_beside_all_work_on_segments(seed: int) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("seed", range(20, 60))
+@pytest.mark.parametrize("seed", range(20, 60 if EVERYTHING else 30))
 def test_no_promise_is_broken_beside_much_more_work_on_segments(seed: int) -> None:
     lives_with_upkeep(seed, stride=23)
 
@@ -476,7 +481,7 @@ def test_every_promise_survives_a_crash_in_the_recovery_after_a_crash(name: str)
 @pytest.mark.slow
 @pytest.mark.parametrize("name", SCENARIOS)
 def test_every_promise_survives_any_crash_in_the_recovery_after_a_crash(name: str) -> None:
-    sweep = swept(name, stride=31, seed=1)
+    sweep = swept(name, stride=31 if EVERYTHING else 151, seed=1)
     judged = crash_in_recovery(sweep, sweep.wrecks, lambda point: some_ends(point, 1))
     print(f"{name}: {len(sweep.wrecks)} first crashes, {judged} second ones")
 

@@ -960,9 +960,7 @@ def _decide_topic(topic: RecoveredTopic, columns: Columns, *, stayed_up: bool) -
     durability = topic.config.durability
     head, ceiling = topic.log.head_seq, topic.ceiling
     if durability == "fsync":
-        if ceiling != head:
-            topic.part = None
-        topic.ceiling = head
+        topic.ceiling = head  # nothing is reserved for this class, so its part is as good as before
         return None
     exempt = durability == "disk" and stayed_up
     hole = None
