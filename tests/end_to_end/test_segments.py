@@ -228,6 +228,7 @@ def fill(client: Client, topics: list[str], batches: int, tag: str) -> dict[str,
     return acked
 
 
+@pytest.mark.slow
 def test_another_number_of_shards_loses_nothing(tmp_path: Path) -> None:
     topics = [f"t{i}" for i in range(6)]
     acked: dict[str, dict[int, Any]] = {topic: {} for topic in topics}
@@ -275,6 +276,7 @@ def test_a_checkpoint_answers_with_files_that_exist_and_a_position(tmp_path: Pat
         assert (status, answer["error"]["code"]) == (405, "method_not_allowed")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(2))
 def test_a_copy_made_during_a_hold_is_a_daemon_of_its_own(tmp_path: Path, seed: int) -> None:
     (tmp_path / "one").mkdir()

@@ -106,7 +106,7 @@ def check(block: Block, first: int, times: list[int], recs: list[Rec | None]) ->
                 json.loads(b"[%b]" % body)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=50, deadline=None)
 @given(first=firsts, ts=st.integers(0, 2**45), recs=runs, force=st.booleans())
 def test_a_block_shows_what_json_says(first: int, ts: int, recs: list[Rec], force: bool) -> None:
     times = [ts] * len(recs)
@@ -141,7 +141,7 @@ def test_blocks_that_grow_and_lose_records(first: int, batches: list[list[Rec]],
     check(block, first, times, recs)
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(recs=runs, budget=st.integers(0, 400), projection=st.sampled_from(PROJECTIONS), at_least_one=st.booleans())
 def test_cut_takes_as_much_as_fits(recs: list[Rec], budget: int, projection: Projection, at_least_one: bool) -> None:
     block = encode(7, 5, recs)

@@ -451,7 +451,7 @@ class StoredMachine(TopicLogMachine):
 
 
 TestStoredSpans = pytest.mark.usefixtures("_tiny_limits")(StoredMachine.TestCase)
-TestStoredSpans.settings = settings(max_examples=60, stateful_step_count=50, deadline=None)
+TestStoredSpans.settings = settings(max_examples=25, stateful_step_count=50, deadline=None)
 
 
 # -- stories ---------------------------------------------------------------------------------------------------------

@@ -363,4 +363,4 @@ class TopicLogMachine(RuleBasedStateMachine):
 
 
 TestTopicLog = TopicLogMachine.TestCase
-TestTopicLog.settings = settings(max_examples=200, stateful_step_count=40, deadline=None)
+TestTopicLog.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
