@@ -1,8 +1,8 @@
 """Crash everywhere, with segments: checkpoints, flags, drops, rewrites, merges, relocation, removal, changes of class
 and of the shard count, holds; and disks that fail meanwhile (`crash.md` 1 to 15 and 24).
 
-As in `test_crash_sweep`, the quick run takes a sample of the points and `-m slow` a larger one; with
-TOPICS_TEST_EVERYTHING=1 in the environment it takes all of them, which is hours.
+As in `test_crash_sweep`, a run takes a sample of the points; with TOPICS_TEST_EVERYTHING=1 in the
+environment it takes all of them, which is hours.
 """
 
 from __future__ import annotations
@@ -44,6 +44,7 @@ from topics.errors import ApiError
 from topics.log.match import Match
 from topics.storage.datadir import segment_name
 
+pytestmark = pytest.mark.slow
 EVERYTHING = bool(os.environ.get("TOPICS_TEST_EVERYTHING"))
 
 # ----------------------------------------------------------------- scenarios
