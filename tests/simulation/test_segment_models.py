@@ -628,7 +628,6 @@ def test_a_segment_that_was_removed_before_a_kill_is_not_named_in_a_copy_behind_
     assert after.live(later)
 
 
-@pytest.mark.xfail(reason="what is live is estimated from the average of a segment's tags and nodes", strict=True)
 def test_dead_records_with_long_tags_do_not_keep_their_segment() -> None:
     async def scenario(life: Life) -> None:
         await life.engine.put_topic("t", TopicConfigPatch(durability="fsync"))

@@ -27,9 +27,7 @@ from topics.engine import Engine
 from topics.storage.compactor import Compactor
 from topics.storage.reclaimer import Reclaimer
 from topics.storage.relocator import Relocator
-from topics.storage.shelf import Segment
 from topics.storage.store import Store
-from topics.topic import Topic
 
 ROOT: Final = "/data"
 COLD: Final = "/cold"
@@ -76,10 +74,6 @@ class Life:
 
 
 Scenario = Callable[[Life], Awaitable[None]]
-
-# By default the order in a set is that of addresses, and another one in every run.
-setattr(Topic, "__hash__", lambda topic: topic.id)  # noqa: B010
-setattr(Segment, "__hash__", lambda segment: segment.first)  # noqa: B010
 
 
 class World:

@@ -56,7 +56,7 @@ def part(**changes: Any) -> TopicPart:
         "last_ts": 5,
         "last_write": 5,
         "log": log().dump(),
-        "segments": [Segment(7, 1, n=3, data_bytes=180, frames=3, payload=18, opened_ms=5, tier="cold").to_wire()],
+        "segments": [Segment(7, 1, n=3, data_bytes=180, frames=3, opened_ms=5, tier="cold").to_wire()],
         "keys": [["k", 1, 3, 5]],
     }
     return TopicPart(**{**fields, **changes})

@@ -19,7 +19,7 @@ from array import array
 from collections import deque
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from functools import partial
-from itertools import count
+from itertools import compress, count
 from typing import Any, Final, NamedTuple
 
 import trio
@@ -27,7 +27,7 @@ import trio
 from topics.clock import Clock
 from topics.config import Settings
 from topics.errors import ApiError
-from topics.log.index import DELETED, LOST, Span
+from topics.log.index import DELETED, LIVE, LOST, Span
 from topics.log.topic_log import SpanColumns
 from topics.logs import get_logger
 from topics.offload import Kind, Offload
@@ -40,6 +40,7 @@ from topics.storage.segments import (
     HOLE_LOST,
     IDX_DELETED,
     IDX_HOLE,
+    MIN_FRAME_BYTES,
     SegmentTags,
     encode_index,
     encode_tags,
@@ -61,6 +62,8 @@ SLICE_TOPICS: Final = 256
 SLICE_SLOTS: Final = 1000
 COPY_BYTES: Final = 1 << 20
 READ_GAP: Final = 4096
+
+_ONE_IF_LIVE: Final = bytes(state == LIVE for state in range(256))
 
 
 class Reclaimer:
@@ -167,7 +170,7 @@ class Reclaimer:
             done += 1
         if any(_lacks_flags(span) for span in topic.log.stored_spans()):
             done += await self._flag_cold(topic, shelf)
-        while not topic.deleted and (group := self._worth_it(topic)) is not None:
+        while not topic.deleted and (group := await self._worth_it(topic)) is not None:
             size = await self._replace(topic, shelf, group)
             if size is None:
                 break
@@ -195,7 +198,7 @@ class Reclaimer:
             self._due[topic] = min(due)
             heapq.heappush(self._later, (min(due), next(self._numbers), topic))
 
-    def _worth_it(self, topic: LiveTopic) -> list[Span] | None:
+    async def _worth_it(self, topic: LiveTopic) -> list[Span] | None:
         """The next spans to be replaced by one: one with too little in it, or small neighbours."""
         sealed = [span for span in topic.log.stored_spans() if _sealed(span) is not None]
         for span in sealed:
@@ -205,8 +208,7 @@ class Reclaimer:
                 continue
             if _all_deleted(span):
                 return [span]
-            live = segment.live_bytes(span.live, span.bytes)
-            if live < self._settings.rewrite_live_ratio * segment.data_bytes:
+            if await self._mostly_dead(topic, span, segment):
                 return [span]
         events, size = self._settings.segment_max_events, self._settings.segment_max_bytes
         group: list[Span] = []
@@ -226,6 +228,21 @@ class Reclaimer:
             group.append(span)
             total, slots = total + segment.data_bytes, slots + segment.n
         return group if len(group) > 1 else None
+
+    async def _mostly_dead(self, topic: LiveTopic, span: Span, segment: Segment) -> bool:
+        """Whether the live records of a sealed segment take up too little of it.
+
+        Their frames are longer than what the summary knows of them by tags and nodes; so where that does not decide it,
+        the columns do, once for each change.
+        """
+        enough = self._settings.rewrite_live_ratio * segment.data_bytes
+        if span.bytes + MIN_FRAME_BYTES * span.live >= enough:
+            return False
+        if segment.measured is None or segment.measured[0] != span.live:
+            columns = await self._loader.prepared(topic, partial(topic.log.columns_of, span))
+            live = columns.dead[span.start :].translate(_ONE_IF_LIVE)
+            segment.measured = (live.count(1), sum(compress(columns.frame_len[span.start :], live)))
+        return segment.measured[1] < enough
 
     # -- dropping ----------------------------------------------------------------------------------------------------
 
@@ -333,7 +350,6 @@ class Reclaimer:
                 n=sum(segment.n for segment in old),
                 data_bytes=sum(plan.frame_len),
                 frames=len(plan.frame_len) - plan.frame_len.count(0),
-                payload=sum(plan.size),
                 opened_ms=old[0].opened_ms,
                 sealed=True,
                 tier=old[0].tier,

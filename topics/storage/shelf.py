@@ -18,13 +18,13 @@ from topics.log.topic_log import RawRun
 Tier = Literal["hot", "cold", "gone"]
 """Where the files of a segment are. "gone": all its records were deleted, and it has none any more."""
 
-ENTRY_FIELDS: Final = 8
+ENTRY_FIELDS: Final = 7
 
 
 class Segment:
     """One segment. A segment that was rewritten or merged is another object: readers tell by identity."""
 
-    __slots__ = ("data_bytes", "first", "frames", "n", "opened_ms", "payload", "sealed", "tier", "topic_id")
+    __slots__ = ("data_bytes", "first", "frames", "measured", "n", "opened_ms", "sealed", "tier", "topic_id")
 
     def __init__(
         self,
@@ -34,7 +34,6 @@ class Segment:
         n: int = 0,
         data_bytes: int = 0,
         frames: int = 0,
-        payload: int = 0,
         opened_ms: int = 0,
         sealed: bool = False,
         tier: Tier = "hot",
@@ -46,8 +45,9 @@ class Segment:
         self.data_bytes = data_bytes
         """The synced length of `.data`; what is beyond does not count."""
         self.frames = frames
-        """How many records are physically in it, and in `payload` their bytes of data and meta."""
-        self.payload = payload
+        """How many records are physically in it."""
+        self.measured: tuple[int, int] | None = None
+        """How many of them were live when the reclaimer has last looked, and their bytes in `.data`."""
         self.opened_ms = opened_ms
         """When its first record was stored, ms since the epoch."""
         self.sealed = sealed
@@ -64,20 +64,13 @@ class Segment:
         """One past the last seq."""
         return self.first + self.n
 
-    def live_bytes(self, live: int, payload: int) -> int:
-        """What `live` records of `payload` bytes in all take up in `.data`, at this segment's average of the rest."""
-        if not self.frames:
-            return 0
-        return payload + live * (self.data_bytes - self.payload) // self.frames
-
     def to_wire(self) -> list[Any]:
-        """`[first, n, data bytes, frames, payload bytes, opened ms, sealed, tier]`."""
+        """`[first, n, data bytes, frames, opened ms, sealed, tier]`."""
         return [
             self.first,
             self.n,
             self.data_bytes,
             self.frames,
-            self.payload,
             self.opened_ms,
             int(self.sealed),
             self.tier,
@@ -86,19 +79,18 @@ class Segment:
     @classmethod
     def from_wire(cls, topic_id: int, value: Sequence[Any]) -> Segment:
         """The inverse. Raises ValueError."""
-        if len(value) != ENTRY_FIELDS or value[7] not in ("hot", "cold", "gone"):
+        if len(value) != ENTRY_FIELDS or value[6] not in ("hot", "cold", "gone"):
             raise ValueError("a segment is not what it should be")
-        first, n, data_bytes, frames, payload, opened_ms = (int(item) for item in value[:6])
+        first, n, data_bytes, frames, opened_ms = (int(item) for item in value[:5])
         return cls(
             topic_id,
             first,
             n=n,
             data_bytes=data_bytes,
             frames=frames,
-            payload=payload,
             opened_ms=opened_ms,
-            sealed=bool(value[6]),
-            tier=value[7],
+            sealed=bool(value[5]),
+            tier=value[6],
         )
 
 

@@ -16,6 +16,7 @@ import errno
 from array import array
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack, closing
+from copy import copy
 from functools import partial
 from itertools import accumulate
 from typing import Any, Final, NamedTuple, Protocol
@@ -159,7 +160,6 @@ class _Growth(NamedTuple):
     frame_lens: array[int]
     data_bytes: int
     frames: int
-    payload: int
     seals: bool
 
 
@@ -423,7 +423,6 @@ class Storing:
         data_parts, index_parts = [], []
         offsets, frame_lens = array("I"), array("I")
         at = segment.data_bytes
-        payload = 0
         for piece in pieces:
             run, a, b = captured.runs[piece.run], piece.a, piece.b
             lens = array("I", bytes(4 * (b - a)))
@@ -439,7 +438,6 @@ class Storing:
             places = array("I", accumulate(lens, initial=at))
             at = places.pop()
             index_parts.append(self._entries(captured, run, a, b, places, lens))
-            payload += sum(run.size[a:b])
             offsets.extend(places)
             frame_lens.extend(lens)
         path, index_path = self._path(segment, "data"), self._path(segment, "idx")
@@ -455,7 +453,7 @@ class Storing:
             finally:
                 handle.close()
         frames = len(frame_lens) - frame_lens.count(0)
-        return _Growth(segment, new, pieces, offsets, frame_lens, at, frames, payload, False)
+        return _Growth(segment, new, pieces, offsets, frame_lens, at, frames, False)
 
     async def _write(self, captured: _Captured, touched: set[str]) -> None:
         """Write one topic's new records and flags; what has to be synced goes to `touched`."""
@@ -493,7 +491,7 @@ class Storing:
         tags: list[str | None] = []
         sizes = array("I")
         data_at, index_at = segment.data_bytes, INDEX_ENTRY_BYTES * segment.n
-        frames = payload = 0
+        frames = 0
         prepare: Callable[[], None] | None = partial(
             self._prepare, segment, path, index_path, first=captured.has_no_segment
         )
@@ -511,7 +509,6 @@ class Storing:
                 prepare = None
                 data_at, index_at = data_at + len(data), index_at + len(index)
                 frames += len(lens) - lens.count(0)
-                payload += sum(run.size[a:b])
                 offsets.extend(places)
                 frame_lens.extend(lens)
                 sizes.extend(run.size[a:b])
@@ -520,7 +517,7 @@ class Storing:
         seals = pieces[-1].seals
         if seals:
             await self._seal(captured, segment, segment.n + len(sizes), segment.data_bytes, sizes, tags, touched)
-        captured.growths.append(_Growth(segment, new, pieces, offsets, frame_lens, data_at, frames, payload, seals))
+        captured.growths.append(_Growth(segment, new, pieces, offsets, frame_lens, data_at, frames, seals))
 
     def _prepare(self, segment: Segment, path: str, index_path: str, *, first: bool) -> None:
         """In a worker thread: make the files of a segment, or cut off what an interrupted checkpoint has left."""
@@ -860,7 +857,7 @@ class Storing:
                 at += n
             grown = _grown(growth, captured.now_ms)
             segment.n, segment.data_bytes, segment.frames = grown.n, grown.data_bytes, grown.frames
-            segment.payload, segment.opened_ms, segment.sealed = grown.payload, grown.opened_ms, grown.sealed
+            segment.opened_ms, segment.sealed = grown.opened_ms, grown.sealed
             shelf.segments.add(segment)
             if growth.seals:
                 sealed_to = segment.end
@@ -944,7 +941,6 @@ def _grown(growth: _Growth, now_ms: int) -> Segment:
         n=segment.n + len(growth.offsets),
         data_bytes=growth.data_bytes,
         frames=segment.frames + growth.frames,
-        payload=segment.payload + growth.payload,
         opened_ms=now_ms if growth.new else segment.opened_ms,
         sealed=growth.seals,
         tier=segment.tier,
@@ -953,12 +949,11 @@ def _grown(growth: _Growth, now_ms: int) -> Segment:
 
 def _entry(segment: Segment, moved: Segment | None, tier: Tier, *, sealed: bool) -> list[Any]:
     """The segment's entry in a part."""
-    wire = segment.to_wire()
+    changed = copy(segment)
     if segment is moved:
-        wire[7] = tier
-    if sealed:
-        wire[6] = 1
-    return wire
+        changed.tier = tier
+    changed.sealed = segment.sealed or sealed
+    return changed.to_wire()
 
 
 class FlagPatch(NamedTuple):
