@@ -24,6 +24,8 @@ class Commits:
         self._settings = settings
         self._store = store
         self._registry = registry
+        self.saturated = False
+        """Set by the governor: nobody need wait for room, the answer is 429 at once."""
 
     def writer(self, topic: Topic) -> ShardWriter:
         """The writer of the topic's shard."""
@@ -42,10 +44,13 @@ class Commits:
             raise read_only(f"less than {self._settings.min_free_bytes} bytes are free on the disk")
 
     async def admit(self, writer: ShardWriter, budget_ms: int | None) -> float:
-        """Wait for room in a shard's queue; the milliseconds that took. Raises 429 after `budget_ms` (None = never).
+        """Wait for room in a shard's queue; the milliseconds that took. Raises 429 after `budget_ms` (None = never), or
+        at once when the daemon is saturated.
 
         Whoever has waited has to look at the topic again. Cancelling leaves nothing.
         """
+        if self.saturated and budget_ms is not None:
+            budget_ms = 0
         try:
             return await writer.admit(budget_ms)
         except ApiError as error:
@@ -66,6 +71,15 @@ class Commits:
                 return
         if commit.ready:
             topic.settle()
+
+    def set_window(self, window_ms: float) -> None:
+        """How long every shard's groups gather before they are written."""
+        for writer in self._store.writers:
+            writer.commit_window_ms = window_ms
+
+    def set_saturated(self, saturated: bool) -> None:
+        """Whether nobody waits for room any more."""
+        self.saturated = saturated
 
     async def sync_shard(self, topic: Topic) -> None:
         """Everything of this topic's shard so far is on disk when it returns."""

@@ -189,10 +189,11 @@ def _text(default: str | None, allowed: str, group: str, help: str, *, secret: b
 
 # --- the table -------------------------------------------------------------------------------------------------------
 
-LISTENER, FILES, SEGMENTS, MEMORY, LIMITS, CAPS, TIMES, ACCESS, LOGGING = (
+LISTENER, FILES, SEGMENTS, DELIVERY, MEMORY, LIMITS, CAPS, TIMES, ACCESS, LOGGING = (
     "Listener",
     "Files",
     "Segments",
+    "Delivery",
     "Memory",
     "Limits of a request",
     "Caps of the daemon",
@@ -237,6 +238,8 @@ class Settings:
     reclaim_ms: int = _duration(5000, 1, SEGMENTS, "Interval at which deleted records are given back to the disk.")
     relocate_ms: int = _duration(5000, 1, SEGMENTS, "Interval at which segments are moved to the cold directory.")
 
+    delivery_workers: int = _count(2, 1, 64, DELIVERY, "Workers that serve topics with news, and their ready sets.")
+
     cache_bytes: int = _size(256 * MIB, 0, MAX_SIZE, MEMORY, "Payloads kept in memory, all topics together.")
     max_inflight_bytes: int = _size(
         256 * MIB, 64 * KIB, MAX_SIZE, MEMORY, "Request bodies in memory, all requests together."
@@ -253,10 +256,14 @@ class Settings:
     max_topics: int = _count(100_000, 0, MAX_COUNT, CAPS, "Topics; 0 is off.")
     max_total_bytes: int = _size(0, 0, MAX_SIZE, CAPS, "Live payload of all topics together; 0 is off.")
     max_idempotency_keys: int = _count(1_000_000, 0, MAX_COUNT, CAPS, "Idempotency keys remembered; 0 is off.")
+    max_watch_topics: int = _count(256, 1, 10_000, CAPS, "Topics of one watch session, or of one subscription.")
+    max_watch_sessions: int = _count(10_000, 0, MAX_COUNT, CAPS, "Watch sessions; 0 is off.")
+    max_sse_connections: int = _count(10_000, 0, MAX_COUNT, CAPS, "Open streams and WebSockets together; 0 is off.")
     max_inflight_per_key: int = _count(1000, 0, MAX_COUNT, CAPS, "Requests in progress for one API key; 0 is off.")
 
     checkpoint_ms: int = _duration(10_000, 1, TIMES, "Interval of checkpoints while there are writes.")
     admission_ms: int = _duration(1000, 0, TIMES, "How long an append waits for room in a full WAL queue.")
+    session_ttl_ms: int = _duration(300_000, 1, TIMES, "How long a watch session lives without a stream.")
     drain_ms: int = _duration(10_000, 0, TIMES, "Time for a clean stop.")
 
     api_keys: str | None = _text(

@@ -21,8 +21,8 @@ from topics.committing import Commits
 from topics.config import Settings
 from topics.errors import ApiError
 from topics.idempotency import IdempotencyKeys
-from topics.loading import Loader, block_with
-from topics.log.block import Block
+from topics.loading import Loader
+from topics.log.block import Block, block_with
 from topics.log.index import NotLoaded
 from topics.log.topic_config import config_to_wire, resolve_config
 from topics.log.topic_log import Gap, Run

@@ -3,13 +3,14 @@ first.
 
     daemon
      ├─ storage     shard writer x N · compactor · reclaimer · relocator · free-space watch
-     ├─ sessions    housekeeping (ceilings, idempotency windows)
+     ├─ delivery    worker x S · governor
+     ├─ sessions    housekeeping (ceilings, idempotency windows, idle watch sessions, slow connections)
      ├─ engine      commits that outlive the request that asked for them
      └─ http        hypercorn
 
 What a failure means is said where the task is started: a shard writer that fails goes read-only and lives on;
-compactor, reclaimer and relocator are restarted with backoff and counted; a request handler that fails is that
-request's 500; anything else brings the daemon down in order.
+compactor, reclaimer, relocator and governor are restarted with backoff and counted; a request handler that fails is
+that request's 500; anything else brings the daemon down in order.
 """
 
 from __future__ import annotations
@@ -161,6 +162,8 @@ class Daemon:
                 background.start_soon(self._restarted, "relocator", self.engine.relocator.run)
             background.start_soon(self._restarted, "free_space", self.engine.store.watch_space)
             background.start_soon(self._vital, "housekeeping", self._housekeeping)
+            storage.start_soon(self._vital, "delivery", self.engine.delivery.scheduler.run)
+            background.start_soon(self._restarted, "governor", self.engine.governor.run)
             # What recovery has built stays: the collector need not look at it again and again.
             gc.collect()
             gc.freeze()
@@ -237,6 +240,8 @@ class Daemon:
             await trio.sleep(HOUSEKEEPING_MS / 1000)
             self.engine.lower_idle_ceilings()
             self.engine.expire_keys()
+            self.engine.watching.expire_idle()
+            self.engine.watching.check_connections()
 
     async def _restarted(self, name: str, task: Callable[[], Awaitable[None]]) -> None:
         """Run a task that may fail without harm, again and again."""
@@ -255,6 +260,7 @@ class Daemon:
         self.engine.start_draining()
         server.stop_accepting()
         background.cancel()
+        await self.engine.watching.say_farewell()
         await self._served.wait()
         self._draining = "commits in flight"
         await self.engine.quiesce()

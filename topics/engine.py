@@ -9,6 +9,7 @@ putting the parts together that do the rest:
     configuring   topics created, reconfigured, deleted                 ceilings     reserves of seqs
     committing    the way of a decided change into its shard            background   work that outlives its request
     registry      which topics there are, totals, the clock             topic        a live topic, and a commit
+    watching      live delivery                                         collecting   what is deliverable, in steps
 
 What a topic's state means is `topics.log`'s business, how bytes reach the disk is `topics.storage`'s. Between two
 awaits the loop is the lock: seqs are assigned and frames queued without one in between.
@@ -33,7 +34,7 @@ from topics.config import Settings
 from topics.configuring import Configuring
 from topics.deleting import Deleting
 from topics.errors import ApiError, read_only, topic_not_found
-from topics.figures import EngineFigures, TopicFigures, WalFigures
+from topics.figures import DeliveryFigures, EngineFigures, TopicFigures, WalFigures
 from topics.idempotency import IdempotencyKeys
 from topics.loading import Loader
 from topics.log.index import NotLoaded, Span
@@ -54,7 +55,7 @@ from topics.model import (
 from topics.offload import Kind, Offload
 from topics.reading import Reading
 from topics.registry import EngineStatus, Registry
-from topics.sched.priority import effective_priority
+from topics.sched.governor import Governor, Hands
 from topics.storage.compactor import Compactor
 from topics.storage.fs import Fs
 from topics.storage.index_cache import IndexCache
@@ -69,6 +70,8 @@ from topics.storage.store import Store
 from topics.storage.storing import Storing
 from topics.storage.upkeep import Upkeep
 from topics.topic import Topic
+from topics.watching.delivery import Delivery
+from topics.watching.sessions import Watching
 
 log = get_logger(__name__)
 
@@ -127,6 +130,15 @@ class Engine:
             settings, clock, self.registry, commits=commits, loader=loader, background=self._background
         )
         self._reading = Reading(self.status, self.registry, loader)
+        self.delivery = Delivery(self.registry, loader, self._background, settings.delivery_workers)
+        self.watching = Watching(settings, self.registry, self.delivery)
+        hands = Hands(
+            busy_share=offload.busy_share,
+            set_commit_window=commits.set_window,
+            set_saturated=commits.set_saturated,
+            announce_pause=self.delivery.announce_pause,
+        )
+        self.governor = Governor(self.delivery.scheduler, hands)
         self._loader = loader
         storing = Storing(settings, self.store, self.registry, indexes, fs=fs, clock=clock, offload=offload)
         upkeep = Upkeep(self.store, self.registry, clock)
@@ -347,7 +359,7 @@ class Engine:
             bytes=log_.bytes,
             synced_seq=0 if topic.ephemeral else min(topic.synced_seq, log_.head_seq),
             config=topic.config,
-            effective_priority=self._priority(topic),
+            effective_priority=self.registry.priority(topic),
             last_write_ts=topic.last_write_ms,
             last_read_ts=topic.last_read_ms,
         )
@@ -385,18 +397,13 @@ class Engine:
                     bytes=topic.log.bytes,
                     durable=topic.config.durable,
                     durability=topic.config.durability,
-                    effective_priority=self._priority(topic),
+                    effective_priority=self.registry.priority(topic),
                 )
             )
         return page, False
 
     def _names_from(self, low: str, *, exclusive: bool) -> Iterator[str]:
         return iter(self.topics.irange(low, inclusive=(not exclusive, True)))
-
-    def _priority(self, topic: Topic) -> int:
-        return effective_priority(
-            topic.config.priority, topic.config.auto_priority, topic.touched_ms, self.clock.monotonic_ms()
-        )
 
     def figures(self) -> EngineFigures:
         """What the metrics show, as of one moment."""
@@ -426,6 +433,23 @@ class Engine:
             topics_truncated=len(self.topics) > METRIC_TOPICS,
             throttled=dict(self.registry.throttled),
             segments=self._segments(),
+            delivery=self._delivery_figures(),
+        )
+
+    def _delivery_figures(self) -> DeliveryFigures:
+        steps, scheduler = self.governor.steps, self.delivery.scheduler
+        return DeliveryFigures(
+            sse_connections=self.watching.sse_connections,
+            ws_connections=self.watching.ws_connections,
+            watch_sessions=self.watching.session_count,
+            pressure=self.governor.pressure,
+            coalesce_ms=steps.coalesce_ms,
+            commit_window_ms=steps.commit_window_ms,
+            lowest_paused=steps.lowest_paused,
+            routers_lowered=steps.routers_lowered,
+            saturated=steps.saturated,
+            ready_set_depth=scheduler.depth,
+            waits_ms=scheduler.waits_ms,
         )
 
     def _segments(self) -> dict[str, int]:

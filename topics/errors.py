@@ -71,14 +71,13 @@ def topic_not_found(topic: str) -> ApiError:
     return ApiError("topic_not_found", f"topic {topic!r} does not exist", detail={"topic": topic})
 
 
-def throttled(limit: str, maximum: int, *, retry_after_s: int = 1) -> ApiError:
-    """`429` because a cap is reached (`detail.limit`, `detail.max`)."""
-    return ApiError(
-        "throttled",
-        f"{limit} is reached ({maximum})",
-        detail={"limit": limit, "max": maximum},
-        retry_after_s=retry_after_s,
-    )
+def throttled(limit: str, maximum: int, *, retry_after_ms: int | None = None) -> ApiError:
+    """`429` because a cap is reached (`detail.limit`, `detail.max`), or a queue is full, which passes
+    (`detail.retry_after_ms`)."""
+    detail: dict[str, Any] = {"limit": limit, "max": maximum}
+    if retry_after_ms is not None:
+        detail["retry_after_ms"] = retry_after_ms
+    return ApiError("throttled", f"{limit} is reached ({maximum})", detail=detail, retry_after_s=1)
 
 
 def read_only(message: str) -> ApiError:

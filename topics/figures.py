@@ -17,6 +17,10 @@ FSYNC_LATENCY_BOUNDS_US: Final[tuple[float, ...]] = (
 )  # fmt: skip
 
 
+# Milliseconds: from what an idle loop takes to the ten seconds that no ready topic waits longer than.
+SCHEDULING_BOUNDS_MS: Final = (0.1, 0.2, 0.5, 1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10_000)
+
+
 class Histogram:
     """A histogram with fixed, ascending upper bounds (inclusive); `counts` has one more cell for what lies above all.
 
@@ -92,6 +96,23 @@ class TopicFigures:
 
 
 @dataclass(slots=True)
+class DeliveryFigures:
+    """Who watches, and what the governor does."""
+
+    sse_connections: int = 0
+    ws_connections: int = 0
+    watch_sessions: int = 0
+    pressure: float = 0.0
+    coalesce_ms: float = 0.0
+    commit_window_ms: float = 0.0
+    lowest_paused: bool = False
+    routers_lowered: bool = False
+    saturated: bool = False
+    ready_set_depth: int = 0
+    waits_ms: Histogram = field(default_factory=lambda: Histogram(SCHEDULING_BOUNDS_MS))
+
+
+@dataclass(slots=True)
 class EngineFigures:
     """The whole engine at one moment.
 
@@ -111,3 +132,4 @@ class EngineFigures:
     throttled: dict[str, int] = field(default_factory=dict)
     segments: dict[str, int] = field(default_factory=dict)
     """By tier."""
+    delivery: DeliveryFigures = field(default_factory=DeliveryFigures)

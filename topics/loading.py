@@ -15,6 +15,7 @@ import trio
 
 from topics.background import Background
 from topics.clock import Clock
+from topics.collecting import Collector, Columns, Need, Records
 from topics.errors import ApiError
 from topics.log.block import Block
 from topics.log.index import NotLoaded, Span
@@ -135,6 +136,20 @@ class Loader:
         topic.resume()
         del self._resuming[topic]
 
+    async def provide(self, found: Collector, need: Need, perf: Performance) -> None:
+        """See to what a read needs. Reads of the cold store are counted in `perf`.
+
+        Raises `503 not_ready` if the disk does not answer.
+        """
+        if isinstance(need, Columns):
+            await self.columns(found.topic, need.spans)
+        elif isinstance(need, Records):
+            found.loaded = await self.load(found.topic, need.first, need.last, perf)
+        elif isinstance(need, trio.Event):
+            await need.wait()
+        else:
+            await trio.lowlevel.checkpoint()
+
     # -- payloads ----------------------------------------------------------------------------------------------------
 
     async def load(self, topic: Topic, first: int, last: int, perf: Performance | None = None) -> list[Block]:
@@ -245,11 +260,3 @@ def _unavailable(topic: Topic, error: OSError) -> ApiError:
         detail={"topic": topic.name},
         retry_after_s=1,
     )
-
-
-def block_with(blocks: Sequence[Block], seq: int) -> Block | None:
-    """The one of some loaded blocks that covers `seq`; they may not be in the cache any more."""
-    for block in blocks:
-        if block.first_seq <= seq <= block.last_seq:
-            return block
-    return None

@@ -158,6 +158,37 @@ class ReadResult(msgspec.Struct, kw_only=True):
     lag: int
 
 
+class WatchStart(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Where a watcher of one topic begins: after `from_seq`, or at the head."""
+
+    from_seq: int = 0
+    tail: bool = False
+
+
+class WatchRequest(msgspec.Struct, frozen=True, kw_only=True):
+    """What to watch, after clamping (`api.md` section 8)."""
+
+    topics: dict[str, WatchStart]
+    nodes: frozenset[str] = frozenset()
+    limit: int = 256
+    max_batch_bytes: int = 256 << 10
+    heartbeat_ms: int = 15_000
+    include_tags: bool = False
+    include_meta: bool = True
+    include_data: bool = True
+    strong: bool = False
+    lenient: bool = False
+
+
+class WatchedTopic(msgspec.Struct, kw_only=True):
+    """What a watcher is told of a topic when it begins."""
+
+    from_seq: int
+    head_seq: int
+    earliest_seq: int
+    epoch: int
+
+
 class DeleteRequest(msgspec.Struct, kw_only=True):
     """The body of a record deletion (`api.md` section 6). `match` is still the client's JSON value."""
 

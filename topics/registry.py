@@ -7,16 +7,20 @@ retention, and for counting refusals. How a topic comes into being, changes and 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Literal
+from typing import Final, Literal
 
 from sortedcontainers import SortedDict
 
 from topics.clock import Clock
 from topics.errors import ApiError, throttled, topic_not_found
 from topics.model import TopicConfig
+from topics.sched.priority import effective_priority
 from topics.storage.payloads import PayloadCache
 from topics.storage.shelf import Shelf
 from topics.topic import Common, Topic
+
+LAST_HEADS: Final = 10_000
+"""Deleted topics whose heads are remembered, for watchers who hear of it late."""
 
 
 class EngineStatus:
@@ -48,6 +52,7 @@ class Registry:
         """Told of topics whose files may go."""
         self.throttled: dict[str, int] = {}
         """How many requests each limit has refused (429)."""
+        self._last_heads: dict[int, int] = {}
         self._clock = clock
 
     @property
@@ -88,8 +93,16 @@ class Registry:
         self.total_records -= topic.counted_records
         self.total_bytes -= topic.counted_bytes
         topic.blocks.clear()
+        self._last_heads[topic.id] = topic.log.head_seq
+        if len(self._last_heads) > LAST_HEADS:
+            del self._last_heads[next(iter(self._last_heads))]
+        topic.close_audience()
         if self.on_removed is not None:
             self.on_removed(topic.id, topic.shelf)
+
+    def last_head(self, topic_id: int, known: int) -> int:
+        """The head of a topic that is gone; `known`, a seq of it, where that was too long ago."""
+        return self._last_heads.get(topic_id, known)
 
     def account(self, topic: Topic) -> None:
         """Bring the totals up to date after a change of a topic's log, and free what nobody can read any more."""
@@ -108,6 +121,10 @@ class Registry:
         self.time_floor = now
         return now
 
+    def monotonic_ms(self) -> int:
+        """The clock by which waiting is judged."""
+        return self._clock.monotonic_ms()
+
     def expire(self, topic: Topic) -> None:
         """Advance the floors to now (`crash.md` 7). Raises NotLoaded."""
         if topic.config.ttl_ms and topic.log.expire(self.now_ms(), topic.config.ttl_ms):
@@ -117,6 +134,11 @@ class Registry:
         """Somebody consumes the topic: it counts as read, now."""
         topic.touched_ms = self._clock.monotonic_ms()
         topic.last_read_ms = self.now_ms()
+
+    def priority(self, topic: Topic) -> int:
+        """Its effective priority now, without waiting time (`semantics.md` section 7)."""
+        config = topic.config
+        return effective_priority(config.priority, config.auto_priority, topic.touched_ms, self._clock.monotonic_ms())
 
     def throttle(self, limit: str, maximum: int) -> ApiError:
         """A 429 for a limit, counted."""

@@ -20,6 +20,7 @@ from topics.log.dedupe import DedupeWindow
 from topics.log.index import NotLoaded, Span
 from topics.log.topic_log import TopicLog
 from topics.model import TopicConfig
+from topics.sched.audience import Audience
 from topics.storage.frames import offsets_of
 from topics.storage.payloads import BlockList, PayloadCache
 from topics.storage.shelf import Shelf
@@ -42,7 +43,7 @@ class Gate(IntEnum):
 class Common:
     """What is kept over all topics by the topics and commits themselves."""
 
-    __slots__ = ("attention", "bytes_on_the_way", "changed", "committed_ns", "fetch")
+    __slots__ = ("attention", "bytes_on_the_way", "changed", "committed_ns", "fetch", "news")
 
     def __init__(self) -> None:
         self.bytes_on_the_way = 0
@@ -55,6 +56,8 @@ class Common:
         """The same for the reclaimer, as far as they have segments."""
         self.fetch: Callable[[Topic, tuple[Span, ...]], None] | None = None
         """Starts loading columns that a topic needs before it can go on publishing; ends in `Topic.resume`."""
+        self.news: Callable[[Topic], None] | None = None
+        """Told that a topic has somebody to be served."""
 
 
 class Topic:
@@ -64,6 +67,7 @@ class Topic:
         "after_fetch",
         "applied_end",
         "assigned",
+        "audience",
         "barrier",
         "blocks",
         "ceiling",
@@ -142,6 +146,8 @@ class Topic:
         self.after_fetch: Callable[[], Any] | None = None
         self.changed: trio.Event | None = None
         """Made by whoever waits for the next change; set and forgotten by the change."""
+        self.audience: Audience[Any] | None = None
+        """Who watches it or polls it, if anybody does."""
         self.deleted = False
         self.counted_records = 0
         self.counted_bytes = 0
@@ -175,10 +181,31 @@ class Topic:
         return not self.pending and not self.unwritten
 
     def wake(self) -> None:
-        """Tell those who wait for a change."""
+        """Tell those who wait for a change: what is at work on the topic at once, readers when it is the topic's
+        turn."""
         if self.changed is not None:
             self.changed.set()
             self.changed = None
+        if self.audience is not None and self.audience.news() and self.common.news is not None:
+            self.common.news(self)
+
+    def followed(self) -> Audience[Any]:
+        """The topic's audience, made where there is none."""
+        if self.audience is None:
+            self.audience = Audience()
+        return self.audience
+
+    def drop_empty_audience(self) -> None:
+        """A topic that nobody follows keeps nothing for it."""
+        if self.audience is not None and self.audience.empty:
+            self.audience = None
+
+    def close_audience(self) -> None:
+        """The topic is gone: everybody is to be told."""
+        if self.audience is not None:
+            for consumer in self.audience.consumers:
+                self.audience.set_due(consumer)
+        self.wake()
 
     async def next_change(self) -> None:
         """Wait until something about the topic changes. Cancelling leaves nothing."""
@@ -356,6 +383,8 @@ class Commit:
         if not self.ready:
             self.ready = True
             topic.settle()
+        elif topic.audience is not None and topic.audience.strong:
+            topic.wake()
 
     def on_failed(self, error: ApiError) -> None:
         """Fail this commit and those behind it: they would leave a gap, and the shard takes nothing any more."""

@@ -167,6 +167,7 @@ async def living(
             if housekeeping:
                 nursery.start_soon(life.housekeep)
             nursery.start_soon(engine.store.watch_space)
+            nursery.start_soon(engine.delivery.scheduler.run)
             engine.open_for_business()
             yield life
             life.check()

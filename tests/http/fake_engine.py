@@ -27,6 +27,7 @@ from topics.model import (
     TopicState,
     TopicSummary,
 )
+from topics.watching.sessions import Watching
 
 
 @dataclass
@@ -59,6 +60,10 @@ class FakeEngine:
         self.changed = trio.Event()
         self.cancelled_reads = 0
         self.waiting_reads = 0
+
+    @property
+    def watching(self) -> Watching:
+        raise AssertionError("streams are tested with the real engine")
 
     def _topic(self, name: str) -> FakeTopic:
         topic = self.topics.get(name)

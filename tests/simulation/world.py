@@ -126,6 +126,7 @@ class World:
                 await engine.recover()
                 for writer in engine.store.writers:
                     await daemon.start(writer.run)
+                daemon.start_soon(engine.delivery.scheduler.run)
                 background = trio.CancelScope()
                 daemon.start_soon(_housekeeping, engine, background)
                 engine.open_for_business()

@@ -74,7 +74,7 @@ def depth_of(raw: bytes) -> int:
     return max(accumulate(memoryview(brackets).cast("b")), default=0)
 
 
-def _check_depth(raw: bytes, field: str) -> None:
+def check_depth(raw: bytes, field: str) -> None:
     if len(raw) >= _DEEP_BYTES and raw.count(b"[") + raw.count(b"{") > MAX_DEPTH and depth_of(raw) > MAX_DEPTH:
         raise _too_deep(field)
 
@@ -83,7 +83,7 @@ def _too_deep(field: str) -> ApiError:
     return invalid(field, f"nesting is deeper than {MAX_DEPTH} levels", max=MAX_DEPTH)
 
 
-def _decode(decoder: msgspec.json.Decoder[T], raw: bytes) -> T:
+def decode_json(decoder: msgspec.json.Decoder[T], raw: bytes) -> T:
     """Decode, with every failure as a 400 that names the field."""
     try:
         return decoder.decode(raw)
@@ -149,7 +149,7 @@ def decode_append(raw: bytes, settings: Settings, header_key: str | None = None)
     try:
         request = _strict_append.decode(raw)
     except msgspec.ValidationError:
-        request = _decode(_lenient_append, raw)
+        request = decode_json(_lenient_append, raw)
         _check_depth_around_data(raw)
     except msgspec.DecodeError as error:
         raise _malformed(str(error), raw) from None
@@ -179,7 +179,7 @@ def decode_append(raw: bytes, settings: Settings, header_key: str | None = None)
             _check_datas(datas, settings.max_record_bytes)
     extras = _check_extras(raw, records, datas, settings)
     if request.node is not None:
-        _check_text("node", request.node, settings.max_node_bytes)
+        check_text("node", request.node, settings.max_node_bytes)
     return CheckedAppend(
         records=records,
         node=request.node,
@@ -205,7 +205,7 @@ def _check_datas(datas: list[bytes], maximum: int) -> None:
     for i, data in enumerate(datas):
         if len(data) > maximum:
             raise _record_too_large(i, len(data), maximum)
-        _check_depth(data, f"records[{i}].data")
+        check_depth(data, f"records[{i}].data")
 
 
 def _record_too_large(i: int, size: int, maximum: int) -> ApiError:
@@ -248,7 +248,7 @@ def _column(name: str, values: list[str | None], maximum: int) -> list[str | Non
     if any(value is not None and not 0 < len(value) <= sure for value in distinct):
         for i, value in enumerate(values):
             if value is not None:
-                _check_text(f"records[{i}].{name}", value, maximum)
+                check_text(f"records[{i}].{name}", value, maximum)
     return values
 
 
@@ -266,7 +266,7 @@ def _metas(records: list[RecordIn], datas: list[bytes], settings: Settings, *, r
     return metas
 
 
-def _check_text(field: str, value: str, maximum: int) -> None:
+def check_text(field: str, value: str, maximum: int) -> None:
     if not value:
         raise invalid(field, "must not be empty")
     size = len(value.encode())
@@ -326,8 +326,8 @@ def decode_read(raw: bytes, settings: Settings) -> ReadRequest:
     body = _ReadBody()
     if raw:
         check_utf8(raw)
-        body = _decode(_read_body, raw)
-        _check_depth(raw, "body")
+        body = decode_json(_read_body, raw)
+        check_depth(raw, "body")
     nodes = [body.node] if isinstance(body.node, str) else body.node or []
     return _read_request(body, nodes, settings)
 
@@ -351,9 +351,9 @@ def _read_request(body: _ReadBody, nodes: list[str], settings: Settings) -> Read
     for name in ("from_seq", "epoch", "limit", "wait_ms", "max_batch_bytes"):
         value = getattr(body, name)
         if value is not None and not 0 <= value <= MAX_U64:
-            raise _not_u64(name)
+            raise not_u64(name)
     for node in nodes:
-        _check_text("node", node, settings.max_node_bytes)
+        check_text("node", node, settings.max_node_bytes)
     return ReadRequest(
         from_seq=body.from_seq,
         epoch=body.epoch,
@@ -366,7 +366,7 @@ def _read_request(body: _ReadBody, nodes: list[str], settings: Settings) -> Read
     )
 
 
-def _not_u64(field: str) -> ApiError:
+def not_u64(field: str) -> ApiError:
     return invalid(field, "must be an integer from 0 to 2^64 - 1")
 
 
@@ -389,11 +389,11 @@ def decode_delete(raw: bytes) -> DeleteSelection:
     if not raw:
         raise _nothing_selected()
     check_utf8(raw)
-    body = _decode(_delete_body, raw)
-    _check_depth(raw, "body")
+    body = decode_json(_delete_body, raw)
+    check_depth(raw, "body")
     before: int | UnsetType = body.before_seq
     if before is not UNSET and not 0 <= before <= MAX_U64:
-        raise _not_u64("before_seq")
+        raise not_u64("before_seq")
     if before is UNSET and body.match is UNSET:
         raise _nothing_selected()
     return DeleteSelection(
@@ -411,7 +411,7 @@ def decode_config_patch(raw: bytes) -> TopicConfigPatch:
     if not raw:
         return TopicConfigPatch()
     check_utf8(raw)
-    return _decode(_config_body, raw)
+    return decode_json(_config_body, raw)
 
 
 class Page(NamedTuple):
@@ -514,7 +514,7 @@ class Query:
             raise invalid(name, "must be an integer")
         number = int(value)
         if not signed and not 0 <= number <= MAX_U64:
-            raise _not_u64(name)
+            raise not_u64(name)
         return number
 
 

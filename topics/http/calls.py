@@ -27,6 +27,7 @@ from topics.model import (
     TopicState,
     TopicSummary,
 )
+from topics.watching.sessions import Watching
 
 T = TypeVar("T")
 
@@ -88,6 +89,9 @@ class Engine(Protocol):
     ) -> DeleteResult: ...
 
     async def checkpoint(self, hold_ms: int) -> tuple[list[str], dict[int, list[int]]]: ...
+
+    @property
+    def watching(self) -> Watching: ...
 
     def figures(self) -> EngineFigures: ...
 

@@ -1,4 +1,4 @@
-"""Append and diff: what is called most, answered without Quart.
+"""Append, diff and streams: what is called most or lasts longest, answered without Quart.
 
 Quart costs 0.3 ms a request (`runtime.md` section 3), which is as much as everything else that happens here.
 """
@@ -13,9 +13,10 @@ from msgspec import UNSET, UnsetType
 from topics.errors import invalid
 from topics.http import bodies
 from topics.http.calls import Call, Engine, Response, encode
+from topics.http.streams import EventStream, Streams
 from topics.model import Performance, ReadRequest, ReadResult
 
-Handler = Callable[[Call], Awaitable[Response]]
+Handler = Callable[[Call], Awaitable[Response | EventStream]]
 
 
 class _AppendAnswer(msgspec.Struct, kw_only=True):
@@ -35,10 +36,14 @@ class DataPlane:
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
+        streams = Streams(engine)
         self.handlers: Mapping[str, Handler] = {
             "append": self.append,
             "diff_post": self.diff_post,
             "diff_get": self.diff_get,
+            "open_watch": streams.open_watch,
+            "watch": streams.watch,
+            "stream": streams.stream,
         }
 
     async def append(self, call: Call) -> Response:

@@ -25,6 +25,7 @@ from topics.http.metrics import Exposition, RequestFigures
 from topics.http.reading import SMALL_BODY, SMALL_BODY_S, BodyReader, discard_body, has_small_rest
 from topics.http.routes import Body, Plane, RouteTable
 from topics.http.server import Connection
+from topics.http.streams import EventStream
 from topics.logs import get_logger
 
 log = get_logger(__name__)
@@ -74,11 +75,17 @@ class Gate:
 
     async def _handle(self, call: Call) -> None:
         status = CLIENT_GONE
+        stream: EventStream | None = None
         try:
             call.request_id = _request_id(call)
             structlog.contextvars.bind_contextvars(request_id=call.request_id)
             try:
-                response = await self._answer(call)
+                answer = await self._answer(call)
+                if isinstance(answer, EventStream):
+                    stream = answer
+                    status = 200
+                    return
+                response = answer
             except ApiError as error:
                 if error.detail.get("limit") == "max_inflight_bytes":
                     self.figures.throttled["max_inflight_bytes"] += 1
@@ -100,8 +107,21 @@ class Gate:
             duration = (self._engine.clock.perf_ns() - call.started_ns) / 1e6
             self.figures.count(_label(call), status, duration)
             log.debug("request", method=call.method, route=_label(call), status=status, ms=round(duration, 3))
+            # A stream counts as answered when it opens; how long it stays is no figure of a request.
+            if stream is not None:
+                await self._show(stream)
 
-    async def _answer(self, call: Call) -> Response:
+    async def _show(self, stream: EventStream) -> None:
+        try:
+            await stream.run()
+        except ClientGone:
+            pass
+        except Exception:
+            log.exception("stream_failed")
+        finally:
+            stream.close()
+
+    async def _answer(self, call: Call) -> Response | EventStream:
         refusal = self.refusal()
         try:
             found = self._routes.find(call.method, call.scope["raw_path"])

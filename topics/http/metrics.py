@@ -15,7 +15,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Histo
 from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4, generate_latest
 from prometheus_client.registry import Collector, CollectorRegistry
 
-from topics.figures import EngineFigures, Histogram
+from topics.figures import DeliveryFigures, EngineFigures, Histogram
 from topics.http.calls import Engine, Response, encode
 
 PREFIX: Final = "topics_"
@@ -51,6 +51,7 @@ class EngineCollector(Collector):
         yield from _of_engine(figures)
         yield from _of_topics(figures)
         yield from _of_wal(figures)
+        yield from _of_delivery(figures.delivery)
         yield from self._of_requests(figures)
 
     def _of_requests(self, figures: EngineFigures) -> Iterator[Metric]:
@@ -120,6 +121,23 @@ def _of_wal(figures: EngineFigures) -> Iterator[Metric]:
     yield _gauge("wal_queue_depth_peak", "Most commits that waited in one shard", wal.queue_depth_peak)
     yield _gauge("wal_read_only", "Shards that failed and take no writes", wal.read_only)
     yield _histogram("wal_fsync_latency_us", "Time of a sync, in microseconds", wal.fsync_latency)
+
+
+def _of_delivery(delivery: DeliveryFigures) -> Iterator[Metric]:
+    for name, text, value in (
+        ("sse_connections", "Open event streams", delivery.sse_connections),
+        ("ws_connections", "Open WebSockets", delivery.ws_connections),
+        ("watch_sessions", "Watch sessions, with and without a stream", delivery.watch_sessions),
+        ("pressure", "How pressed the daemon is, 0 to 1", delivery.pressure),
+        ("pressure_coalesce_ms", "How long records of a topic are gathered into one frame", delivery.coalesce_ms),
+        ("pressure_commit_window_ms", "How long commits gather before they are written", delivery.commit_window_ms),
+        ("pressure_lowest_paused", "Whether topics of negative priority get nothing", int(delivery.lowest_paused)),
+        ("pressure_routers_lowered", "Whether routers are one band lower", int(delivery.routers_lowered)),
+        ("pressure_saturated", "Whether a full queue refuses at once", int(delivery.saturated)),
+        ("ready_set_depth", "Topics with news that wait for their turn", delivery.ready_set_depth),
+    ):
+        yield _gauge(name, text, value)
+    yield _histogram("scheduling_wait_ms", "How long a topic with news waited, in milliseconds", delivery.waits_ms)
 
 
 Samples = Iterable[tuple[tuple[str, ...], float]]

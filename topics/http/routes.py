@@ -52,6 +52,9 @@ ROUTES: Final[tuple[Route, ...]] = (
     Route("append", "POST", "/v0/topics/{topic}", Plane.DATA, Body.JSON),
     Route("diff_post", "POST", "/v0/topics/{topic}/diff", Plane.DATA, Body.JSON),
     Route("diff_get", "GET", "/v0/topics/{topic}/diff", Plane.DATA),
+    Route("stream", "GET", "/v0/topics/{topic}/stream", Plane.DATA),
+    Route("open_watch", "POST", "/v0/watch", Plane.DATA, Body.JSON),
+    Route("watch", "GET", "/v0/watch/{wid}", Plane.DATA),
     Route("list_topics", "GET", "/v0/topics", Plane.CONTROL),
     Route("put_topic", "PUT", "/v0/topics/{topic}", Plane.CONTROL, Body.JSON),
     Route("get_topic", "GET", "/v0/topics/{topic}", Plane.CONTROL),
@@ -66,7 +69,7 @@ ROUTES: Final[tuple[Route, ...]] = (
 )
 
 # How each kind of path parameter is checked. A bad name is 400 wherever it appears.
-_CHECKS: Final[Mapping[str, Callable[[str], str]]] = {"topic": check_topic_name}
+_CHECKS: Final[Mapping[str, Callable[[str], str]]] = {"topic": check_topic_name, "wid": str}
 
 
 @dataclass(frozen=True, slots=True)

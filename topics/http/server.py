@@ -56,6 +56,9 @@ KEEPALIVE_IDLE_S: Final = 10
 KEEPALIVE_INTERVAL_S: Final = 5
 KEEPALIVE_COUNT: Final = 3
 USER_TIMEOUT_MS: Final = 25_000
+# On a stream, one that is connected and does not read is dealt with by the stream (`topics.watching.outbox`), which
+# wants to tell it so; the kernel counts a closed window like a peer that vanished.
+STREAM_USER_TIMEOUT_MS: Final = 40_000
 
 # Request headers up to 128 KiB are promised; the request line, and what h2 adds for each field, come on top.
 MAX_HEADER_BYTES: Final = (128 + 64) << 10
@@ -148,6 +151,13 @@ class Connection:
         self._stream = stream
         self.cancel_scope = trio.CancelScope()
         self.peer: tuple[str, int] | None = None
+
+    def allow_slow_reader(self) -> None:
+        """From here on a peer that is there and does not read is the application's business."""
+        try:
+            self._stream.socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, STREAM_USER_TIMEOUT_MS)
+        except OSError:
+            pass  # it is gone already
 
     def abort(self) -> None:
         """Close the socket at once and cancel everything that runs for it; unsent data is dropped. May be repeated."""

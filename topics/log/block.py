@@ -35,6 +35,10 @@ class Projection(NamedTuple):
 
     tags: bool = False
     meta: bool = True
+    data: bool = True
+
+
+_WHOLE: Final = Projection()
 
 
 class Parts(NamedTuple):
@@ -161,17 +165,17 @@ class Block:
         """The body and starts of this block in a projection; made when first asked for."""
         with_tags = projection.tags and self.tags is not None
         without_meta = not projection.meta and self.meta_lens is not None
-        if not with_tags and not without_meta:
+        wanted = Projection(with_tags, not without_meta, projection.data)
+        if wanted == _WHOLE:
             return self.body, self.starts
-        wanted = Projection(with_tags, not without_meta)
         if self.views is None:
             self.views = {}
         made = self.views.get(wanted)
         if made is None:
-            made = self.views[wanted] = self._project(with_tags, without_meta)
+            made = self.views[wanted] = self._project(wanted)
         return made
 
-    def _project(self, with_tags: bool, without_meta: bool) -> tuple[bytes, array[int]]:
+    def _project(self, wanted: Projection) -> tuple[bytes, array[int]]:
         body, starts = bytes(self.body), self.starts
         pieces = []
         for i in range(self.count):
@@ -179,14 +183,14 @@ class Block:
             if start == end:
                 pieces.append(b"")
                 continue
-            tail = b"},"
-            stop = end - 2
-            if without_meta and self.meta_lens is not None:
-                stop -= self.meta_lens[i]
+            meta_at = end - 2 - (self.meta_lens[i] if self.meta_lens is not None else 0)
+            # A quote inside of `$node` is escaped, so the first key of this look is the key.
+            head = body[start + 1 : meta_at if wanted.data else body.index(_DATA_KEY, start)]
+            meta = body[meta_at : end - 2] if wanted.meta else b""
             tag = b""
-            if with_tags and self.tags is not None and self.tag_starts is not None:
+            if wanted.tags and self.tags is not None and self.tag_starts is not None:
                 tag = bytes(self.tags[self.tag_starts[i] : self.tag_starts[i + 1]])
-            pieces.append(b"{%b%b%b" % (tag, body[start + 1 : stop], tail))
+            pieces.append(b"{%b%b%b}," % (tag, head, meta))
         return b"".join(pieces), array("I", accumulate(map(len, pieces), initial=0))
 
     def cut(
@@ -323,3 +327,11 @@ def _encode_full(
     if known:
         block.nodes, block.node_ids = known, node_ids
     return block
+
+
+def block_with(blocks: Sequence[Block], seq: int) -> Block | None:
+    """The one of some blocks that covers `seq`: of those that a reader has loaded and the cache need not have kept."""
+    for block in blocks:
+        if block.first_seq <= seq <= block.last_seq:
+            return block
+    return None

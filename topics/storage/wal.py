@@ -52,6 +52,9 @@ GROUP_BYTES: Final = 8 << 20
 """Most bytes of one group: two of them fit into what a disk takes in a few ms, and the next gathers meanwhile."""
 
 QUEUE_BYTES: Final = 32 << 20
+RETRY_AFTER_MS: Final = 500
+"""What a client that found the queue full is told to wait."""
+
 QUEUE_BATCHES: Final = 4096
 """Bounds of a shard's queue. At the bound an append waits (admission) and is refused with 429 after
 `TOPICS_ADMISSION_MS`.
@@ -292,7 +295,7 @@ class ShardWriter:
             if self.failed is not None:
                 raise self.failed
             return (self._clock.perf_ns() - started) / 1e6
-        raise throttled("wal_queue", QUEUE_BATCHES)
+        raise throttled("wal_queue", QUEUE_BATCHES, retry_after_ms=RETRY_AFTER_MS)
 
     def synced_position(self) -> tuple[Position, int]:
         """How far the disk is known to hold the log, and the number of frames up to there.

@@ -1,0 +1,209 @@
+"""What is deliverable of a topic after a position, gathered in single steps of the loop.
+
+A `Collector` is one read: a diff (`topics.reading`) or one frame for watchers (`topics.watching`). It never waits.
+Where it cannot go on without something, `advance` says what, and is called again when that has been seen to; a reader
+who would rather not wait takes what has been gathered so far. Which seqs are live, gone or announced is `topics.log`'s
+answer; the bytes of a run are cut from its blocks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from enum import Enum
+from typing import Final, NamedTuple
+
+import trio
+
+from topics.errors import topic_not_found
+from topics.log.block import Block, Projection, block_with
+from topics.log.index import NotLoaded, Span
+from topics.log.topic_log import Gap
+from topics.model import Tombstone
+from topics.registry import Registry
+from topics.topic import Topic
+
+SCAN_SLICE: Final = 10_000
+"""Records a read passes over (filtered) before it lets others run."""
+
+
+class Wish(NamedTuple):
+    """What a reader wants of a topic's records. `limit` counts records, `max_bytes` their JSON; at least one record is
+    given whatever its size. `nodes` are the writers to leave out."""
+
+    limit: int
+    max_bytes: int
+    nodes: frozenset[str] = frozenset()
+    projection: Projection = Projection()
+
+
+class Columns(NamedTuple):
+    """Needed: these columns of the index."""
+
+    spans: tuple[Span, ...]
+
+
+class Records(NamedTuple):
+    """Needed: the bytes of the live records from `first` to `last`, read from disk."""
+
+    first: int
+    last: int
+
+
+class Pause(Enum):
+    """Needed: that others get a turn."""
+
+    PAUSE = "pause"
+
+
+Need = Columns | Records | Pause | trio.Event
+"""What a read waits for. An event is the topic's `working`."""
+
+
+class Collector:
+    """See the module. Made for one read; everything found so far can be looked at after each `advance`."""
+
+    __slots__ = (
+        "_from_seq",
+        "_needed",
+        "_registry",
+        "_same_epoch",
+        "_since_pause",
+        "_started",
+        "_wish",
+        "after_tombstone",
+        "count",
+        "loaded",
+        "pieces",
+        "position",
+        "room",
+        "scanned",
+        "tombstone",
+        "topic",
+        "up_to",
+    )
+
+    def __init__(
+        self,
+        registry: Registry,
+        topic: Topic,
+        wish: Wish,
+        from_seq: int,
+        *,
+        same_epoch: bool = True,
+        up_to: int | None = None,
+    ) -> None:
+        self.topic = topic
+        self.position = from_seq
+        """The last seq examined."""
+        self.tombstone: Tombstone | None = None
+        self.after_tombstone = 0
+        """`position` between the tombstone and the first record."""
+        self.pieces: list[bytes] = []
+        """JSON of the records found, to be joined by commas."""
+        self.count = 0
+        self.scanned = 0
+        self.room = wish.max_bytes
+        self.loaded: Sequence[Block] = ()
+        """Blocks that were read for it and need not be in the cache."""
+        self.up_to = up_to
+        """Where visibility ends, if before the head."""
+        self._registry = registry
+        self._wish = wish
+        self._from_seq = from_seq
+        self._same_epoch = same_epoch
+        self._started = False
+        self._since_pause = 0
+        self._needed: dict[Span, None] = {}
+
+    @property
+    def end(self) -> int:
+        """The last seq that may be delivered now."""
+        head = self.topic.log.head_seq
+        return head if self.up_to is None else min(head, self.up_to)
+
+    def advance(self) -> Need | None:
+        """Gather as much as is at hand, in the order floor, hole, ttl, deleted, node, deliver; None: there is no more,
+        or a limit is reached. Raises `404 topic_not_found` if the topic is gone."""
+        if self.topic.deleted:
+            raise topic_not_found(self.topic.name)
+        if self.topic.working is not None:
+            return self.topic.working
+        try:
+            if not self._started:
+                self._registry.expire(self.topic)
+                self._same_epoch = self._same_epoch and self._from_seq <= self.topic.log.head_seq
+                self._begin()
+                self._started = True
+            need = self._gather()
+        except NotLoaded as missing:
+            # All it has asked for so far: loading one must not drop another.
+            self._needed.update(dict.fromkeys(missing.spans))
+            return Columns(tuple(self._needed))
+        self._needed.clear()
+        return need
+
+    def _begin(self) -> None:
+        self.position, self.tombstone = self.topic.log.start(self._from_seq, self._same_epoch)
+        self.after_tombstone = self.position
+
+    def _gather(self) -> Need | None:
+        log, wish = self.topic.log, self._wish
+        hidden = wish.nodes if self.topic.config.dedupe_node else frozenset()
+        end = self.end
+        while self.count < wish.limit and self.room > 0:
+            if self.position + 1 < log.evict_floor:  # the front has come by since the last step
+                if self.pieces:
+                    return None
+                self._begin()
+                continue
+            step = log.step(self.position, wish.limit - self.count)
+            if step is None or step.first > end:
+                self.position = max(self.position, end)
+                return None
+            if isinstance(step, Gap):
+                if self.pieces or self.tombstone is not None:
+                    return None
+                self.tombstone = log.tombstone_of(step)
+                self.position = self.after_tombstone = step.last
+                continue
+            block = self.topic.blocks.find(step.first) or block_with(self.loaded, step.first)
+            if block is None:
+                return Records(step.first, step.last)
+            if not self._take(block, step.first, min(step.last, block.last_seq, end), hidden):
+                return None
+            if self._since_pause >= SCAN_SLICE:
+                self._since_pause = 0
+                return Pause.PAUSE
+        return None
+
+    def _take(self, block: Block, first: int, last: int, hidden: frozenset[str]) -> bool:
+        """Records `first`..`last` of a block without those of hidden nodes. False: there is no room for all of them."""
+        if block.nodes is None or hidden.isdisjoint(block.nodes):
+            self._cut(block, first, last)
+        else:
+            seq = first
+            while seq <= last:
+                if block.node_of(seq) in hidden:
+                    self.position = seq
+                    seq += 1
+                    continue
+                end = seq
+                while end < last and block.node_of(end + 1) not in hidden:
+                    end += 1
+                if not self._cut(block, seq, end):
+                    break
+                seq = end + 1
+        if block.views:
+            self._registry.cache.grown(block)
+        self.scanned += self.position - first + 1
+        self._since_pause += self.position - first + 1
+        return self.position == last
+
+    def _cut(self, block: Block, first: int, last: int) -> bool:
+        taken, to = block.cut(first, last, self.room, self._wish.projection, at_least_one=not self.pieces)
+        if taken:
+            self.pieces.append(taken)
+            self.count += to - first + 1
+            self.room -= len(taken) + 1
+        self.position = to
+        return to == last

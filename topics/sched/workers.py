@@ -1,0 +1,213 @@
+"""The delivery workers: they serve topics that have news, in the order of the ready set (`runtime.md` section 4).
+
+Theory of operation. A topic with news is *marked* ready, once; it waits in the ready set of its shard, which is one of
+`S`, each with a worker. The worker takes the topic that is next, has it served for a bounded piece of work, and marks
+it again if there is more. What serving means is not known here: it is a function of the topic that tells what it cost.
+
+Under pressure a topic that was served a moment ago is *held* until its coalescing window is over, so that what comes
+meanwhile makes one frame; the first of a quiet topic is never held. The lowest band may be paused: its topics stay
+where they are, and do not age.
+
+At the bound: a topic is in one ready set at most once, so the sets hold at most all topics.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Callable
+from typing import Final, Generic, NamedTuple, Protocol, TypeVar
+
+import trio
+
+from topics.figures import SCHEDULING_BOUNDS_MS, Histogram
+from topics.sched.ready_set import ReadySet
+
+TURN_MS: Final = 1.0
+"""A worker lets others run after so long."""
+
+
+def _now_ms() -> float:
+    return trio.current_time() * 1000
+
+
+class Item(Protocol):
+    """What is scheduled."""
+
+    id: int
+
+
+T = TypeVar("T", bound=Item)
+
+
+class Served(NamedTuple):
+    """What serving an item came to: its cost in units (at least 1), and whether there is more to do."""
+
+    cost: int
+    more: bool
+
+
+class Scheduler(Generic[T]):
+    """See the module. `priority_of` is without waiting time; `serve` does one bounded piece of work and never waits."""
+
+    def __init__(self, shards: int, priority_of: Callable[[T], int], serve: Callable[[T], Served]) -> None:
+        self._priority_of = priority_of
+        self._serve = serve
+        self._shards = [_Shard[T]() for _ in range(shards)]
+        self.coalesce_ms = 0.0
+        """For how long a topic is held after it was served; set by the governor."""
+        self.waits_ms = Histogram(SCHEDULING_BOUNDS_MS)
+        self.lowest_paused = False
+        self._resumed = trio.Event()
+        self._waited_sum = 0.0
+        self._waited_count = 0
+
+    @property
+    def shards(self) -> int:
+        """How many workers there are."""
+        return len(self._shards)
+
+    @property
+    def depth(self) -> int:
+        """How many topics are waiting."""
+        return sum(len(shard.ready) for shard in self._shards)
+
+    @property
+    def servable_depth(self) -> int:
+        """The same without those that are paused: they must not keep up the pressure that pauses them."""
+        return self.depth - sum(shard.ready.paused for shard in self._shards)
+
+    def mark(self, item: T) -> None:
+        """There is news of a topic: it will be served. Costs nothing if it is known already."""
+        shard = self._shards[item.id % len(self._shards)]
+        if item in shard.ready or item in shard.held:
+            return
+        if self.coalesce_ms:
+            until = shard.served_ms.get(item, 0.0) + self.coalesce_ms
+            if until > _now_ms():
+                shard.hold(item, until)
+                return
+        self._make_ready(shard, item)
+
+    def _make_ready(self, shard: _Shard[T], item: T) -> None:
+        shard.ready.add(item, self._priority_of(item), _now_ms())
+        shard.wake.set()
+
+    async def run(self) -> None:
+        """All workers; until cancelled."""
+        async with trio.open_nursery() as nursery:
+            for shard in self._shards:
+                nursery.start_soon(self._work, shard)
+
+    async def _work(self, shard: _Shard[T]) -> None:
+        while True:
+            began = _now_ms()
+            while self._serve_next(shard):
+                if _now_ms() - began >= TURN_MS:
+                    break
+            else:
+                await shard.wait_for_work()
+                continue
+            await trio.lowlevel.checkpoint()
+
+    def _serve_next(self, shard: _Shard[T]) -> bool:
+        now = _now_ms()
+        for item in shard.released(now):
+            self._make_ready(shard, item)
+        popped = shard.ready.pop(now)
+        if popped is None:
+            return False
+        item, waited, band = popped
+        self.waits_ms.observe(waited)
+        self._waited_sum += waited
+        self._waited_count += 1
+        served = self._serve(item)
+        shard.ready.charge(band, served.cost)
+        if self.coalesce_ms:
+            shard.served_ms[item] = now
+        if served.more:
+            self.mark(item)
+        return True
+
+    def take_mean_wait(self) -> float:
+        """How long topics have waited on average since this was last asked, in ms; 0 if none had to."""
+        mean = self._waited_sum / self._waited_count if self._waited_count else 0.0
+        self._waited_sum, self._waited_count = 0.0, 0
+        return mean
+
+    def pace(self, coalesce_ms: float) -> None:
+        """Set the coalescing window. At 0 nothing is held any more."""
+        self.coalesce_ms = coalesce_ms
+        if not coalesce_ms:
+            for shard in self._shards:
+                shard.served_ms.clear()
+                for item in shard.released(float("inf")):
+                    self._make_ready(shard, item)
+            return
+        horizon = _now_ms() - coalesce_ms
+        for shard in self._shards:
+            shard.served_ms = {item: at for item, at in shard.served_ms.items() if at > horizon}
+
+    # -- the lowest band ---------------------------------------------------------------------------------------------
+
+    def pause_lowest(self) -> None:
+        """Topics of negative priority get nothing from here on, and do not age."""
+        if not self.lowest_paused:
+            self.lowest_paused = True
+            for shard in self._shards:
+                shard.ready.pause_lowest(_now_ms())
+
+    def resume_lowest(self) -> None:
+        """They go on."""
+        if self.lowest_paused:
+            self.lowest_paused = False
+            for shard in self._shards:
+                shard.ready.resume_lowest(_now_ms())
+                shard.wake.set()
+            self._resumed.set()
+            self._resumed = trio.Event()
+
+    def is_paused(self, item: T) -> bool:
+        """Whether a topic gets nothing now."""
+        return self.lowest_paused and self._priority_of(item) < 0
+
+    async def until_resumed(self, item: T) -> None:
+        """Wait while a topic is paused."""
+        while self.is_paused(item):
+            await self._resumed.wait()
+
+
+class _Shard(Generic[T]):
+    """The waiting topics of one worker."""
+
+    def __init__(self) -> None:
+        self.ready: ReadySet[T] = ReadySet()
+        self.wake = trio.Event()
+        self.served_ms: dict[T, float] = {}
+        """When topics were last served; kept only while there is a coalescing window, and no longer than that."""
+        self.held: dict[T, None] = {}
+        self._releases: list[tuple[float, int, T]] = []
+
+    def hold(self, item: T, until_ms: float) -> None:
+        self.held[item] = None
+        heapq.heappush(self._releases, (until_ms, item.id, item))
+        self.wake.set()
+
+    def released(self, now_ms: float) -> list[T]:
+        """Those whose window is over."""
+        items = []
+        while self._releases and self._releases[0][0] <= now_ms:
+            item = heapq.heappop(self._releases)[2]
+            del self.held[item]
+            items.append(item)
+        return items
+
+    async def wait_for_work(self) -> None:
+        """Until something is ready, or the next one that is held is due."""
+        if self.wake.is_set():
+            self.wake = trio.Event()
+        if self.ready.servable:
+            await trio.lowlevel.checkpoint()
+            return
+        left = (self._releases[0][0] - _now_ms()) / 1000 if self._releases else float("inf")
+        with trio.move_on_after(max(left, 0)):
+            await self.wake.wait()

@@ -1,0 +1,343 @@
+"""Watch sessions, and the connections that show them (`api.md` section 8).
+
+A session is a set of feeds that outlives its connections. It has one connection at a time: a newer one takes over, and
+goes on where the older one's client was. Without a connection it lives for `TOPICS_SESSION_TTL_MS`. A stream of one
+topic is a session that nobody can come back to, and a WebSocket has feeds of its own; both end with their connection.
+"""
+
+from __future__ import annotations
+
+import secrets
+from base64 import urlsafe_b64decode, urlsafe_b64encode
+from collections.abc import Callable, Iterable, Mapping
+from typing import Final
+
+import msgspec
+import trio
+
+from topics.collecting import Wish
+from topics.config import Settings
+from topics.errors import ApiError, invalid, topic_not_found
+from topics.log.block import Projection
+from topics.logs import get_logger
+from topics.model import WatchedTopic, WatchRequest
+from topics.registry import Registry
+from topics.topic import Topic
+from topics.watching import feed as feeds
+from topics.watching.delivery import Delivery
+from topics.watching.feed import Feed, Format, Mark
+from topics.watching.outbox import Outbox
+
+log = get_logger(__name__)
+
+WID_BYTES: Final = 24
+"""Random bytes of a session's name: 192 bits."""
+
+NAMED_CURSORS: Final = 64
+"""Topics of a session whose ids name them; with more, an id is the list of positions, in the order of the session."""
+
+TAKE_OVER_S: Final = 1.0
+"""How long a connection that is taken over may take to send what is in flight; then it is cut off."""
+
+FAREWELL_S: Final = 1.5
+"""The same for all connections when the daemon stops."""
+
+MAX_U64: Final = 2**64 - 1
+
+_named: Final = msgspec.json.Decoder(dict[str, int])
+_listed: Final = msgspec.json.Decoder(list[int])
+
+
+class Session:
+    """Feeds that belong together. `wid` is empty for one that nobody can come back to."""
+
+    def __init__(self, wid: str, topics: Iterable[Feed], heartbeat_ms: int) -> None:
+        self.wid = wid
+        self.heartbeat_ms = heartbeat_ms
+        self.outbox: Outbox | None = None
+        self.idle_since_ms = 0
+        self._feeds = {feed.name: feed for feed in topics}
+        self._listed = len(self._feeds) > NAMED_CURSORS
+        self._order = list(self._feeds.values())
+
+    @property
+    def feeds(self) -> list[Feed]:
+        """One for each topic that is still watched."""
+        return list(self._feeds.values())
+
+    def forget(self, feed: Feed) -> None:
+        """The feed's topic is gone, and the client knows."""
+        self._feeds.pop(feed.name, None)
+
+    def cursors(self) -> bytes:
+        """The id of a frame that is queued now: where every topic is with it."""
+        if self._listed:
+            text = msgspec.json.encode([feed.position for feed in self._order])
+        else:
+            text = msgspec.json.encode({feed.name: feed.position for feed in self._feeds.values() if not feed.ended})
+        return urlsafe_b64encode(text).rstrip(b"=")
+
+    def rewind(self, last_event_id: str) -> Mapping[str, int]:
+        """What an id says of the topics of this session. Raises 400 for what is not one."""
+        try:
+            # Not every character of base64url is refused where it does not belong by the decoder itself.
+            text = urlsafe_b64decode(_padded(last_event_id))
+            if text.startswith(b"["):
+                listed = _listed.decode(text)
+                if not self._listed or len(listed) != len(self._order):
+                    raise ValueError
+                positions = {feed.name: seq for feed, seq in zip(self._order, listed, strict=True)}
+            else:
+                positions = _named.decode(text)
+            if not all(0 <= seq <= MAX_U64 for seq in positions.values()):
+                raise ValueError
+        except (ValueError, msgspec.DecodeError):
+            raise invalid("Last-Event-ID", "is not an id of this stream") from None
+        return positions
+
+
+def _padded(last_event_id: str) -> bytes:
+    text = last_event_id.encode("ascii").rstrip(b"=")
+    if not text or not all(byte in _BASE64URL for byte in text):
+        raise ValueError
+    return text + b"=" * (-len(text) % 4)
+
+
+_BASE64URL: Final = frozenset(b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789-_")
+
+
+class Watching:
+    """What HTTP may ask about live delivery. See the module."""
+
+    def __init__(self, settings: Settings, registry: Registry, delivery: Delivery) -> None:
+        self._settings = settings
+        self._registry = registry
+        self._delivery = delivery
+        self._sessions: dict[str, Session] = {}
+        self._idle: dict[str, Session] = {}
+        """Those without a connection, in the order in which they lost it."""
+        self._draining = False
+        self.sse_connections = 0
+        self.ws_connections = 0
+
+    @property
+    def session_count(self) -> int:
+        """Sessions, with and without a connection."""
+        return len(self._sessions)
+
+    # -- sessions ----------------------------------------------------------------------------------------------------
+
+    def open(self, request: WatchRequest) -> tuple[Session, dict[str, WatchedTopic]]:
+        """Begin a session. Raises 404 for an unknown topic, 400 when `lenient` leaves none, 429 at the cap."""
+        maximum = self._settings.max_watch_sessions
+        if maximum and len(self._sessions) >= maximum:
+            raise self._registry.throttle("max_watch_sessions", maximum)
+        found: dict[str, WatchedTopic] = {}
+        members = []
+        for name, start in request.topics.items():
+            topic = self._registry.topics.get(name)
+            if topic is None:
+                if request.lenient:
+                    continue
+                raise topic_not_found(name)
+            from_seq = topic.log.head_seq if start.tail else start.from_seq
+            members.append(Feed(name, wish_of(request), Mark(from_seq, topic.id), strong=request.strong))
+            found[name] = watched(topic, from_seq)
+        if not members:
+            raise invalid("topics", "none of them exists")
+        session = Session("wid_" + secrets.token_urlsafe(WID_BYTES), members, request.heartbeat_ms)
+        self._sessions[session.wid] = session
+        self._set_idle(session)
+        return session, found
+
+    def session(self, wid: str) -> Session:
+        """The session of a name. Raises 404."""
+        session = self._sessions.get(wid)
+        if session is None:
+            raise ApiError("not_found", "there is no such watch session, or not any more", detail={"wid": wid})
+        return session
+
+    def stream_of(self, name: str, request: WatchRequest, last_event_id: str | None) -> Session:
+        """A session of one topic that ends with its connection. `last_event_id` is its cursor. Raises 404 and 400."""
+        topic = self._registry.topic(name)
+        start = request.topics[name]
+        from_seq = topic.log.head_seq if start.tail else start.from_seq
+        feed = Feed(name, wish_of(request), Mark(from_seq, topic.id), strong=request.strong)
+        session = Session("", [feed], request.heartbeat_ms)
+        if last_event_id is not None:
+            positions = session.rewind(last_event_id)
+            if name not in positions:
+                raise invalid("Last-Event-ID", "is not an id of this stream")
+            feed.sent = Mark(positions[name], topic.id)
+            feed.go_back(feed.sent)
+        return session
+
+    async def connect(
+        self,
+        session: Session,
+        form: Format,
+        stamp: Callable[[bytes], bytes],
+        abort: Callable[[], None],
+        last_event_id: str | None = None,
+    ) -> Outbox:
+        """Show a session on a connection: what is to be sent is in the outbox from here on. `disconnect` ends it.
+
+        An id rewinds the session's cursors, never the other way. The connection it had before is told and ended first.
+        Raises 400 for a damaged id, 404 when the session has ended meanwhile. Cancelling leaves the session without a
+        connection.
+        """
+        positions = session.rewind(last_event_id) if last_event_id is not None and session.wid else {}
+        while session.outbox is not None:
+            await self._take_over(session.outbox)
+        if session.wid:
+            self.session(session.wid)
+            self._idle.pop(session.wid, None)
+
+        def ended(feed: Feed) -> None:
+            session.forget(feed)
+            if not session.feeds:
+                outbox.end_after_queued()
+
+        outbox = Outbox(
+            form,
+            stamp=lambda: stamp(session.cursors()),
+            abort=abort,
+            on_room=self._delivery.set_due,
+            on_ended=ended,
+            sending=self._delivery.sending,
+        )
+        session.outbox = outbox
+        self._delivery.outboxes[outbox] = None
+        for feed in session.feeds:
+            if feed.name in positions and positions[feed.name] < feed.sent.position:
+                feed.sent = Mark(positions[feed.name], feed.sent.epoch)
+                feed.go_back(feed.sent)
+        for feed in session.feeds:
+            self._delivery.attach(feed, outbox)
+        if self._draining:
+            outbox.finish(feeds.SHUTTING_DOWN)
+        return outbox
+
+    async def _take_over(self, older: Outbox) -> None:
+        older.finish(feeds.TAKEN_OVER)
+        with trio.move_on_after(TAKE_OVER_S):
+            await older.closed.wait()
+            return
+        older.abort()
+        await older.closed.wait()
+
+    def disconnect(self, session: Session) -> None:
+        """The session's connection has ended."""
+        outbox, session.outbox = session.outbox, None
+        assert outbox is not None
+        self._close(outbox)
+        if session.wid and session.feeds:
+            self._set_idle(session)
+        elif session.wid:
+            del self._sessions[session.wid]
+
+    def _set_idle(self, session: Session) -> None:
+        session.idle_since_ms = self._registry.monotonic_ms()
+        self._idle[session.wid] = session
+
+    def _close(self, outbox: Outbox) -> None:
+        for feed in list(outbox.feeds):
+            self._delivery.detach(feed)
+        del self._delivery.outboxes[outbox]
+        self._delivery.sending.pop(outbox, None)
+        outbox.cold.clear()
+        outbox.closing = True
+        outbox.closed.set()
+
+    def expire_idle(self) -> None:
+        """Called by the clock: end sessions that have had no connection for too long."""
+        horizon = self._registry.monotonic_ms() - self._settings.session_ttl_ms
+        while self._idle:
+            wid, session = next(iter(self._idle.items()))
+            if session.idle_since_ms > horizon:
+                break
+            del self._idle[wid], self._sessions[wid]
+
+    # -- sockets -----------------------------------------------------------------------------------------------------
+
+    def open_socket(self, form: Format, abort: Callable[[], None], slots: int) -> Outbox:
+        """An outbox for a connection whose feeds come and go (`subscribe`). `close_socket` ends it."""
+        outbox = Outbox(
+            form,
+            stamp=bytes,
+            abort=abort,
+            on_room=self._delivery.set_due,
+            on_ended=self._delivery.detach,
+            sending=self._delivery.sending,
+            slots=slots,
+        )
+        self._delivery.outboxes[outbox] = None
+        if self._draining:
+            outbox.finish(feeds.SHUTTING_DOWN)
+        return outbox
+
+    def resolve(self, request: WatchRequest) -> list[tuple[Feed, WatchedTopic]]:
+        """Feeds for a subscription, not attached yet. Raises 404 for an unknown topic."""
+        found = []
+        for name, start in request.topics.items():
+            topic = self._registry.topic(name)
+            from_seq = topic.log.head_seq if start.tail else start.from_seq
+            found.append((Feed(name, wish_of(request), Mark(from_seq, topic.id)), watched(topic, from_seq)))
+        return found
+
+    def subscribe(self, outbox: Outbox, feed: Feed) -> None:
+        """Deliver a feed to a socket; one of the same topic that it has is replaced."""
+        self.unsubscribe(outbox, feed.name)
+        self._delivery.attach(feed, outbox)
+
+    def unsubscribe(self, outbox: Outbox, name: str) -> bool:
+        """Deliver a topic to a socket no more; whether it was."""
+        for feed in outbox.feeds:
+            if feed.name == name:
+                self._delivery.detach(feed)
+                return True
+        return False
+
+    def close_socket(self, outbox: Outbox) -> None:
+        """The socket has ended."""
+        self._close(outbox)
+
+    # -- all connections ---------------------------------------------------------------------------------------------
+
+    def admit_connection(self) -> None:
+        """Raises 429 when there are as many streams and sockets as there may be."""
+        maximum = self._settings.max_sse_connections
+        if maximum and self.sse_connections + self.ws_connections >= maximum:
+            raise self._registry.throttle("max_sse_connections", maximum)
+
+    def check_connections(self) -> None:
+        """Called by the clock: see which connections are too slow."""
+        for outbox in list(self._delivery.sending):
+            outbox.check()
+
+    async def say_farewell(self) -> None:
+        """The daemon stops: every connection gets its final frame, and those that do not take it are cut off."""
+        self._draining = True
+        for outbox in self._delivery.outboxes:
+            outbox.finish(feeds.SHUTTING_DOWN)
+        with trio.move_on_after(FAREWELL_S):
+            for outbox in list(self._delivery.outboxes):
+                await outbox.closed.wait()
+            return
+        late = list(self._delivery.outboxes)
+        log.info("streams_cut_off", connections=len(late))
+        for outbox in late:
+            outbox.abort()
+
+
+def wish_of(request: WatchRequest) -> Wish:
+    """What every feed of a request wants."""
+    projection = Projection(request.include_tags, request.include_meta, request.include_data)
+    return Wish(request.limit, request.max_batch_bytes, request.nodes, projection)
+
+
+def watched(topic: Topic, from_seq: int) -> WatchedTopic:
+    """What a watcher is told of a topic at first."""
+    return WatchedTopic(
+        from_seq=from_seq, head_seq=topic.log.head_seq, earliest_seq=topic.log.earliest_seq, epoch=topic.id
+    )
