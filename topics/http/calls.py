@@ -8,6 +8,7 @@ from typing import Any, Final, Protocol, TypeVar
 
 import msgspec
 import trio
+from msgspec import UNSET, UnsetType
 
 from topics.clock import Clock
 from topics.config import Settings
@@ -122,6 +123,35 @@ def error_response(error: ApiError) -> Response:
     if error.retry_after_s is not None:
         headers.append((b"retry-after", b"%d" % error.retry_after_s))
     return Response(error.status, encode(body), headers=headers)
+
+
+class _AppendAnswer(msgspec.Struct, kw_only=True):
+    topic: str
+    first_seq: int
+    last_seq: int
+    seqs: list[int] | UnsetType
+    head_seq: int
+    count: int
+    created: bool
+    deduped: bool
+    performance: Performance
+
+
+def append_answer(result: AppendResult, performance: Performance, *, return_seqs: bool) -> bytes:
+    """What an append is answered with, over whatever connection (`api.md` section 4)."""
+    return encode(
+        _AppendAnswer(
+            topic=result.topic,
+            first_seq=result.first_seq,
+            last_seq=result.last_seq,
+            seqs=list(range(result.first_seq, result.last_seq + 1)) if return_seqs else UNSET,
+            head_seq=result.head_seq,
+            count=result.count,
+            created=result.created,
+            deduped=result.deduped,
+            performance=performance,
+        )
+    )
 
 
 class Call:

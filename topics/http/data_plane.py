@@ -7,28 +7,13 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping
 
-import msgspec
-from msgspec import UNSET, UnsetType
-
 from topics.errors import invalid
 from topics.http import bodies
-from topics.http.calls import Call, Engine, Response, encode
+from topics.http.calls import Call, Engine, Response, append_answer, encode
 from topics.http.streams import EventStream, Streams
 from topics.model import Performance, ReadRequest, ReadResult
 
 Handler = Callable[[Call], Awaitable[Response | EventStream]]
-
-
-class _AppendAnswer(msgspec.Struct, kw_only=True):
-    topic: str
-    first_seq: int
-    last_seq: int
-    seqs: list[int] | UnsetType
-    head_seq: int
-    count: int
-    created: bool
-    deduped: bool
-    performance: Performance
 
 
 class DataPlane:
@@ -44,6 +29,7 @@ class DataPlane:
             "open_watch": streams.open_watch,
             "watch": streams.watch,
             "stream": streams.stream,
+            "ws": self.ws,
         }
 
     async def append(self, call: Call) -> Response:
@@ -57,18 +43,8 @@ class DataPlane:
         if request.config is not None:
             bodies.check_inline_config(topic, request.config)
         result = await engine.append(topic, request, call.perf)
-        answer = _AppendAnswer(
-            topic=result.topic,
-            first_seq=result.first_seq,
-            last_seq=result.last_seq,
-            seqs=list(range(result.first_seq, result.last_seq + 1)) if return_seqs else UNSET,
-            head_seq=result.head_seq,
-            count=result.count,
-            created=result.created,
-            deduped=result.deduped,
-            performance=call.performance(engine.clock.perf_ns()),
-        )
-        return Response(201 if result.created else 200, encode(answer))
+        answer = append_answer(result, call.performance(engine.clock.perf_ns()), return_seqs=return_seqs)
+        return Response(201 if result.created else 200, answer)
 
     async def diff_post(self, call: Call) -> Response:
         """`POST /v0/topics/{topic}/diff` (`api.md` section 5)."""
@@ -77,6 +53,10 @@ class DataPlane:
     async def diff_get(self, call: Call) -> Response:
         """`GET /v0/topics/{topic}/diff`: the same, as query parameters."""
         return await self._diff(call, bodies.decode_read_query(call.query, self._engine.settings))
+
+    async def ws(self, call: Call) -> Response:
+        """`GET /v0/ws` by a client that does not ask for a WebSocket; the gate opens those."""
+        raise invalid("Upgrade", "must be websocket")
 
     async def _diff(self, call: Call, request: ReadRequest) -> Response:
         topic = call.params["topic"]

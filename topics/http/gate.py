@@ -26,6 +26,7 @@ from topics.http.reading import SMALL_BODY, SMALL_BODY_S, BodyReader, discard_bo
 from topics.http.routes import Body, Plane, RouteTable
 from topics.http.server import Connection
 from topics.http.streams import EventStream
+from topics.http.websocket import WebSocket
 from topics.logs import get_logger
 
 log = get_logger(__name__)
@@ -59,7 +60,7 @@ class Gate:
         if scope["type"] == "http":
             await self._handle(Call(scope, receive, send, self._engine.clock.perf_ns()))
         elif scope["type"] == "websocket":
-            await self._refuse_websocket(receive, send)
+            await self._open_websocket(scope, receive, send)
         else:
             raise NotImplementedError(scope["type"])
 
@@ -168,9 +169,28 @@ class Gate:
             connection: Connection = call.scope["state"]["connection"]
             connection.abort()
 
-    async def _refuse_websocket(self, receive: Receive, send: Send) -> None:
+    async def _open_websocket(self, scope: Scope, receive: Receive, send: Send) -> None:
         await receive()
-        response = error_response(ApiError("not_found", "there is no such route"))
+        began = self._engine.clock.perf_ns()
+        label, status = UNMATCHED, 101
+        try:
+            found = self._routes.find("GET", scope["raw_path"])
+            if found.route.name != "ws":
+                raise ApiError("not_found", "there is no WebSocket here")
+            label = found.route.label
+            if (refusal := self.refusal()) is not None:
+                raise refusal
+            await WebSocket(self._engine, self._reader.budget, scope, receive, send).run()
+        except ApiError as error:
+            status = error.status
+            await self._refuse_websocket(error, send)
+        except Exception:
+            log.exception("socket_failed")
+        finally:
+            self.figures.count(label, status, (self._engine.clock.perf_ns() - began) / 1e6 if status != 101 else 0.0)
+
+    async def _refuse_websocket(self, error: ApiError, send: Send) -> None:
+        response = error_response(error)
         headers = [(b"content-type", response.content_type), (b"content-length", b"%d" % len(response.body))]
         await send({"type": "websocket.http.response.start", "status": response.status, "headers": headers})
         await send({"type": "websocket.http.response.body", "body": response.body, "more_body": False})

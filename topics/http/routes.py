@@ -55,6 +55,7 @@ ROUTES: Final[tuple[Route, ...]] = (
     Route("stream", "GET", "/v0/topics/{topic}/stream", Plane.DATA),
     Route("open_watch", "POST", "/v0/watch", Plane.DATA, Body.JSON),
     Route("watch", "GET", "/v0/watch/{wid}", Plane.DATA),
+    Route("ws", "GET", "/v0/ws", Plane.DATA),
     Route("list_topics", "GET", "/v0/topics", Plane.CONTROL),
     Route("put_topic", "PUT", "/v0/topics/{topic}", Plane.CONTROL, Body.JSON),
     Route("get_topic", "GET", "/v0/topics/{topic}", Plane.CONTROL),

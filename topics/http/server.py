@@ -20,9 +20,11 @@ import socket
 import struct
 import sys
 from collections.abc import Iterable
+from contextlib import suppress
 from typing import Any, Final
 
 import h2.connection
+import h2.errors
 import h2.events
 import h2.exceptions
 import h11
@@ -33,8 +35,11 @@ from hypercorn.app_wrappers import ASGIWrapper
 from hypercorn.config import Config
 from hypercorn.events import Closed, Event, RawData, Updated
 from hypercorn.protocol import ProtocolWrapper
+from hypercorn.protocol.events import Event as StreamEvent
+from hypercorn.protocol.events import StreamClosed
 from hypercorn.protocol.h2 import H2Protocol
 from hypercorn.protocol.h11 import H2CProtocolRequiredError, H2ProtocolAssumedError, H11Protocol
+from hypercorn.protocol.ws_stream import WSStream
 from hypercorn.trio.task_group import TaskGroup
 from hypercorn.trio.tcp_server import MAX_RECV, TCPServer
 from hypercorn.trio.worker_context import EventWrapper, WorkerContext
@@ -42,6 +47,7 @@ from hypercorn.typing import ASGIFramework, ConnectionState, H11SendableEvent
 from hypercorn.utils import parse_socket_addr
 from hyperframe.frame import Frame
 from priority.priority import DeadlockError, MissingStreamError
+from wsproto.events import Ping
 
 from topics.config import Settings
 from topics.logs import get_logger
@@ -70,6 +76,10 @@ LINGER_READS: Final = 64
 # Events a request may have waiting before its connection is not read any more: up to 256 KiB each, outside the budget
 # of bodies.
 QUEUED_EVENTS: Final = 4
+
+# `tcpi_bytes_acked` in the kernel's `struct tcp_info` (Linux 4.1 and later).
+_TCP_INFO_BYTES: Final = 192
+_BYTES_ACKED: Final = slice(120, 128)
 
 READ_BYTES: Final = 64 << 10
 BULK_READ_BYTES: Final = 256 << 10
@@ -158,6 +168,14 @@ class Connection:
             self._stream.socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, STREAM_USER_TIMEOUT_MS)
         except OSError:
             pass  # it is gone already
+
+    def acked(self) -> int:
+        """Bytes that the peer's side has acknowledged so far: what grows while it takes anything at all."""
+        try:
+            info = self._stream.socket.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _TCP_INFO_BYTES)
+        except OSError:
+            return 0
+        return int.from_bytes(info[_BYTES_ACKED], sys.byteorder)
 
     def abort(self) -> None:
         """Close the socket at once and cancel everything that runs for it; unsent data is dropped. May be repeated."""
@@ -435,6 +453,14 @@ class _H11(H11Protocol):
         await self._send_h11_event(h11.Data(data=body))
         await self._send_h11_event(h11.EndOfMessage())
 
+    async def _create_stream(self, request: h11.Request) -> None:
+        if any(name == b"sec-websocket-extensions" for name, _ in request.headers):
+            headers = _without_extensions(request.headers)
+            request = h11.Request(
+                method=request.method, target=request.target, headers=headers, http_version=request.http_version
+            )
+        await super()._create_stream(request)
+
     async def _maybe_recycle(self) -> None:
         """After an answer: the next request, or the end.
 
@@ -449,6 +475,25 @@ class _H11(H11Protocol):
         else:
             await self._resumption.end()
             await self.send(Closed())
+
+
+async def send_ping(send: Any) -> None:
+    """Ping the peer of a WebSocket; `send` is what its application was given.
+
+    ASGI has no message for it, and hypercorn's own pings come from a task that outlives the socket by an interval,
+    which would hold up a drain.
+    """
+    stream = send.__self__
+    assert isinstance(stream, WSStream)
+    await stream._send_wsproto_event(Ping())
+
+
+def _without_extensions(headers: Iterable[tuple[bytes, bytes]]) -> list[tuple[bytes, bytes]]:
+    """Headers of a request for a WebSocket without the offer to compress.
+
+    Hypercorn takes every offer, which costs 300 KiB and a deflate of every message for each socket.
+    """
+    return [(name, value) for name, value in headers if name.lower() != b"sec-websocket-extensions"]
 
 
 class _NoMoreRequests(Exception):
@@ -489,6 +534,20 @@ class _H2(H2Protocol):
         self.connection.incoming_buffer = _FrameBuffer(server=True)
         self.connection.incoming_buffer.max_frame_size = self.connection.max_inbound_frame_size
         self.priority = _RoundRobin()  # type: ignore[assignment]
+
+    async def _create_stream(self, request: h2.events.RequestReceived) -> None:
+        request.headers = _without_extensions(request.headers)
+        await super()._create_stream(request)
+
+    async def stream_send(self, event: StreamEvent) -> None:
+        """An answer that its application has left unfinished ends in a reset, or the client would wait for the rest."""
+        buffer = self.stream_buffers.get(event.stream_id)
+        if isinstance(event, StreamClosed) and buffer is not None and not buffer._complete:
+            await buffer.close()
+            with suppress(h2.exceptions.ProtocolError):
+                self.connection.reset_stream(event.stream_id, h2.errors.ErrorCodes.CANCEL)
+            await self._flush()
+        await super().stream_send(event)
 
     async def _handle_events(self, events: list[h2.events.Event]) -> None:
         for event in events:

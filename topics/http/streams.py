@@ -73,7 +73,7 @@ class Streams:
         stream = EventStream(self._engine, session, call)
         watching.sse_connections += 1
         try:
-            stream.outbox = await watching.connect(session, EVENTS, with_id, stream.abort, last_event_id)
+            stream.outbox = await watching.connect(session, EVENTS, with_id, stream.abort, stream.acked, last_event_id)
         except BaseException:
             watching.sse_connections -= 1
             raise
@@ -104,6 +104,13 @@ class EventStream:
         else:
             connection: Connection = self._call.scope["state"]["connection"]
             connection.abort()
+
+    def acked(self) -> int:
+        """Bytes that the client has acknowledged; 0 where streams share a connection."""
+        if self._call.scope["http_version"] == "2":
+            return 0
+        connection: Connection = self._call.scope["state"]["connection"]
+        return connection.acked()
 
     def close(self) -> None:
         """The session has no connection any more."""

@@ -8,7 +8,7 @@ so that nobody ever waits for a connection but its own task. What was taken is *
     no progress for TOO_SLOW_MS   everything is dropped but a final frame, which gets
                      GRACE_MS     to be taken; then the connection is cut off
 
-Progress is a piece of what is in flight that the connection has accepted.
+Progress is a piece of what is in flight that the connection has accepted, or any byte that the peer has acknowledged.
 """
 
 from __future__ import annotations
@@ -54,6 +54,7 @@ class Outbox:
         abort: Callable[[], None],
         on_room: Callable[[list[Feed]], None],
         on_ended: Callable[[Feed], None],
+        acked: Callable[[], int],
         sending: dict[Outbox, None],
         slots: int | None = None,
     ) -> None:
@@ -69,9 +70,13 @@ class Outbox:
         self.closed = trio.Event()
         """The connection is gone, and its feeds are free."""
         self.abort = abort
+        self.ended_by: feeds.Final | None = None
         self._stamp = stamp
         self._on_room = on_room
         self._on_ended = on_ended
+        self._acked = acked
+        """Bytes that the peer has acknowledged; 0 where nobody knows."""
+        self._acked_before = 0
         self._sending = sending
         """Of all connections, those with something in flight."""
         self._slots = slots
@@ -79,6 +84,7 @@ class Outbox:
         self._flight: list[Entry] = []
         self._bytes = 0
         self._wake: trio.Event | None = None
+        self._freed = trio.lowlevel.ParkingLot()
         self._stalled_since: float | None = None
 
     # -- putting in --------------------------------------------------------------------------------------------------
@@ -90,6 +96,14 @@ class Outbox:
         if self._slots is not None and len(self._queue) + len(self._flight) >= self._slots:
             return False
         return self._bytes + size <= OUTBOX_BYTES or not (self._queue or self._flight)
+
+    async def room(self) -> bool:
+        """Wait until something may be put in. False: nothing will be any more. Cancelling leaves nothing behind."""
+        while not self.has_room():
+            if self.closing:
+                return False
+            await self._freed.park()
+        return True
 
     def want_room(self, feed: Feed) -> None:
         """The feed is told (`on_room`) when there is some."""
@@ -113,6 +127,8 @@ class Outbox:
         self.drop_queued()
         self.wanting.clear()
         self.closing = True
+        self._freed.unpark_all()
+        self.ended_by = why
         if why is not None:
             self._put(Entry(self.form.final(why)))
         self._notify()
@@ -173,6 +189,7 @@ class Outbox:
                 entry.feed.sent = entry.mark
                 if entry.ends:
                     self._on_ended(entry.feed)
+        self._freed.unpark_all()
         if self.wanting and not self.closing and self._bytes <= OUTBOX_BYTES // 2:
             wanting, self.wanting = list(self.wanting), {}
             self._on_room(wanting)
@@ -183,6 +200,10 @@ class Outbox:
 
     def check(self) -> None:
         """Called by the clock: see whether the connection is too slow."""
+        acked = self._acked()
+        if acked != self._acked_before:
+            self._acked_before = acked
+            self.progressed()
         stalled = self.stalled_ms()
         if stalled >= TOO_SLOW_MS + GRACE_MS:
             self.abort()

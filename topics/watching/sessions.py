@@ -178,6 +178,7 @@ class Watching:
         form: Format,
         stamp: Callable[[bytes], bytes],
         abort: Callable[[], None],
+        acked: Callable[[], int],
         last_event_id: str | None = None,
     ) -> Outbox:
         """Show a session on a connection: what is to be sent is in the outbox from here on. `disconnect` ends it.
@@ -204,6 +205,7 @@ class Watching:
             abort=abort,
             on_room=self._delivery.set_due,
             on_ended=ended,
+            acked=acked,
             sending=self._delivery.sending,
         )
         session.outbox = outbox
@@ -260,7 +262,7 @@ class Watching:
 
     # -- sockets -----------------------------------------------------------------------------------------------------
 
-    def open_socket(self, form: Format, abort: Callable[[], None], slots: int) -> Outbox:
+    def open_socket(self, form: Format, abort: Callable[[], None], acked: Callable[[], int], slots: int) -> Outbox:
         """An outbox for a connection whose feeds come and go (`subscribe`). `close_socket` ends it."""
         outbox = Outbox(
             form,
@@ -268,6 +270,7 @@ class Watching:
             abort=abort,
             on_room=self._delivery.set_due,
             on_ended=self._delivery.detach,
+            acked=acked,
             sending=self._delivery.sending,
             slots=slots,
         )
@@ -276,9 +279,14 @@ class Watching:
             outbox.finish(feeds.SHUTTING_DOWN)
         return outbox
 
-    def resolve(self, request: WatchRequest) -> list[tuple[Feed, WatchedTopic]]:
-        """Feeds for a subscription, not attached yet. Raises 404 for an unknown topic."""
+    def resolve(self, outbox: Outbox, request: WatchRequest) -> list[tuple[Feed, WatchedTopic]]:
+        """Feeds for a subscription, not attached yet. Raises 404 for an unknown topic, 400 for more topics than a
+        socket may have."""
         found = []
+        names = {feed.name for feed in outbox.feeds} | request.topics.keys()
+        maximum = self._settings.max_watch_topics
+        if len(names) > maximum:
+            raise invalid("topics", f"would be {len(names)} on this socket, at most {maximum} are allowed", max=maximum)
         for name, start in request.topics.items():
             topic = self._registry.topic(name)
             from_seq = topic.log.head_seq if start.tail else start.from_seq

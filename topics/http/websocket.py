@@ -1,0 +1,284 @@
+"""`GET /v0/ws`: commands and pushes as JSON text messages (`api.md` section 8).
+
+Theory of operation. A socket has two tasks. One reads: it carries out a command at a time, in the order in which they
+came, and stops reading while there is no room for an answer, so that a client that only writes is slowed down by TCP.
+The other sends what is in the outbox, which holds `SLOTS` messages: answers wait for a slot, and a record message is
+not built before there is one. A third pings. What is pushed, and when, is `topics.watching`'s business, as it is for
+event streams.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from typing import Any, Final
+
+import msgspec
+import trio
+from msgspec import UNSET, UnsetType
+
+from topics.errors import ApiError, invalid
+from topics.http import bodies
+from topics.http.calls import Engine, Receive, Scope, Send, append_answer, encode
+from topics.http.reading import ByteBudget
+from topics.http.server import Connection, send_ping
+from topics.http.watch_requests import decode_subscribe
+from topics.log.names import check_topic_name
+from topics.logs import get_logger
+from topics.model import Performance, Tombstone
+from topics.watching import feed as feeds
+from topics.watching.outbox import Outbox
+
+log = get_logger(__name__)
+
+SLOTS: Final = 4
+"""Messages that wait to be sent, the one that is being sent included."""
+
+PING_S: Final = 15.0
+
+CLOSE_CODES: Final = {feeds.TOO_SLOW: 1008, feeds.SHUTTING_DOWN: 1001}
+"""How a socket is closed that we end (RFC 6455, 7.4.1)."""
+
+
+class MessageFormat:
+    """`topics.watching.feed.Format` as messages."""
+
+    def record(self, topic: str, records: bytes, from_seq: int, to_seq: int, head_seq: int) -> bytes:
+        return b'{"op":"record","topic":"%b","from_seq":%d,"to_seq":%d,"head_seq":%d,"records":[%b]}' % (
+            topic.encode(),
+            from_seq,
+            to_seq,
+            head_seq,
+            records,
+        )
+
+    def tombstone(self, topic: str, tombstone: Tombstone, reason: str) -> bytes:
+        return encode(
+            {
+                "op": "tombstone",
+                "topic": topic,
+                "reason": reason,
+                "gap_from": tombstone.gap_from,
+                "gap_to": tombstone.gap_to,
+                "earliest_seq": tombstone.earliest_seq,
+                "head_seq": tombstone.head_seq,
+            }
+        )
+
+    def caught_up(self, topic: str, head_seq: int) -> bytes:
+        return encode({"op": "caught_up", "topic": topic, "head_seq": head_seq})
+
+    def topic_deleted(self, topic: str, head_seq: int) -> bytes:
+        return encode({"op": "topic_deleted", "topic": topic, "head_seq": head_seq, "reason": "deleted"})
+
+    def paced(self, topics: list[str], retry_after_ms: int) -> bytes:
+        detail = {"retry_after_ms": retry_after_ms, "topics": topics}
+        return encode({"op": "error", "code": "throttled", "message": "paced under pressure", "detail": detail})
+
+    def final(self, why: feeds.Final) -> bytes:
+        return encode({"op": "error", "code": why.code, "message": why.message})
+
+
+MESSAGES: Final = MessageFormat()
+
+
+class _Command(msgspec.Struct):
+    op: str
+    request_id: msgspec.Raw | UnsetType = UNSET
+
+
+class _Unsubscribe(msgspec.Struct):
+    topic: str | None = None
+    topics: list[str] | None = None
+
+
+class _Publish(msgspec.Struct):
+    topic: str
+    return_seqs: bool = True
+
+
+class _Answer(msgspec.Struct, kw_only=True):
+    op: str
+    request_id: msgspec.Raw | UnsetType = UNSET
+
+
+class _Subscribed(_Answer, kw_only=True):
+    topics: dict[str, dict[str, int]]
+
+
+class _Unsubscribed(_Answer, kw_only=True):
+    topics: list[str]
+
+
+class _Error(_Answer, kw_only=True):
+    code: str
+    message: str
+    detail: dict[str, Any] | UnsetType = UNSET
+
+
+_command: Final = msgspec.json.Decoder(_Command)
+_unsubscribe: Final = msgspec.json.Decoder(_Unsubscribe)
+_publish: Final = msgspec.json.Decoder(_Publish)
+
+RequestId = msgspec.Raw | UnsetType
+
+
+class WebSocket:
+    """One open socket. See the module."""
+
+    def __init__(self, engine: Engine, budget: ByteBudget, scope: Scope, receive: Receive, send: Send) -> None:
+        self._engine = engine
+        self._budget = budget
+        self._scope = scope
+        self._receive = receive
+        self._send = send
+        self._cancel = trio.CancelScope()
+        self._outbox: Outbox
+        self._commands: dict[str, Callable[[bytes, RequestId], Awaitable[None]]] = {
+            "subscribe": self._subscribe,
+            "unsubscribe": self._unsubscribe,
+            "publish": self._publish,
+            "ping": self._ping,
+        }
+
+    async def run(self) -> None:
+        """Accept, and serve until either side ends it. Raises `ApiError` for a socket that is not accepted."""
+        watching = self._engine.watching
+        connection: Connection = self._scope["state"]["connection"]
+        watching.admit_connection()
+        watching.ws_connections += 1
+        try:
+            connection.allow_slow_reader()
+            await self._send({"type": "websocket.accept"})
+            self._outbox = watching.open_socket(MESSAGES, self._abort, connection.acked, SLOTS)
+            try:
+                with self._cancel:
+                    async with trio.open_nursery() as nursery:
+                        nursery.start_soon(self._read_all, nursery.cancel_scope)
+                        nursery.start_soon(self._send_all, nursery.cancel_scope)
+                        nursery.start_soon(self._ping_all)
+            finally:
+                watching.close_socket(self._outbox)
+        finally:
+            watching.ws_connections -= 1
+
+    def _abort(self) -> None:
+        if self._scope["http_version"] == "2":
+            self._cancel.cancel()
+        else:
+            connection: Connection = self._scope["state"]["connection"]
+            connection.abort()
+
+    # -- the tasks ---------------------------------------------------------------------------------------------------
+
+    async def _send_all(self, scope: trio.CancelScope) -> None:
+        outbox = self._outbox
+        while entries := await outbox.take():
+            for entry in entries:
+                await self._send({"type": "websocket.send", "text": entry.data.decode()})
+                outbox.progressed()
+            outbox.sent()
+        code = CLOSE_CODES[outbox.ended_by] if outbox.ended_by is not None else 1000
+        await self._send({"type": "websocket.close", "code": code})
+        scope.cancel()
+
+    async def _ping_all(self) -> None:
+        while True:
+            await trio.sleep(PING_S)
+            await send_ping(self._send)
+
+    async def _read_all(self, scope: trio.CancelScope) -> None:
+        while (message := await self._receive())["type"] != "websocket.disconnect":
+            if message["type"] == "websocket.receive":
+                await self._handle(message.get("text"))
+        scope.cancel()
+
+    async def _handle(self, text: str | None) -> None:
+        """Carry out one command; whatever is wrong with it is told, and the socket stays."""
+        request_id: RequestId = UNSET
+        raw = b""
+        try:
+            if text is None:
+                raise invalid("message", "must be a text message")
+            raw = text.encode()
+            maximum = self._engine.settings.max_body_bytes
+            if len(raw) > maximum:
+                raise ApiError("payload_too_large", f"the message is larger than {maximum} bytes")
+            if not await self._budget.take(len(raw), self._engine.settings.admission_ms / 1000):
+                raw = b""
+                raise ApiError("throttled", "max_inflight_bytes is reached", detail={"limit": "max_inflight_bytes"})
+            command = bodies.decode_json(_command, raw)
+            request_id = command.request_id
+            carry_out = self._commands.get(command.op)
+            if carry_out is None:
+                raise invalid("op", f"must be one of {', '.join(self._commands)}")
+            await carry_out(raw, request_id)
+        except ApiError as error:
+            await self._refuse(error, request_id)
+        except Exception:
+            log.exception("command_failed")
+            await self._refuse(ApiError("internal", "the command failed; the socket stays"), request_id)
+        finally:
+            if raw:
+                self._budget.give_back(len(raw))
+
+    async def _answer(self, answer: bytes) -> None:
+        if await self._outbox.room():
+            self._outbox.put(answer)
+
+    async def _refuse(self, error: ApiError, request_id: RequestId) -> None:
+        await self._answer(
+            encode(
+                _Error(
+                    op="error",
+                    request_id=request_id,
+                    code=error.code,
+                    message=error.message,
+                    detail=error.detail or UNSET,
+                )
+            )
+        )
+
+    # -- the commands ------------------------------------------------------------------------------------------------
+
+    async def _subscribe(self, raw: bytes, request_id: RequestId) -> None:
+        request = decode_subscribe(raw, self._engine.settings)
+        watching, outbox = self._engine.watching, self._outbox
+        if not await outbox.room():
+            return
+        found = watching.resolve(outbox, request)
+        topics = {
+            feed.name: {"from_seq": at.from_seq, "head_seq": at.head_seq, "earliest_seq": at.earliest_seq}
+            for feed, at in found
+        }
+        outbox.put(encode(_Subscribed(op="subscribed", request_id=request_id, topics=topics)))
+        for feed, _ in found:
+            watching.subscribe(outbox, feed)
+
+    async def _unsubscribe(self, raw: bytes, request_id: RequestId) -> None:
+        body = bodies.decode_json(_unsubscribe, raw)
+        if (body.topic is None) == (body.topics is None):
+            raise invalid("topic", "give either topic or topics")
+        names = [body.topic] if body.topic is not None else body.topics or []
+        for name in names:
+            check_topic_name(name)
+        if await self._outbox.room():
+            left = [name for name in dict.fromkeys(names) if self._engine.watching.unsubscribe(self._outbox, name)]
+            self._outbox.put(encode(_Unsubscribed(op="unsubscribed", request_id=request_id, topics=left)))
+
+    async def _publish(self, raw: bytes, request_id: RequestId) -> None:
+        engine = self._engine
+        publish = bodies.decode_json(_publish, raw)
+        topic = check_topic_name(publish.topic)
+        request = bodies.decode_append(raw, engine.settings)
+        if request.config is not None:
+            bodies.check_inline_config(topic, request.config)
+        began = engine.clock.perf_ns()
+        perf = Performance()
+        result = await engine.append(topic, request, perf)
+        perf.server_total_ms = round((engine.clock.perf_ns() - began) / 1e6, 3)
+        ack = append_answer(result, perf, return_seqs=publish.return_seqs)
+        head = b'{"op":"ack",' if request_id is UNSET else b'{"op":"ack","request_id":%b,' % bytes(request_id)
+        await self._answer(head + ack[1:])
+
+    async def _ping(self, raw: bytes, request_id: RequestId) -> None:
+        await self._answer(encode(_Answer(op="pong", request_id=request_id)))
