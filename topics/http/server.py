@@ -14,8 +14,10 @@ place.
 from __future__ import annotations
 
 import errno
+import fcntl
 import logging
 import math
+import os
 import socket
 import struct
 import sys
@@ -80,6 +82,10 @@ QUEUED_EVENTS: Final = 4
 # `tcpi_bytes_acked` in the kernel's `struct tcp_info` (Linux 4.1 and later).
 _TCP_INFO_BYTES: Final = 192
 _BYTES_ACKED: Final = slice(120, 128)
+
+# How many bytes a socket has not sent yet (Linux's linux/sockios.h), and up to how many it is given more.
+_SIOCOUTQNSD: Final = 0x894B
+_DIRECT_UNSENT: Final = 16 << 10
 
 READ_BYTES: Final = 64 << 10
 BULK_READ_BYTES: Final = 256 << 10
@@ -155,10 +161,14 @@ def hypercorn_config(settings: Settings) -> Config:
 class Connection:
     """One accepted connection, in the ASGI scope as `scope["state"]["connection"]`."""
 
-    __slots__ = ("_stream", "cancel_scope", "peer")
+    __slots__ = ("_lock", "_partial", "_stream", "cancel_scope", "peer")
 
-    def __init__(self, stream: trio.SocketStream) -> None:
+    def __init__(self, stream: trio.SocketStream, lock: trio.Lock) -> None:
         self._stream = stream
+        self._lock = lock
+        """Held by whoever sends."""
+        self._partial: trio.Event | None = None
+        """Set while a frame is partly sent past hypercorn."""
         self.cancel_scope = trio.CancelScope()
         self.peer: tuple[str, int] | None = None
 
@@ -176,6 +186,55 @@ class Connection:
         except OSError:
             return 0
         return int.from_bytes(info[_BYTES_ACKED], sys.byteorder)
+
+    # -- frames past the protocols -------------------------------------------------------------------------------------
+
+    def try_send(self, data: bytes) -> int:
+        """Give the socket what it takes now, past hypercorn; how many bytes that was. `send_rest` has to follow a part.
+
+        Nothing while something else is being sent, or while as much waits in the socket as the kernel would call
+        unwritable (trio sets TCP_NOTSENT_LOWAT): what waits for a slow reader is not to wait there.
+        """
+        fd = self._stream.socket.fileno()
+        if fd < 0 or self._lock.locked() or self._unsent(fd) >= _DIRECT_UNSENT:
+            return 0
+        try:
+            taken = os.write(fd, data)
+        except OSError:
+            return 0  # full, or broken, which whoever waits for the socket finds out
+        if taken < len(data):
+            self._partial = trio.Event()
+        return taken
+
+    @staticmethod
+    def _unsent(fd: int) -> int:
+        return int.from_bytes(fcntl.ioctl(fd, _SIOCOUTQNSD, bytes(4)), sys.byteorder)
+
+    async def send_rest(self, data: bytes) -> None:
+        """Send, past hypercorn, all of `data`; pieces of one frame without anything else between them. A broken
+        connection is noticed by its reader."""
+        if self._partial is None:
+            self._partial = trio.Event()
+        async with self._lock:
+            with trio.CancelScope(shield=True), suppress(trio.BrokenResourceError, trio.ClosedResourceError):
+                await self._stream.send_all(data)
+
+    def direct_done(self) -> None:
+        """What was sent past hypercorn ends with a whole frame."""
+        partial, self._partial = self._partial, None
+        if partial is not None:
+            partial.set()
+
+    async def between_frames(self) -> None:
+        """Wait until whatever hypercorn sends would not stand in the middle of a frame."""
+        while self._partial is not None:
+            await self._partial.wait()
+
+    def end_direct(self) -> None:
+        """Nothing more is sent past hypercorn. With half a frame out the connection is of no use to anybody."""
+        if self._partial is not None:
+            self.abort()
+            self.direct_done()
 
     def abort(self) -> None:
         """Close the socket at once and cancel everything that runs for it; unsent data is dropped. May be repeated."""
@@ -223,7 +282,7 @@ async def serve(
     wrapped = ASGIWrapper(app)
 
     async def handle(stream: trio.SocketStream) -> None:
-        connection = Connection(stream)
+        connection = Connection(stream, trio.Lock())
         server.connections.add(connection)
         try:
             await _TCPServer(wrapped, config, context, connection, stream).run()
@@ -277,6 +336,7 @@ class _TCPServer(TCPServer):
     ) -> None:
         super().__init__(app, config, context, {"connection": connection}, stream)  # type: ignore[arg-type]
         self._connection = connection
+        self.send_lock = connection._lock
         self._ended = False
         self._idle = True
         self._idle_scope = trio.CancelScope(deadline=trio.current_time() + KEEP_ALIVE_S)
@@ -343,6 +403,8 @@ class _TCPServer(TCPServer):
             else:
                 self._idle_scope.deadline = trio.current_time() + KEEP_ALIVE_S
         else:
+            if isinstance(event, RawData):
+                await self._connection.between_frames()
             await super().protocol_send(event)
 
     async def _close_when_idle(self) -> None:

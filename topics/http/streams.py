@@ -7,8 +7,6 @@ frames hold and who gets which is `topics.watching`'s business.
 
 from __future__ import annotations
 
-from typing import Final
-
 import msgspec
 import trio
 
@@ -16,13 +14,11 @@ from topics.errors import ApiError
 from topics.http.calls import Call, ClientGone, Engine, Response, encode
 from topics.http.server import Connection
 from topics.http.sse import EVENTS, HEADERS, OPENING, accepts_events, heartbeat, with_id
+from topics.http.transports import event_transport
 from topics.http.watch_requests import decode_stream, decode_watch
 from topics.model import Performance, WatchedTopic
 from topics.watching.outbox import Outbox
 from topics.watching.sessions import Session
-
-PIECE_BYTES: Final = 64 << 10
-"""Sent at a time: a client that takes so much has made progress."""
 
 
 class _WatchAnswer(msgspec.Struct, kw_only=True):
@@ -71,9 +67,10 @@ class Streams:
         watching = self._engine.watching
         watching.admit_connection()
         stream = EventStream(self._engine, session, call)
+        transport = event_transport(call.scope, call.send, stream.scope)
         watching.sse_connections += 1
         try:
-            stream.outbox = await watching.connect(session, EVENTS, with_id, stream.abort, stream.acked, last_event_id)
+            stream.outbox = await watching.connect(session, EVENTS, with_id, transport, last_event_id)
         except BaseException:
             watching.sse_connections -= 1
             raise
@@ -95,25 +92,12 @@ class EventStream:
         self._engine = engine
         self._session = session
         self._call = call
-        self._scope = trio.CancelScope()
-
-    def abort(self) -> None:
-        """End it at once, whatever of it is unsent."""
-        if self._call.scope["http_version"] == "2":
-            self._scope.cancel()  # the connection may well carry other streams
-        else:
-            connection: Connection = self._call.scope["state"]["connection"]
-            connection.abort()
-
-    def acked(self) -> int:
-        """Bytes that the client has acknowledged; 0 where streams share a connection."""
-        if self._call.scope["http_version"] == "2":
-            return 0
-        connection: Connection = self._call.scope["state"]["connection"]
-        return connection.acked()
+        self.scope = trio.CancelScope()
 
     def close(self) -> None:
-        """The session has no connection any more."""
+        """The session has no connection any more, and half a frame is on no connection that goes on."""
+        connection: Connection = self._call.scope["state"]["connection"]
+        connection.end_direct()
         watching = self._engine.watching
         watching.sse_connections -= 1
         watching.disconnect(self._session)
@@ -123,30 +107,17 @@ class EventStream:
         call = self._call
         connection: Connection = call.scope["state"]["connection"]
         connection.allow_slow_reader()
-        with self._scope:
+        with self.scope:
             headers = [*HEADERS, (b"x-request-id", call.request_id.encode())]
             await call.send({"type": "http.response.start", "status": 200, "headers": headers})
+            await call.send({"type": "http.response.body", "body": OPENING, "more_body": True})
             await call.while_connected(self._send)
-        if self._scope.cancelled_caught:
+            await call.send({"type": "http.response.body", "body": b"", "more_body": False})
+        if self.scope.cancelled_caught:
             raise ClientGone
 
     async def _send(self) -> None:
-        outbox, send = self.outbox, self._call.send
-        pause_s = self._session.heartbeat_ms / 1000
-        await send({"type": "http.response.body", "body": OPENING, "more_body": True})
-        while True:
-            entries = None
-            with trio.move_on_after(pause_s):
-                entries = await outbox.take()
-            if entries is None:
-                if not outbox.closing:
-                    outbox.put(heartbeat(self._engine.clock.now_ms()))
-                continue
-            if not entries:
-                break
-            data = entries[0].data if len(entries) == 1 else b"".join(entry.data for entry in entries)
-            for at in range(0, len(data), PIECE_BYTES):
-                await send({"type": "http.response.body", "body": data[at : at + PIECE_BYTES], "more_body": True})
-                outbox.progressed()
-            outbox.sent()
-        await send({"type": "http.response.body", "body": b"", "more_body": False})
+        await self.outbox.send_all(self._session.heartbeat_ms / 1000, self._heartbeat)
+
+    def _heartbeat(self) -> bytes:
+        return heartbeat(self._engine.clock.now_ms())

@@ -21,6 +21,7 @@ from topics.http import bodies
 from topics.http.calls import Engine, Receive, Scope, Send, append_answer, encode
 from topics.http.reading import ByteBudget
 from topics.http.server import Connection, send_ping
+from topics.http.transports import message_transport
 from topics.http.watch_requests import decode_subscribe
 from topics.log.names import check_topic_name
 from topics.logs import get_logger
@@ -149,7 +150,8 @@ class WebSocket:
         try:
             connection.allow_slow_reader()
             await self._send({"type": "websocket.accept"})
-            self._outbox = watching.open_socket(MESSAGES, self._abort, connection.acked, SLOTS)
+            transport = message_transport(self._scope, self._send, self._cancel)
+            self._outbox = watching.open_socket(MESSAGES, transport, SLOTS)
             try:
                 with self._cancel:
                     async with trio.open_nursery() as nursery:
@@ -157,26 +159,16 @@ class WebSocket:
                         nursery.start_soon(self._send_all, nursery.cancel_scope)
                         nursery.start_soon(self._ping_all)
             finally:
+                connection.end_direct()
                 watching.close_socket(self._outbox)
         finally:
             watching.ws_connections -= 1
-
-    def _abort(self) -> None:
-        if self._scope["http_version"] == "2":
-            self._cancel.cancel()
-        else:
-            connection: Connection = self._scope["state"]["connection"]
-            connection.abort()
 
     # -- the tasks ---------------------------------------------------------------------------------------------------
 
     async def _send_all(self, scope: trio.CancelScope) -> None:
         outbox = self._outbox
-        while entries := await outbox.take():
-            for entry in entries:
-                await self._send({"type": "websocket.send", "text": entry.data.decode()})
-                outbox.progressed()
-            outbox.sent()
+        await outbox.send_all(PING_S)
         code = CLOSE_CODES[outbox.ended_by] if outbox.ended_by is not None else 1000
         await self._send({"type": "websocket.close", "code": code})
         scope.cancel()

@@ -1,7 +1,8 @@
 """What waits for one connection, and how a slow one is told from a fast one (`api.md` section 8).
 
-Theory of operation. Delivery puts frames in, the connection's own task takes them out and sends them. There is room for
-`OUTBOX_BYTES`, or for a number of messages; whoever finds none puts its feed among those that `want_room` and goes on,
+Theory of operation. Delivery puts frames in. As long as nothing waits, a frame is sent at once, as far as the socket
+takes it; what is left, and what comes after it, the connection's own task takes out and sends. There is room for
+`OUTBOX_BYTES`, or for a number of messages; whoever finds none puts its feed among those that `want` room and goes on,
 so that nobody ever waits for a connection but its own task. What was taken is *in flight* until the connection has it.
 
     no progress for LAGGED_MS     what is queued and not in flight is dropped, its feeds go back, and are ranges again
@@ -21,12 +22,13 @@ import trio
 
 from topics.watching import feed as feeds
 from topics.watching.feed import Feed, Format, Mark
+from topics.watching.transport import Transport
 
 OUTBOX_BYTES: Final = 1 << 20
 """Encoded bytes that wait for one connection, those in flight included. A single frame may be larger by one record."""
 
-TAKE_BYTES: Final = 256 << 10
-"""Frames that are small are sent together, up to so much."""
+PIECE_BYTES: Final = 64 << 10
+"""Sent at a time by a connection's task: one that takes so much has made progress. Small frames are sent together."""
 
 LAGGED_MS: Final = 5_000
 TOO_SLOW_MS: Final = 30_000
@@ -36,7 +38,7 @@ GRACE_MS: Final = 2_000
 class Entry(NamedTuple):
     """A frame, and where its feed is once it is sent."""
 
-    data: bytes
+    wire: bytes
     feed: Feed | None = None
     mark: Mark | None = None
     ends: bool = False
@@ -49,16 +51,16 @@ class Outbox:
     def __init__(
         self,
         form: Format,
+        transport: Transport,
         *,
         stamp: Callable[[], bytes],
-        abort: Callable[[], None],
         on_room: Callable[[list[Feed]], None],
         on_ended: Callable[[Feed], None],
-        acked: Callable[[], int],
         sending: dict[Outbox, None],
         slots: int | None = None,
     ) -> None:
         self.form = form
+        self.transport = transport
         self.feeds: dict[Feed, None] = {}
         self.wanting: dict[Feed, None] = {}
         """Feeds that wait for room."""
@@ -69,23 +71,25 @@ class Outbox:
         """No frame is taken any more; the queue holds the final one, if any."""
         self.closed = trio.Event()
         """The connection is gone, and its feeds are free."""
-        self.abort = abort
         self.ended_by: feeds.Final | None = None
+        self.ready = False
+        """The connection takes frames: its head is sent."""
         self._stamp = stamp
         self._on_room = on_room
         self._on_ended = on_ended
-        self._acked = acked
-        """Bytes that the peer has acknowledged; 0 where nobody knows."""
-        self._acked_before = 0
         self._sending = sending
         """Of all connections, those with something in flight."""
         self._slots = slots
         self._queue: deque[Entry] = deque()
         self._flight: list[Entry] = []
+        self._rest = b""
+        """Of what is in flight, what the socket has not taken."""
         self._bytes = 0
         self._wake: trio.Event | None = None
         self._freed = trio.lowlevel.ParkingLot()
-        self._stalled_since: float | None = None
+        self._stalled_since = 0.0
+        self._acked_before = 0
+        self._last_sent = trio.current_time()
 
     # -- putting in --------------------------------------------------------------------------------------------------
 
@@ -110,14 +114,25 @@ class Outbox:
         self.wanting[feed] = None
 
     def put(self, data: bytes, feed: Feed | None = None, *, ends: bool = False) -> None:
-        """Queue a frame, after `feed` was moved to where it is with it."""
-        if feed is not None:
-            data = self._stamp() + data
-        self._put(Entry(data, feed, feed.mark if feed is not None else None, ends))
+        """Send a frame, or queue it, after `feed` was moved to where it is with it."""
+        if feed is None:
+            self._put(Entry(self.transport.wrap(b"", data)))
+        else:
+            self._put(Entry(self.transport.wrap(self._stamp(), data), feed, feed.mark, ends))
 
     def _put(self, entry: Entry) -> None:
+        if self.ready and not self._queue and not self._flight:
+            taken = self.transport.try_send(entry.wire)
+            if taken == len(entry.wire):
+                self._settle(entry)
+                return
+            if taken:
+                self._bytes += len(entry.wire)
+                self._begin_flight([entry], entry.wire[taken:])
+                self._notify()
+                return
         self._queue.append(entry)
-        self._bytes += len(entry.data)
+        self._bytes += len(entry.wire)
         self._notify()
 
     def finish(self, why: feeds.Final | None) -> None:
@@ -126,16 +141,15 @@ class Outbox:
             return
         self.drop_queued()
         self.wanting.clear()
-        self.closing = True
-        self._freed.unpark_all()
         self.ended_by = why
         if why is not None:
-            self._put(Entry(self.form.final(why)))
-        self._notify()
+            self._put(Entry(self.transport.wrap(b"", self.form.final(why))))
+        self.end_after_queued()
 
     def end_after_queued(self) -> None:
         """Send what is queued; then the connection ends."""
         self.closing = True
+        self._freed.unpark_all()
         self._notify()
 
     def drop_queued(self) -> None:
@@ -149,7 +163,7 @@ class Outbox:
                 audience.set_aside(feed)
             self.wanting[feed] = None
         self._queue.clear()
-        self._bytes = sum(len(entry.data) for entry in self._flight)
+        self._bytes = sum(len(entry.wire) for entry in self._flight)
 
     def _notify(self) -> None:
         if self._wake is not None:
@@ -158,55 +172,82 @@ class Outbox:
 
     # -- taking out --------------------------------------------------------------------------------------------------
 
-    async def take(self) -> list[Entry]:
-        """What is to be sent next, at least one entry; none when the connection is to end. Cancelling takes nothing."""
-        while not self._queue:
-            if self.closing:
-                return []
-            self._wake = trio.Event()
+    async def send_all(self, idle_s: float, heartbeat: Callable[[], bytes] | None = None) -> None:
+        """The connection's task: send what is put in until the outbox is finished; when nothing was sent for `idle_s`
+        seconds, a heartbeat."""
+        self.ready = True
+        while True:
+            if not self._rest and not self._queue:
+                if self.closing:
+                    return
+                await self._wait(idle_s, heartbeat)
+                continue
+            await self._send_flight()
+
+    async def _wait(self, idle_s: float, heartbeat: Callable[[], bytes] | None) -> None:
+        """Until there is something to send; a heartbeat is put in when it is due."""
+        self._wake = trio.Event()
+        with trio.move_on_at(self._last_sent + idle_s):
             await self._wake.wait()
-        size = 0
-        while self._queue and (not size or size + len(self._queue[0].data) <= TAKE_BYTES):
-            entry = self._queue.popleft()
-            size += len(entry.data)
-            self._flight.append(entry)
-        self._stalled_since = trio.current_time()
-        self._sending[self] = None
-        return list(self._flight)
+            return
+        self._wake = None
+        if trio.current_time() >= self._last_sent + idle_s and not self.closing:
+            self._last_sent = trio.current_time()
+            if heartbeat is not None:
+                self._put(Entry(self.transport.wrap(b"", heartbeat())))
 
-    def progressed(self) -> None:
-        """The connection has accepted a piece of what is in flight."""
-        self._stalled_since = trio.current_time()
-
-    def sent(self) -> None:
-        """The connection has accepted all that is in flight."""
+    async def _send_flight(self) -> None:
+        """Send the rest of what is in flight, or the next of what is queued."""
+        if not self._rest:
+            entries = [self._queue.popleft()]
+            size = len(entries[0].wire)
+            whole = self.transport.whole_frames
+            while self._queue and not whole and size + len(self._queue[0].wire) <= PIECE_BYTES:
+                entries.append(self._queue.popleft())
+                size += len(entries[-1].wire)
+            self._begin_flight(entries, b"".join(entry.wire for entry in entries))
+        rest = self._rest
+        piece = len(rest) if self.transport.whole_frames else PIECE_BYTES
+        for at in range(0, len(rest), piece):
+            await self.transport.send(rest[at : at + piece])
+            self._stalled_since = trio.current_time()
+        self.transport.done()
         flight, self._flight = self._flight, []
-        self._stalled_since = None
+        self._rest = b""
         self._sending.pop(self, None)
         for entry in flight:
-            self._bytes -= len(entry.data)
-            if entry.feed is not None and entry.mark is not None:
-                entry.feed.sent = entry.mark
-                if entry.ends:
-                    self._on_ended(entry.feed)
+            self._bytes -= len(entry.wire)
+            self._settle(entry)
         self._freed.unpark_all()
         if self.wanting and not self.closing and self._bytes <= OUTBOX_BYTES // 2:
             wanting, self.wanting = list(self.wanting), {}
             self._on_room(wanting)
 
-    def stalled_ms(self) -> float:
-        """For how long the connection has taken nothing of what is in flight; 0 while nothing is."""
-        return 0.0 if self._stalled_since is None else (trio.current_time() - self._stalled_since) * 1000
+    def _begin_flight(self, entries: list[Entry], rest: bytes) -> None:
+        self._flight = entries
+        self._rest = rest
+        self._stalled_since = trio.current_time()
+        self._sending[self] = None
+
+    def _settle(self, entry: Entry) -> None:
+        """The connection has accepted an entry."""
+        self._last_sent = trio.current_time()
+        if entry.feed is not None and entry.mark is not None:
+            entry.feed.sent = entry.mark
+            if entry.ends:
+                self._on_ended(entry.feed)
+
+    # -- slow ones ---------------------------------------------------------------------------------------------------
 
     def check(self) -> None:
-        """Called by the clock: see whether the connection is too slow."""
-        acked = self._acked()
+        """Called by the clock while something is in flight: see whether the connection is too slow."""
+        acked = self.transport.acked()
         if acked != self._acked_before:
             self._acked_before = acked
-            self.progressed()
-        stalled = self.stalled_ms()
+            self._stalled_since = trio.current_time()
+        stalled = (trio.current_time() - self._stalled_since) * 1000
         if stalled >= TOO_SLOW_MS + GRACE_MS:
-            self.abort()
+            self.transport.abort()
         elif stalled >= TOO_SLOW_MS:
             self.finish(feeds.TOO_SLOW)
         elif stalled >= LAGGED_MS and not self.closing:

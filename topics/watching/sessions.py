@@ -27,6 +27,7 @@ from topics.watching import feed as feeds
 from topics.watching.delivery import Delivery
 from topics.watching.feed import Feed, Format, Mark
 from topics.watching.outbox import Outbox
+from topics.watching.transport import Transport
 
 log = get_logger(__name__)
 
@@ -177,8 +178,7 @@ class Watching:
         session: Session,
         form: Format,
         stamp: Callable[[bytes], bytes],
-        abort: Callable[[], None],
-        acked: Callable[[], int],
+        transport: Transport,
         last_event_id: str | None = None,
     ) -> Outbox:
         """Show a session on a connection: what is to be sent is in the outbox from here on. `disconnect` ends it.
@@ -201,11 +201,10 @@ class Watching:
 
         outbox = Outbox(
             form,
+            transport,
             stamp=lambda: stamp(session.cursors()),
-            abort=abort,
             on_room=self._delivery.set_due,
             on_ended=ended,
-            acked=acked,
             sending=self._delivery.sending,
         )
         session.outbox = outbox
@@ -225,7 +224,7 @@ class Watching:
         with trio.move_on_after(TAKE_OVER_S):
             await older.closed.wait()
             return
-        older.abort()
+        older.transport.abort()
         await older.closed.wait()
 
     def disconnect(self, session: Session) -> None:
@@ -262,15 +261,14 @@ class Watching:
 
     # -- sockets -----------------------------------------------------------------------------------------------------
 
-    def open_socket(self, form: Format, abort: Callable[[], None], acked: Callable[[], int], slots: int) -> Outbox:
+    def open_socket(self, form: Format, transport: Transport, slots: int) -> Outbox:
         """An outbox for a connection whose feeds come and go (`subscribe`). `close_socket` ends it."""
         outbox = Outbox(
             form,
+            transport,
             stamp=bytes,
-            abort=abort,
             on_room=self._delivery.set_due,
             on_ended=self._delivery.detach,
-            acked=acked,
             sending=self._delivery.sending,
             slots=slots,
         )
@@ -335,7 +333,7 @@ class Watching:
         late = list(self._delivery.outboxes)
         log.info("streams_cut_off", connections=len(late))
         for outbox in late:
-            outbox.abort()
+            outbox.transport.abort()
 
 
 def wish_of(request: WatchRequest) -> Wish:
