@@ -45,7 +45,7 @@ class _Wishes(msgspec.Struct, kw_only=True):
 
 
 class _WatchBody(_Wishes, kw_only=True, forbid_unknown_fields=True):
-    topics: dict[str, WatchStart]
+    topics: dict[str, msgspec.Raw]
     heartbeat_ms: int = DEFAULT_HEARTBEAT_MS
     consistency: Literal["eventual", "strong"] = "eventual"
 
@@ -54,9 +54,10 @@ class _SubscribeBody(_Wishes, kw_only=True):
     topic: str | None = None
     from_seq: int = 0
     tail: bool = False
-    topics: dict[str, WatchStart] | None = None
+    topics: dict[str, msgspec.Raw] | None = None
 
 
+_start: Final = msgspec.json.Decoder(WatchStart)
 _watch_body: Final = msgspec.json.Decoder(_WatchBody)
 _subscribe_body: Final = msgspec.json.Decoder(_SubscribeBody)
 
@@ -70,7 +71,7 @@ def decode_watch(raw: bytes, query: bytes, settings: Settings) -> WatchRequest:
     body = decode_json(_watch_body, raw)
     return _request(
         body,
-        body.topics,
+        _starts(body.topics),
         settings,
         heartbeat_ms=body.heartbeat_ms,
         strong=body.consistency == "strong",
@@ -100,12 +101,24 @@ def decode_subscribe(raw: bytes, settings: Settings) -> WatchRequest:
     body = decode_json(_subscribe_body, raw)
     if (body.topic is None) == (body.topics is None):
         raise invalid("topic", "give either topic or topics")
-    topics = body.topics
-    if topics is None:
-        assert body.topic is not None
-        _check_u64("from_seq", body.from_seq)
-        topics = {body.topic: WatchStart(from_seq=body.from_seq, tail=body.tail)}
-    return _request(body, topics, settings)
+    if body.topics is not None:
+        return _request(body, _starts(body.topics), settings)
+    assert body.topic is not None
+    _check_u64("from_seq", body.from_seq)
+    return _request(body, {body.topic: WatchStart(from_seq=body.from_seq, tail=body.tail)}, settings)
+
+
+def _starts(topics: Mapping[str, msgspec.Raw]) -> dict[str, WatchStart]:
+    """Each topic's own object, so that what is wrong with one can name it."""
+    starts = {}
+    for name, raw in topics.items():
+        try:
+            starts[name] = decode_json(_start, bytes(raw))
+        except ApiError as error:
+            field = error.detail["field"]
+            message = error.message.removeprefix(f"{field}: ")
+            raise invalid(f"topics.{name}" if field == "body" else f"topics.{name}.{field}", message) from None
+    return starts
 
 
 def _request(

@@ -222,7 +222,7 @@ class Delivery:
             feed.caught_up = False
             topic.audience.set_due(feed)
             return
-        if not feed.caught_up:
+        if not feed.caught_up and feed.position >= topic.log.head_seq:  # what is not synced yet keeps a strong one back
             if not outbox.has_room():
                 outbox.want_room(feed)
                 return
