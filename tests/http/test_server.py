@@ -300,9 +300,9 @@ async def test_a_bad_upgrade_closes_the_connection(served: Served, settings: byt
     await until(lambda: not served.server.connections)
 
 
-async def test_a_websocket_finds_no_route(served: Served) -> None:
+async def test_a_websocket_is_refused_where_there_is_none(served: Served) -> None:
     answer = await served.exchange(
-        b"GET /v0/ws HTTP/1.1\r\nhost: x\r\nconnection: upgrade\r\nupgrade: websocket\r\n"
+        b"GET /v0/topics/a HTTP/1.1\r\nhost: x\r\nconnection: upgrade\r\nupgrade: websocket\r\n"
         b"sec-websocket-key: dGhlIHNhbXBsZSBub25jZQ==\r\nsec-websocket-version: 13\r\n\r\n"
     )
     assert answer.startswith(b"HTTP/1.1 404 ")

@@ -121,7 +121,7 @@ class ReadySet(Generic[T]):
             return False
         self._added += 1
         group = self._lowest if priority < 0 else self._others
-        group.add(_Waiting(item, priority, group.clock.read(now_ms), self._added, band_of(priority)))
+        group.add(item, _Waiting(item, priority, group.clock.read(now_ms), self._added, band_of(priority)))
         return True
 
     def discard(self, item: T) -> None:
@@ -141,9 +141,11 @@ class ReadySet(Generic[T]):
         for group in self._running():
             group.age(now_ms)
         band, group, first = self._next(now_ms)
-        group.discard(first.item)
+        item = first.item
+        assert item is not None
+        group.discard(item)
         self._deficits[band] -= 1
-        return first.item, group.waited_ms(first, now_ms), band
+        return item, group.waited_ms(first, now_ms), band
 
     def charge(self, band: int, cost: int) -> None:
         """Tell that serving an item popped from `band` cost `cost` units, 1..`MAX_COST`, the one of the pop included.
@@ -193,7 +195,8 @@ class ReadySet(Generic[T]):
 class _Waiting(Generic[T]):
     """An item that waits. `added_ms` is on the clock of its group, `order` counts over both groups."""
 
-    item: T
+    item: T | None
+    """None once it waits no more: what a line has not dropped yet keeps nothing alive."""
     priority: int
     added_ms: float
     order: int
@@ -227,14 +230,15 @@ class _Group(Generic[T]):
         self._lines = [_Line[T](_is_in(band)) for band in range(len(_WEIGHTS))]
         self._crossings = _Line[T](lambda it: it.band != _GONE)
 
-    def add(self, it: _Waiting[T]) -> None:
-        self.waiting[it.item] = it
+    def add(self, item: T, it: _Waiting[T]) -> None:
+        self.waiting[item] = it
         self._enter_band(it)
 
     def discard(self, item: T) -> None:
         it = self.waiting.pop(item, None)
         if it is not None:
             it.band = _GONE
+            it.item = None
 
     def first(self, band: int) -> _Waiting[T] | None:
         return self._lines[band].first()

@@ -57,7 +57,6 @@ class Scheduler(Generic[T]):
         """For how long a topic is held after it was served; set by the governor."""
         self.waits_ms = Histogram(SCHEDULING_BOUNDS_MS)
         self.lowest_paused = False
-        self._resumed = trio.Event()
         self._waited_sum = 0.0
         self._waited_count = 0
 
@@ -163,17 +162,10 @@ class Scheduler(Generic[T]):
             for shard in self._shards:
                 shard.ready.resume_lowest(_now_ms())
                 shard.wake.set()
-            self._resumed.set()
-            self._resumed = trio.Event()
 
     def is_paused(self, item: T) -> bool:
         """Whether a topic gets nothing now."""
         return self.lowest_paused and self._priority_of(item) < 0
-
-    async def until_resumed(self, item: T) -> None:
-        """Wait while a topic is paused."""
-        while self.is_paused(item):
-            await self._resumed.wait()
 
 
 class _Shard(Generic[T]):

@@ -24,9 +24,11 @@ from topics.background import Background
 from topics.collecting import Collector, Pause
 from topics.errors import ApiError
 from topics.loading import Loader
+from topics.log.index import NotLoaded
 from topics.model import Performance, Tombstone
 from topics.registry import Registry
 from topics.sched.audience import Audience
+from topics.sched.ready_set import MAX_COST
 from topics.sched.workers import Scheduler, Served
 from topics.topic import Topic
 from topics.watching.feed import Feed
@@ -135,7 +137,7 @@ class Delivery:
             self._registry.touch(topic)
         more = bool(audience.due)
         topic.drop_empty_audience()
-        return Served(max(cost, 1), more)
+        return Served(min(max(cost, 1), MAX_COST), more)
 
     def _serve(self, topic: Topic, audience: Audience[Feed], feed: Feed) -> int:
         """One frame for one feed; what it cost."""
@@ -161,7 +163,7 @@ class Delivery:
         """What is deliverable to the feed out of memory; None when that is nothing and the rest is on disk."""
         log = topic.log
         key = None
-        if len(audience.consumers) > 1 and feed.told == feed.position:
+        if len(audience.consumers) > 1 and feed.told == feed.position and self._is_current(topic):
             # A head and a count are a state: with the same head, every change lowers the count.
             state = (topic.id, log.head_seq, log.count, topic.config.dedupe_node, feed.end)
             key = (state, feed.epoch, feed.position, feed.wish, feed.outbox and feed.outbox.form)
@@ -178,6 +180,14 @@ class Delivery:
             if len(self._kept) > KEPT_FRAMES:
                 self._kept.popitem(last=False)
         return made
+
+    def _is_current(self, topic: Topic) -> bool:
+        """See to it that what has expired is gone; False if that takes columns that are not here."""
+        try:
+            self._registry.expire(topic)
+        except NotLoaded:
+            return False
+        return True
 
     def _collector(self, topic: Topic, feed: Feed) -> Collector:
         wish = feed.wish._replace(max_bytes=self._budget(feed))
@@ -235,6 +245,8 @@ class Delivery:
         """The feed's topic is gone."""
         outbox = feed.outbox
         assert outbox is not None
+        if feed.ended:
+            return
         if not outbox.has_room():
             outbox.want_room(feed)
             return
@@ -255,8 +267,10 @@ class Delivery:
             feed = outbox.cold.popleft()
             topic = feed.topic
             if topic is not None and feed.outbox is outbox and feed not in outbox.wanting:
-                await self.scheduler.until_resumed(topic)
-                await self._read_for(feed, topic, outbox)
+                if self.scheduler.is_paused(topic):
+                    self._set_due(feed)  # its turn comes when it is resumed
+                else:
+                    await self._read_for(feed, topic, outbox)
         outbox.catching_up = False
 
     async def _read_for(self, feed: Feed, topic: Topic, outbox: Outbox) -> None:

@@ -32,7 +32,7 @@ PIECE_BYTES: Final = 64 << 10
 
 LAGGED_MS: Final = 5_000
 TOO_SLOW_MS: Final = 30_000
-GRACE_MS: Final = 2_000
+GRACE_MS: Final = 5_000
 
 
 class Entry(NamedTuple):

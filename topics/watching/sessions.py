@@ -196,6 +196,7 @@ class Watching:
 
         def ended(feed: Feed) -> None:
             session.forget(feed)
+            self._delivery.detach(feed)
             if not session.feeds:
                 outbox.end_after_queued()
 
