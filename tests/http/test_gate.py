@@ -255,7 +255,8 @@ async def test_gzip_bodies_are_inflated(served: Served) -> None:
 @pytest.mark.parametrize(
     "body",
     [
-        gzip.compress(b"{}" * 5000, mtime=0)[:-9], gzip.compress(b"{}", mtime=0) + b"tail", gzip.compress(b"{}", mtime=0)[:5],
+        gzip.compress(b"{}" * 5000, mtime=0)[:-9],
+        gzip.compress(b"{}", mtime=0) + b"tail", gzip.compress(b"{}", mtime=0)[:5],
         b"{}", gzip.compress(b"{}", mtime=0)[:-4] + b"\0\0\0\1", zlib.compress(b"{}"),
     ],
     ids=["truncated", "trailing garbage", "header only", "plain", "wrong length", "zlib"],

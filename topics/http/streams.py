@@ -100,7 +100,7 @@ class EventStream:
         connection.end_direct()
         watching = self._engine.watching
         watching.sse_connections -= 1
-        watching.disconnect(self._session)
+        watching.disconnect(self._session, self.outbox)
 
     async def run(self) -> None:
         """Send frames until the session ends, the client leaves (`ClientGone`), or the stream is aborted."""

@@ -232,7 +232,7 @@ class Outbox:
     def _settle(self, entry: Entry) -> None:
         """The connection has accepted an entry."""
         self._last_sent = trio.current_time()
-        if entry.feed is not None and entry.mark is not None:
+        if entry.feed is not None and entry.mark is not None and entry.feed.outbox is self:
             entry.feed.sent = entry.mark
             if entry.ends:
                 self._on_ended(entry.feed)

@@ -38,7 +38,7 @@ NAMED_CURSORS: Final = 64
 """Topics of a session whose ids name them; with more, an id is the list of positions, in the order of the session."""
 
 TAKE_OVER_S: Final = 1.0
-"""How long a connection that is taken over may take to send what is in flight; then it is cut off."""
+"""How long a connection that is taken over may hold up the newer one with what is in flight."""
 
 FAREWELL_S: Final = 1.5
 """The same for all connections when the daemon stops."""
@@ -189,7 +189,7 @@ class Watching:
         """
         positions = session.rewind(last_event_id) if last_event_id is not None and session.wid else {}
         while session.outbox is not None:
-            await self._take_over(session.outbox)
+            await self._take_over(session)
         if session.wid:
             self.session(session.wid)
             self._idle.pop(session.wid, None)
@@ -220,19 +220,32 @@ class Watching:
             outbox.finish(feeds.SHUTTING_DOWN)
         return outbox
 
-    async def _take_over(self, older: Outbox) -> None:
+    async def _take_over(self, session: Session) -> None:
+        """Tell the session's connection that another takes over, and free the session of it.
+
+        What is in flight on it is not sent again, unless its client does not take it within `TAKE_OVER_S`.
+        """
+        older = session.outbox
+        assert older is not None
         older.finish(feeds.TAKEN_OVER)
         with trio.move_on_after(TAKE_OVER_S):
             await older.closed.wait()
-            return
-        older.transport.abort()
-        await older.closed.wait()
+        if session.outbox is older:
+            self._free(session)
 
-    def disconnect(self, session: Session) -> None:
-        """The session's connection has ended."""
+    def _free(self, session: Session) -> None:
         outbox, session.outbox = session.outbox, None
         assert outbox is not None
+        for feed in list(outbox.feeds):
+            self._delivery.detach(feed)
+
+    def disconnect(self, session: Session, outbox: Outbox) -> None:
+        """A connection of the session has ended."""
+        taken_over = session.outbox is not outbox
         self._close(outbox)
+        if taken_over:
+            return
+        session.outbox = None
         if session.wid and session.feeds:
             self._set_idle(session)
         elif session.wid:
