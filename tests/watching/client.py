@@ -155,7 +155,7 @@ class Connection:
         """Let time for a cut pass between what arrives and its being confirmed."""
         self._direct = direct
         self._share = share
-        self._on_frame = on_frame
+        self.on_frame = on_frame
         self._scope = trio.CancelScope()
         self._may_read = trio.Event()
         self._may_read.set()
@@ -204,8 +204,8 @@ class Connection:
 
     # -- the transport -----------------------------------------------------------------------------------------------
 
-    def wrap(self, stamp: bytes, data: bytes) -> bytes:
-        return b"%x\n%b%b" % (len(stamp) + len(data), stamp, data)
+    def wrap(self, stamp: bytes, data: bytes) -> tuple[bytes, bytes]:
+        return b"%x\n%b" % (len(stamp) + len(data), stamp), b""
 
     def try_send(self, wire: bytes) -> int:
         if self.stopped or not self._direct:
@@ -244,8 +244,8 @@ class Connection:
             self._unread = rest[int(size, 16) :]
             received = Received(*decoded(rest[: int(size, 16)]), trio.current_time())
             self.received.append(received)
-            if self._on_frame is not None:
-                self._on_frame(received)
+            if self.on_frame is not None:
+                self.on_frame(received)
 
     # -- the task ----------------------------------------------------------------------------------------------------
 
@@ -311,14 +311,15 @@ class Streams:
         connection.start(self.nursery, outbox, lambda: watching.close_socket(outbox))
         return connection
 
-    def subscribe(self, socket: Connection, *names: str, **options: Any) -> list[Feed]:
+    def resolve(self, socket: Connection, *names: str, **options: Any) -> list[Feed]:
+        """Feeds for `subscribe`."""
+        return [feed for feed, _ in self.engine.watching.resolve(socket.outbox, request(*names, **options))]
+
+    def subscribe(self, socket: Connection, feeds: list[Feed]) -> None:
         """What the command does when there is room for its answer."""
-        watching = self.engine.watching
-        found = [feed for feed, _ in watching.resolve(socket.outbox, request(*names, **options))]
-        socket.outbox.put(LineFormat.answer("subscribed", list(names)))
-        for feed in found:
-            watching.subscribe(socket.outbox, feed)
-        return found
+        socket.outbox.put(LineFormat.answer("subscribed", [feed.name for feed in feeds]))
+        for feed in feeds:
+            self.engine.watching.subscribe(socket.outbox, feed)
 
     def unsubscribe(self, socket: Connection, *names: str) -> list[str]:
         left = [name for name in names if self.engine.watching.unsubscribe(socket.outbox, name)]
@@ -336,7 +337,7 @@ def request(*names: str, start: int | None = 0, **options: Any) -> WatchRequest:
 
 def held_bytes(outbox: Outbox) -> int:
     """Encoded bytes that wait for a connection."""
-    return sum(len(entry.wire) for entry in (*outbox._queue, *outbox._flight))
+    return sum(entry.size for entry in (*outbox._queue, *outbox._flight))
 
 
 def held_messages(outbox: Outbox) -> int:

@@ -41,7 +41,7 @@ from hypercorn.protocol.events import Event as StreamEvent
 from hypercorn.protocol.events import StreamClosed
 from hypercorn.protocol.h2 import H2Protocol
 from hypercorn.protocol.h11 import H2CProtocolRequiredError, H2ProtocolAssumedError, H11Protocol
-from hypercorn.protocol.ws_stream import WSStream
+from hypercorn.protocol.ws_stream import Handshake, WSStream
 from hypercorn.trio.task_group import TaskGroup
 from hypercorn.trio.tcp_server import MAX_RECV, TCPServer
 from hypercorn.trio.worker_context import EventWrapper, WorkerContext
@@ -516,8 +516,11 @@ class _H11(H11Protocol):
         await self._send_h11_event(h11.EndOfMessage())
 
     async def _create_stream(self, request: h11.Request) -> None:
-        if any(name == b"sec-websocket-extensions" for name, _ in request.headers):
+        if any(name == b"upgrade" for name, _ in request.headers):
             headers = _without_extensions(request.headers)
+            if not Handshake(headers, request.http_version.decode()).is_valid():
+                # Hypercorn would refuse it with an empty body; without the upgrade, the gate does so in form.
+                headers = [(name, value) for name, value in headers if name != b"upgrade"]
             request = h11.Request(
                 method=request.method, target=request.target, headers=headers, http_version=request.http_version
             )

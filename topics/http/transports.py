@@ -47,14 +47,14 @@ class _Direct:
 class _Chunks(_Direct):
     """Events as chunks of an HTTP/1.1 body."""
 
-    def wrap(self, stamp: bytes, data: bytes) -> bytes:
-        return b"%x\r\n%b%b\r\n" % (len(stamp) + len(data), stamp, data)
+    def wrap(self, stamp: bytes, data: bytes) -> tuple[bytes, bytes]:
+        return b"%x\r\n%b" % (len(stamp) + len(data), stamp), b"\r\n"
 
 
 class _Messages(_Direct):
     """Text messages of a WebSocket, each one frame. Those of a server are not masked."""
 
-    def wrap(self, stamp: bytes, data: bytes) -> bytes:
+    def wrap(self, stamp: bytes, data: bytes) -> tuple[bytes, bytes]:
         size = len(stamp) + len(data)
         if size < 126:
             head = bytes((_TEXT, size))
@@ -62,7 +62,7 @@ class _Messages(_Direct):
             head = bytes((_TEXT, 126)) + size.to_bytes(2, "big")
         else:
             head = bytes((_TEXT, 127)) + size.to_bytes(8, "big")
-        return head + stamp + data
+        return head + stamp, b""
 
 
 class _Asgi:
@@ -72,8 +72,8 @@ class _Asgi:
         self._send = send
         self._scope = scope
 
-    def wrap(self, stamp: bytes, data: bytes) -> bytes:
-        return stamp + data
+    def wrap(self, stamp: bytes, data: bytes) -> tuple[bytes, bytes]:
+        return stamp, b""
 
     def try_send(self, wire: bytes) -> int:
         return 0

@@ -36,13 +36,21 @@ GRACE_MS: Final = 5_000
 
 
 class Entry(NamedTuple):
-    """A frame, and where its feed is once it is sent."""
+    """A frame, and where its feed is once it is sent. `data` is shared with other connections as long as it waits."""
 
-    wire: bytes
+    head: bytes
+    data: bytes
+    tail: bytes
+    size: int
+    """Bytes of all three."""
     feed: Feed | None = None
     mark: Mark | None = None
     ends: bool = False
     """It is the feed's last one."""
+
+
+def _wire(entry: Entry) -> bytes:
+    return b"%b%b%b" % (entry.head, entry.data, entry.tail)
 
 
 class Outbox:
@@ -115,24 +123,22 @@ class Outbox:
 
     def put(self, data: bytes, feed: Feed | None = None, *, ends: bool = False) -> None:
         """Send a frame, or queue it, after `feed` was moved to where it is with it."""
-        if feed is None:
-            self._put(Entry(self.transport.wrap(b"", data)))
-        else:
-            self._put(Entry(self.transport.wrap(self._stamp(), data), feed, feed.mark, ends))
-
-    def _put(self, entry: Entry) -> None:
+        head, tail = self.transport.wrap(self._stamp() if feed is not None else b"", data)
+        size = len(head) + len(data) + len(tail)
+        entry = Entry(head, data, tail, size, feed, feed.mark if feed is not None else None, ends)
         if self.ready and not self._queue and not self._flight:
-            taken = self.transport.try_send(entry.wire)
-            if taken == len(entry.wire):
+            wire = _wire(entry)
+            taken = self.transport.try_send(wire)
+            if taken == entry.size:
                 self._settle(entry)
                 return
             if taken:
-                self._bytes += len(entry.wire)
-                self._begin_flight([entry], entry.wire[taken:])
+                self._bytes += entry.size
+                self._begin_flight([entry], wire[taken:])
                 self._notify()
                 return
         self._queue.append(entry)
-        self._bytes += len(entry.wire)
+        self._bytes += entry.size
         self._notify()
 
     def finish(self, why: feeds.Final | None) -> None:
@@ -143,7 +149,7 @@ class Outbox:
         self.wanting.clear()
         self.ended_by = why
         if why is not None:
-            self._put(Entry(self.transport.wrap(b"", self.form.final(why))))
+            self.put(self.form.final(why))
         self.end_after_queued()
 
     def end_after_queued(self) -> None:
@@ -153,7 +159,7 @@ class Outbox:
         self._notify()
 
     def drop_queued(self) -> None:
-        """Forget what is not in flight; its feeds go back to before it, and want room."""
+        """Forget what is not in flight, but for answers to commands; its feeds go back to before it, and want room."""
         dropped = {entry.feed: None for entry in self._queue if entry.feed is not None}
         for feed in dropped:
             marks = [entry.mark for entry in self._flight if entry.feed is feed and entry.mark is not None]
@@ -162,8 +168,8 @@ class Outbox:
             if audience is not None:
                 audience.set_aside(feed)
             self.wanting[feed] = None
-        self._queue.clear()
-        self._bytes = sum(len(entry.wire) for entry in self._flight)
+        self._queue = deque(entry for entry in self._queue if entry.feed is None)
+        self._bytes = sum(entry.size for entry in (*self._flight, *self._queue))
 
     def _notify(self) -> None:
         if self._wake is not None:
@@ -194,18 +200,18 @@ class Outbox:
         if trio.current_time() >= self._last_sent + idle_s and not self.closing:
             self._last_sent = trio.current_time()
             if heartbeat is not None:
-                self._put(Entry(self.transport.wrap(b"", heartbeat())))
+                self.put(heartbeat())
 
     async def _send_flight(self) -> None:
         """Send the rest of what is in flight, or the next of what is queued."""
         if not self._rest:
             entries = [self._queue.popleft()]
-            size = len(entries[0].wire)
+            size = entries[0].size
             whole = self.transport.whole_frames
-            while self._queue and not whole and size + len(self._queue[0].wire) <= PIECE_BYTES:
+            while self._queue and not whole and size + self._queue[0].size <= PIECE_BYTES:
                 entries.append(self._queue.popleft())
-                size += len(entries[-1].wire)
-            self._begin_flight(entries, b"".join(entry.wire for entry in entries))
+                size += entries[-1].size
+            self._begin_flight(entries, b"".join(map(_wire, entries)))
         rest = self._rest
         piece = len(rest) if self.transport.whole_frames else PIECE_BYTES
         for at in range(0, len(rest), piece):
@@ -216,7 +222,7 @@ class Outbox:
         self._rest = b""
         self._sending.pop(self, None)
         for entry in flight:
-            self._bytes -= len(entry.wire)
+            self._bytes -= entry.size
             self._settle(entry)
         self._freed.unpark_all()
         if self.wanting and not self.closing and self._bytes <= OUTBOX_BYTES // 2:

@@ -18,8 +18,8 @@ class Transport(Protocol):
         """Whether `send` takes a frame at a time, and not any piece of several."""
         ...
 
-    def wrap(self, stamp: bytes, data: bytes) -> bytes:
-        """A frame, with its stamp before it, as it is sent."""
+    def wrap(self, stamp: bytes, data: bytes) -> tuple[bytes, bytes]:
+        """What goes before and behind the data of a frame when it is sent, the stamp included."""
         ...
 
     def try_send(self, wire: bytes) -> int:
