@@ -183,11 +183,15 @@ class Topic:
     def wake(self) -> None:
         """Tell those who wait for a change: what is at work on the topic at once, readers when it is the topic's
         turn."""
+        self.tell_workers()
+        if self.audience is not None and self.audience.news() and self.common.news is not None:
+            self.common.news(self)
+
+    def tell_workers(self) -> None:
+        """Tell what is at work on the topic of a change that no reader sees."""
         if self.changed is not None:
             self.changed.set()
             self.changed = None
-        if self.audience is not None and self.audience.news() and self.common.news is not None:
-            self.common.news(self)
 
     def followed(self) -> Audience[Any]:
         """The topic's audience, made where there is none."""
@@ -371,7 +375,7 @@ class Commit:
                 first_seq = self.last_seq - self.records + 1
                 topic.log.place(first_seq, self.file, offsets_of(offset, self.frame_lens))
             topic.mark_changed()
-            topic.wake()
+            topic.tell_workers()
         elif self.gate is not Gate.SYNCED:
             self.ready = True
             topic.settle()

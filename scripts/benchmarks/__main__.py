@@ -10,7 +10,7 @@ from typing import Any
 import click
 from rich.console import Console
 
-from benchmarks import append, checkpoint, cold, diff, memory, reclaim, recovery
+from benchmarks import append, checkpoint, cold, diff, memory, pressure, reclaim, recovery, watch, ws
 from benchmarks.bench import Bench
 from benchmarks.figures import as_json, print_table
 from benchmarks.machine import machine_facts
@@ -23,6 +23,9 @@ BENCHMARKS = {
     "checkpoint": checkpoint.run,
     "reclaim": reclaim.run,
     "cold": cold.run,
+    "watch": watch.run,
+    "ws": ws.run,
+    "pressure": pressure.run,
 }
 DIRECTORY = Path(__file__).resolve().parents[2] / "bench-results"
 

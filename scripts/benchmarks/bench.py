@@ -64,6 +64,8 @@ NEVER_MS = 31_536_000_000
 HOLD_MS = 600_000
 """The longest hold there is: as long as it lasts, no file is checkpointed, reclaimed or moved."""
 
+METRICS_REQUEST = b"GET /v0/metrics HTTP/1.1\r\nHost: bench\r\nAccept: application/json\r\n\r\n"
+
 _SEGMENTS = re.compile(rb'^topics_segments\{tier="([a-z]+)"\} ([0-9.]+)', re.MULTILINE)
 
 
@@ -104,6 +106,10 @@ class Control:
         """How many segments there are, by tier."""
         text = self._connection.call(request_bytes("GET", "/v0/metrics")).expect(200).body
         return {tier.decode(): int(float(count)) for tier, count in _SEGMENTS.findall(text)}
+
+    def metrics(self) -> Any:
+        """All of them, as JSON."""
+        return msgspec.json.decode(self._connection.call(METRICS_REQUEST).expect(200).body)
 
     def expect_count(self, topic: str, count: int, *, crashed: bool = False) -> None:
         """The daemon must have what it acknowledged, no more and no less.

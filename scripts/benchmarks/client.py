@@ -78,6 +78,10 @@ class Connection:
         if not data:
             raise WrongAnswer(f"connection closed after {bytes(self._received[:300])!r}")
         self._received += data
+        return self.next_answer()
+
+    def next_answer(self) -> Answer | None:
+        """The first answer that is complete, if there is one; where requests are pipelined there may be several."""
         if not self._needed:
             end = self._received.find(b"\r\n\r\n")
             if end < 0:

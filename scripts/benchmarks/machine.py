@@ -46,3 +46,23 @@ def resident_mib(pid: int, *, peak: bool = False) -> float:
         if line.startswith(name):
             return int(line.split()[1]) / 1024
     raise RuntimeError(f"no {name} for process {pid}")
+
+
+def cpu_seconds(pid: int) -> float:
+    """Processor time of a process so far, its own and the kernel's for it."""
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+def waited_seconds(pid: int) -> float:
+    """For how long the main thread of a process was ready to run and had no core so far."""
+    return int(Path(f"/proc/{pid}/task/{pid}/schedstat").read_text().split()[1]) / 1e9
+
+
+def tcp_memory_mib() -> float:
+    """What the kernel holds for the TCP sockets of the whole machine."""
+    for line in Path("/proc/net/sockstat").read_text().splitlines():
+        if line.startswith("TCP:"):
+            words = line.split()
+            return int(words[words.index("mem") + 1]) * os.sysconf("SC_PAGE_SIZE") / (1 << 20)
+    raise RuntimeError("no TCP line in /proc/net/sockstat")

@@ -51,7 +51,7 @@ def echo_reference(bench: Bench) -> list[Figure]:
         port_file = scratch / "port"
         process = subprocess.Popen([sys.executable, "-m", "benchmarks.echo", str(port_file)])
         try:
-            port = _wait_for_port(port_file, process)
+            port = wait_for_port(port_file, process)
             small = request_bytes("GET", "/")
             large = append_request("t", [plain_record(0)] * 1000)
             one = [_echo(bench, port, 1, small) for _ in range(bench.repetitions)]
@@ -76,7 +76,8 @@ def _echo(bench: Bench, port: int, connections: int, request: bytes) -> Load:
     )
 
 
-def _wait_for_port(port_file: Path, process: subprocess.Popen[bytes]) -> int:
+def wait_for_port(port_file: Path, process: subprocess.Popen[bytes]) -> int:
+    """The port that a server we have started has written there, once it answers."""
     deadline = time.monotonic() + 30
     while time.monotonic() < deadline and process.poll() is None:
         if port_file.exists():

@@ -122,6 +122,8 @@ class Life:
             await trio.sleep(0.5)
             self.engine.lower_idle_ceilings()
             self.engine.expire_keys()
+            self.engine.watching.expire_idle()
+            self.engine.watching.check_connections()
 
     async def stop(self) -> None:
         """The daemon's drain."""

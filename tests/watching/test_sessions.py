@@ -14,7 +14,7 @@ from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
 from tests.engine.life import Called, HeldOffload, Life, living, refusal, settings, settle
-from tests.watching.client import LineFormat, Streams, positions_of, request
+from tests.watching.client import Connection, LineFormat, Streams, positions_of, request
 from topics.collecting import Wish
 from topics.errors import ApiError
 from topics.model import WatchRequest, WatchStart
@@ -50,7 +50,7 @@ def session_of(topics: int) -> Session:
 @pytest.mark.parametrize("topics", [1, 2, NAMED_CURSORS, NAMED_CURSORS + 1, 256])
 def test_an_id_says_where_every_topic_is(topics: int) -> None:
     session = session_of(topics)
-    said = session.rewind(session.cursors().decode())
+    said = session.read_id(session.cursors().decode()).positions
     assert said == {f"t{n}": n for n in range(topics)}
     assert b"=" not in session.cursors()
     if topics <= NAMED_CURSORS:
@@ -62,8 +62,8 @@ def test_an_id_from_before_a_topic_was_forgotten_still_means_the_others(topics: 
     session = session_of(topics)
     before = session.cursors().decode()
     session.forget(session.feeds[0])
-    assert session.rewind(before)["t1"] == 1
-    assert session.rewind(session.cursors().decode())["t1"] == 1
+    assert session.read_id(before).positions["t1"] == 1
+    assert session.read_id(session.cursors().decode()).positions["t1"] == 1
 
 
 @pytest.mark.parametrize(
@@ -82,7 +82,7 @@ def test_an_id_from_before_a_topic_was_forgotten_still_means_the_others(topics: 
 )
 def test_a_damaged_id_is_refused(damaged: str) -> None:
     with pytest.raises(ApiError) as refused:
-        session_of(2).rewind(damaged)
+        session_of(2).read_id(damaged)
     assert refused.value.code == "invalid_request"
 
 
@@ -96,7 +96,7 @@ JSON = st.dictionaries(st.sampled_from(["t0", "t1", "u"]), st.integers()) | st.l
 def test_an_id_is_understood_or_refused(text: str) -> None:
     for session in SESSIONS:
         with suppress(ApiError):
-            assert all(0 <= seq < 2**64 for seq in session.rewind(text).values())
+            assert all(0 <= seq < 2**64 for seq in session.read_id(text).positions.values())
 
 
 @pytest.mark.trio
@@ -147,6 +147,26 @@ async def test_a_stream_without_a_session_goes_on_after_its_id(
             watching.stream_of("t", one, wrong)
         assert refused.value.code == "invalid_request"
     assert watching.session_count == 0
+
+
+@pytest.mark.trio
+async def test_a_session_of_many_topics_resumes_by_its_ids(life: Life, streams: Streams, autojump_clock: Any) -> None:
+    names = await topics(life, *(f"t{n}" for n in range(NAMED_CURSORS + 6)))
+    session, _ = streams.session(*names)
+    first = await streams.connect(session)
+    await settle()
+    for name in names:
+        await life.append(name, 1)
+        await settle()
+    half = next(line for line, frame, _ in first.received if frame.seqs and frame.topic == "t35")
+    await life.engine.delete_topic("t69", if_empty=False)
+    await settle()
+    first.cut()
+    await settle()
+    second = await streams.connect(session, half)
+    await settle()
+    again = [name for name in names if second.seqs(name)]
+    assert again == [f"t{n}" for n in range(36, 69)]
 
 
 # --- one connection after another -------------------------------------------------------------------------------------
@@ -559,3 +579,31 @@ async def test_a_strong_watcher_is_counted_only_while_it_is_there(nursery: trio.
         await settle()
         assert audience.strong == 0
         assert Kind.WAL in disk.calls
+
+
+@pytest.mark.trio
+async def test_an_id_from_before_a_topic_was_made_anew_is_told_so_again(
+    life: Life, streams: Streams, autojump_clock: Any
+) -> None:
+    """What the connection in between took was lost on the way: a seq alone would not tell of which instance it is."""
+    await life.append("t", 1, 2, 3)
+    session, _ = streams.session("t")
+
+    async def shown(last_event_id: str | None = None) -> Connection:
+        connection = await streams.connect(session, last_event_id)
+        await settle()
+        connection.cut()
+        await settle()
+        return connection
+
+    first = await shown()
+    await life.engine.delete_topic("t", if_empty=False)
+    await life.append("t", *range(5))
+    between = await shown()
+    known, newer = first.ids()[-1], between.ids()[-1]
+    for last_event_id in (known, known, newer):  # the newer one, too, is from before it was told again
+        again = await shown(last_event_id)
+        assert [frame.reason for frame in again.of("t", "tombstone")] == ["recreated"]
+        assert again.seqs("t") == [1, 2, 3, 4, 5]
+        latest = again.ids()[-1]
+    assert (await shown(latest)).kinds("t") == ["caught_up"]

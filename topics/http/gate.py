@@ -24,7 +24,7 @@ from topics.http.data_plane import DataPlane
 from topics.http.metrics import Exposition, RequestFigures
 from topics.http.reading import SMALL_BODY, SMALL_BODY_S, BodyReader, discard_body, has_small_rest
 from topics.http.routes import Body, Plane, RouteTable
-from topics.http.server import Connection
+from topics.http.server import Connection, stop_receiving
 from topics.http.streams import EventStream
 from topics.http.websocket import WebSocket
 from topics.logs import get_logger
@@ -187,11 +187,13 @@ class Gate:
         except Exception:
             log.exception("socket_failed")
         finally:
+            stop_receiving(receive)
             self.figures.count(label, status, (self._engine.clock.perf_ns() - began) / 1e6 if status != 101 else 0.0)
 
     async def _refuse_websocket(self, error: ApiError, send: Send) -> None:
         response = error_response(error)
         headers = [(b"content-type", response.content_type), (b"content-length", b"%d" % len(response.body))]
+        headers += response.headers
         await send({"type": "websocket.http.response.start", "status": response.status, "headers": headers})
         await send({"type": "websocket.http.response.body", "body": response.body, "more_body": False})
 

@@ -23,7 +23,7 @@ import struct
 import sys
 from collections.abc import Iterable
 from contextlib import suppress
-from typing import Any, Final
+from typing import Any, Final, cast
 
 import h2.connection
 import h2.errors
@@ -37,10 +37,16 @@ from hypercorn.app_wrappers import ASGIWrapper
 from hypercorn.config import Config
 from hypercorn.events import Closed, Event, RawData, Updated
 from hypercorn.protocol import ProtocolWrapper
+from hypercorn.protocol.events import Data, Request, StreamClosed
 from hypercorn.protocol.events import Event as StreamEvent
-from hypercorn.protocol.events import StreamClosed
 from hypercorn.protocol.h2 import H2Protocol
-from hypercorn.protocol.h11 import H2CProtocolRequiredError, H2ProtocolAssumedError, H11Protocol
+from hypercorn.protocol.h11 import (
+    STREAM_ID,
+    H2CProtocolRequiredError,
+    H2ProtocolAssumedError,
+    H11Protocol,
+    H11WSConnection,
+)
 from hypercorn.protocol.ws_stream import Handshake, WSStream
 from hypercorn.trio.task_group import TaskGroup
 from hypercorn.trio.tcp_server import MAX_RECV, TCPServer
@@ -49,7 +55,9 @@ from hypercorn.typing import ASGIFramework, ConnectionState, H11SendableEvent
 from hypercorn.utils import parse_socket_addr
 from hyperframe.frame import Frame
 from priority.priority import DeadlockError, MissingStreamError
-from wsproto.events import Ping
+from wsproto.connection import ConnectionState as ConnectionPhase
+from wsproto.events import CloseConnection, Message, Ping
+from wsproto.frame_protocol import CloseReason
 
 from topics.config import Settings
 from topics.logs import get_logger
@@ -161,7 +169,7 @@ def hypercorn_config(settings: Settings) -> Config:
 class Connection:
     """One accepted connection, in the ASGI scope as `scope["state"]["connection"]`."""
 
-    __slots__ = ("_lock", "_partial", "_stream", "cancel_scope", "peer")
+    __slots__ = ("_direct_bytes", "_direct_ended", "_lock", "_partial", "_stream", "cancel_scope", "peer")
 
     def __init__(self, stream: trio.SocketStream, lock: trio.Lock) -> None:
         self._stream = stream
@@ -169,6 +177,9 @@ class Connection:
         """Held by whoever sends."""
         self._partial: trio.Event | None = None
         """Set while a frame is partly sent past hypercorn."""
+        self._direct_bytes = 0
+        """Sent past hypercorn since the socket was asked how much of it has left."""
+        self._direct_ended = False
         self.cancel_scope = trio.CancelScope()
         self.peer: tuple[str, int] | None = None
 
@@ -196,12 +207,17 @@ class Connection:
         unwritable (trio sets TCP_NOTSENT_LOWAT): what waits for a slow reader is not to wait there.
         """
         fd = self._stream.socket.fileno()
-        if fd < 0 or self._lock.locked() or self._unsent(fd) >= _DIRECT_UNSENT:
+        if fd < 0 or self._direct_ended or self._lock.locked():
             return 0
+        if self._direct_bytes >= _DIRECT_UNSENT:
+            self._direct_bytes = self._unsent(fd)
+            if self._direct_bytes >= _DIRECT_UNSENT:
+                return 0
         try:
             taken = os.write(fd, data)
         except OSError:
             return 0  # full, or broken, which whoever waits for the socket finds out
+        self._direct_bytes += taken
         if taken < len(data):
             self._partial = trio.Event()
         return taken
@@ -214,6 +230,8 @@ class Connection:
         """Send, past hypercorn, all of `data`; pieces of one frame without anything else between them. A broken
         connection is noticed by its reader."""
         if self._partial is None:
+            if self._direct_ended:
+                return
             self._partial = trio.Event()
         async with self._lock:
             with trio.CancelScope(shield=True), suppress(trio.BrokenResourceError, trio.ClosedResourceError):
@@ -229,6 +247,10 @@ class Connection:
         """Wait until whatever hypercorn sends would not stand in the middle of a frame."""
         while self._partial is not None:
             await self._partial.wait()
+
+    def stop_direct(self) -> None:
+        """No frame begins any more: the connection's last one is on its way."""
+        self._direct_ended = True
 
     def end_direct(self) -> None:
         """Nothing more is sent past hypercorn. With half a frame out the connection is of no use to anybody."""
@@ -516,15 +538,55 @@ class _H11(H11Protocol):
         await self._send_h11_event(h11.EndOfMessage())
 
     async def _create_stream(self, request: h11.Request) -> None:
-        if any(name == b"upgrade" for name, _ in request.headers):
-            headers = _without_extensions(request.headers)
-            if not Handshake(headers, request.http_version.decode()).is_valid():
-                # Hypercorn would refuse it with an empty body; without the upgrade, the gate does so in form.
-                headers = [(name, value) for name, value in headers if name != b"upgrade"]
-            request = h11.Request(
-                method=request.method, target=request.target, headers=headers, http_version=request.http_version
+        headers = list(request.headers)
+        version = request.http_version.decode()
+        if not any(name == b"upgrade" for name, _ in headers):
+            await super()._create_stream(request)
+            return
+        if not Handshake(headers, version).is_valid():
+            # Hypercorn would refuse it with an empty body; without the upgrade, the gate does so in form.
+            headers = [(name, value) for name, value in headers if name != b"upgrade"]
+            await super()._create_stream(
+                h11.Request(method=request.method, target=request.target, headers=headers, http_version=version)
             )
-        await super()._create_stream(request)
+            return
+        self.stream = _WSStream(
+            self.app,
+            self.config,
+            self.context,
+            self.task_group,
+            self.ssl,
+            self.client,
+            self.server,
+            self.stream_send,
+            STREAM_ID,
+        )
+        self.connection = H11WSConnection(cast(h11.Connection, self.connection))
+        await self.stream.handle(
+            Request(
+                stream_id=STREAM_ID,
+                headers=_without_extensions(headers),
+                http_version=version,
+                method="GET",
+                raw_path=request.target,
+                state=self.connection_state,
+            )
+        )
+        await self.context.mark_request()
+
+    async def stream_send(self, event: StreamEvent) -> None:
+        stream = self.stream
+        if (
+            isinstance(event, Data)
+            and isinstance(stream, WSStream)
+            and stream.connection.state is not ConnectionPhase.OPEN
+        ):
+            self._connection.stop_direct()  # this is a close: nothing may come after it
+        await super().stream_send(event)
+
+    @property
+    def _connection(self) -> Connection:
+        return cast(Connection, self.connection_state["connection"])
 
     async def _maybe_recycle(self) -> None:
         """After an answer: the next request, or the end.
@@ -542,6 +604,43 @@ class _H11(H11Protocol):
             await self.send(Closed())
 
 
+class _WSStream(WSStream):
+    """Answers what is no WebSocket, or no UTF-8, with a close that says so, where hypercorn hangs up; and counts a
+    message's bytes, where hypercorn counts characters."""
+
+    _size = 0
+
+    async def handle(self, event: StreamEvent) -> None:
+        try:
+            await super().handle(event)
+        except trio.BrokenResourceError:
+            pass  # the application has ended (`stop_receiving`)
+
+    async def _handle_events(self) -> None:
+        for event in self.connection.events():
+            if isinstance(event, Message):
+                data = event.data
+                self._size += len(data.encode()) if isinstance(data, str) else len(data)
+                if self._size > self.config.websocket_max_message_size:
+                    await self._send_wsproto_event(CloseConnection(code=CloseReason.MESSAGE_TOO_BIG))
+                    await self.send(StreamClosed(stream_id=self.stream_id))
+                    return
+                self.buffer.extend(event)
+                if event.message_finished:
+                    assert self.app_put is not None
+                    await self.app_put(self.buffer.to_message())
+                    self.buffer.clear()
+                    self._size = 0
+            elif isinstance(event, Ping):
+                await self._send_wsproto_event(event.response())
+            elif isinstance(event, CloseConnection):
+                if self.connection.state is ConnectionPhase.REMOTE_CLOSING:
+                    await self._send_wsproto_event(event.response())
+                elif self.connection.state is ConnectionPhase.OPEN:
+                    await self._send_wsproto_event(CloseConnection(code=event.code))  # it could not be parsed
+                await self.send(StreamClosed(stream_id=self.stream_id))
+
+
 async def send_ping(send: Any) -> None:
     """Ping the peer of a WebSocket; `send` is what its application was given.
 
@@ -551,6 +650,16 @@ async def send_ping(send: Any) -> None:
     stream = send.__self__
     assert isinstance(stream, WSStream)
     await stream._send_wsproto_event(Ping())
+
+
+def stop_receiving(receive: Any) -> None:
+    """The application of a WebSocket has ended: what still comes is for nobody.
+
+    Otherwise the connection's reader would wait for ever for room in a queue that nobody empties.
+    """
+    channel = receive.__self__
+    assert isinstance(channel, trio.MemoryReceiveChannel)
+    channel.close()
 
 
 def _without_extensions(headers: Iterable[tuple[bytes, bytes]]) -> list[tuple[bytes, bytes]]:

@@ -16,7 +16,7 @@ import msgspec
 import trio
 from msgspec import UNSET, UnsetType
 
-from topics.errors import ApiError, invalid
+from topics.errors import ApiError, invalid, throttled
 from topics.http import bodies
 from topics.http.calls import Engine, Receive, Scope, Send, append_answer, encode
 from topics.http.reading import ByteBudget
@@ -83,7 +83,7 @@ MESSAGES: Final = MessageFormat()
 
 
 class _Command(msgspec.Struct):
-    op: str
+    op: msgspec.Raw | UnsetType = UNSET
     request_id: msgspec.Raw | UnsetType = UNSET
 
 
@@ -187,31 +187,30 @@ class WebSocket:
     async def _handle(self, text: str | None) -> None:
         """Carry out one command; whatever is wrong with it is told, and the socket stays."""
         request_id: RequestId = UNSET
-        raw = b""
+        held = 0
         try:
             if text is None:
                 raise invalid("message", "must be a text message")
             raw = text.encode()
-            maximum = self._engine.settings.max_body_bytes
-            if len(raw) > maximum:
-                raise ApiError("payload_too_large", f"the message is larger than {maximum} bytes")
             if not await self._budget.take(len(raw), self._engine.settings.admission_ms / 1000):
-                raw = b""
-                raise ApiError("throttled", "max_inflight_bytes is reached", detail={"limit": "max_inflight_bytes"})
+                raise throttled("max_inflight_bytes", self._budget.limit)
+            held = len(raw)
             command = bodies.decode_json(_command, raw)
             request_id = command.request_id
-            carry_out = self._commands.get(command.op)
-            if carry_out is None:
-                raise invalid("op", f"must be one of {', '.join(self._commands)}")
-            await carry_out(raw, request_id)
+            await self._command(command.op)(raw, request_id)
         except ApiError as error:
             await self._refuse(error, request_id)
         except Exception:
             log.exception("command_failed")
             await self._refuse(ApiError("internal", "the command failed; the socket stays"), request_id)
         finally:
-            if raw:
-                self._budget.give_back(len(raw))
+            self._budget.give_back(held)
+
+    def _command(self, op: msgspec.Raw | UnsetType) -> Callable[[bytes, RequestId], Awaitable[None]]:
+        for name, carry_out in self._commands.items():
+            if op is not UNSET and bytes(op) == b'"%b"' % name.encode():
+                return carry_out
+        raise invalid("op", f"must be one of {', '.join(self._commands)}")
 
     async def _answer(self, answer: bytes) -> None:
         if await self._outbox.room():
@@ -247,6 +246,7 @@ class WebSocket:
             watching.subscribe(outbox, feed)
 
     async def _unsubscribe(self, raw: bytes, request_id: RequestId) -> None:
+        bodies.check_depth(raw, "message")
         body = bodies.decode_json(_unsubscribe, raw)
         if (body.topic is None) == (body.topics is None):
             raise invalid("topic", "give either topic or topics")
@@ -273,4 +273,5 @@ class WebSocket:
         await self._answer(head + ack[1:])
 
     async def _ping(self, raw: bytes, request_id: RequestId) -> None:
+        bodies.check_depth(raw, "message")
         await self._answer(encode(_Answer(op="pong", request_id=request_id)))

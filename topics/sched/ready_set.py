@@ -169,11 +169,13 @@ class ReadySet(Generic[T]):
         return (self._others,) if self._lowest.clock.stopped else (self._others, self._lowest)
 
     def _next(self, now_ms: float) -> tuple[int, _Group[T], _Waiting[T]]:
-        """Pass the turn on until a band has credit and an item: at most as many rounds as the greatest debt needs."""
+        """Pass the turn on until a band has credit and an item."""
         while True:
-            if self._deficits[self._turn] >= 1 and (found := self._longest_waiting(self._turn, now_ms)) is not None:
-                return self._turn, *found
-            self._pass_turn()
+            for _ in _WEIGHTS:
+                if self._deficits[self._turn] >= 1 and (found := self._longest_waiting(self._turn, now_ms)) is not None:
+                    return self._turn, *found
+                self._pass_turn()
+            self._pass_rounds()
 
     def _longest_waiting(self, band: int, now_ms: float) -> tuple[_Group[T], _Waiting[T]] | None:
         firsts = [(group, first) for group in self._running() if (first := group.first(band)) is not None]
@@ -184,6 +186,15 @@ class ReadySet(Generic[T]):
         self._turn = (self._turn - 1) % len(_WEIGHTS)
         self._deficits[self._turn] += _WEIGHTS[self._turn]
         assert self._deficits[self._turn] <= _WEIGHTS[self._turn]
+
+    def _pass_rounds(self) -> None:
+        """All bands with items are in debt: let go by at once the rounds in which nothing would be served."""
+        lines = [any(group.first(band) is not None for group in self._running()) for band in range(len(_WEIGHTS))]
+        rounds = min(-self._deficits[band] // _WEIGHTS[band] for band, has_items in enumerate(lines) if has_items)
+        if rounds > 0:
+            self._deficits = [
+                min(0, deficit + rounds * weight) for deficit, weight in zip(self._deficits, _WEIGHTS, strict=True)
+            ]
 
     def _become_idle(self) -> None:
         """No debts, and the next turn is the top band's."""

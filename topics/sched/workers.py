@@ -81,7 +81,7 @@ class Scheduler(Generic[T]):
         if item in shard.ready or item in shard.held:
             return
         if self.coalesce_ms:
-            until = shard.served_ms.get(item, 0.0) + self.coalesce_ms
+            until = shard.served_ms.get(item, float("-inf")) + self.coalesce_ms
             if until > _now_ms():
                 shard.hold(item, until)
                 return

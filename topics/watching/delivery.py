@@ -34,7 +34,7 @@ from topics.topic import Topic
 from topics.watching.feed import Feed
 from topics.watching.outbox import OUTBOX_BYTES, Outbox
 
-TURN_COST: Final = 64
+TURN_COST: Final = 16
 """Frames, and as many thousands of records, that a turn of a topic takes at most."""
 
 KEPT_FRAMES: Final = 16
@@ -70,6 +70,8 @@ class Delivery:
         self.scheduler: Scheduler[Topic] = Scheduler(workers, registry.priority, self.serve)
         registry.common.news = self.scheduler.mark
         self._kept: OrderedDict[tuple[Any, ...], Made] = OrderedDict()
+        self._recreated = 0
+        """How many `recreated` frames there have been."""
         self.outboxes: dict[Outbox, None] = {}
         """Of all connections."""
         self.sending: dict[Outbox, None] = {}
@@ -211,6 +213,9 @@ class Delivery:
         assert topic.audience is not None
         if made.tombstone is not None:
             feed.position = feed.told = made.after_tombstone
+            if made.tombstone.reason == "recreated":
+                self._recreated += 1
+                feed.since = self._recreated
             feed.epoch = topic.id
             reason = made.tombstone.reason
             outbox.put(

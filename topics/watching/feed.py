@@ -79,6 +79,7 @@ class Feed:
         "outbox",
         "position",
         "sent",
+        "since",
         "strong",
         "told",
         "topic",
@@ -93,6 +94,8 @@ class Feed:
         self.sent = mark
         self.position = self.told = mark.position
         self.epoch = mark.epoch
+        self.since = 0
+        """How many `recreated` frames there had been when it was given one: older ids speak of another instance."""
         self.topic: Topic | None = None
         """While it has a connection."""
         self.outbox: Outbox | None = None

@@ -10,7 +10,7 @@ from __future__ import annotations
 import secrets
 from base64 import urlsafe_b64decode, urlsafe_b64encode
 from collections.abc import Callable, Iterable, Mapping
-from typing import Final
+from typing import Final, NamedTuple
 
 import msgspec
 import trio
@@ -71,14 +71,21 @@ class Session:
         self._feeds.pop(feed.name, None)
 
     def cursors(self) -> bytes:
-        """The id of a frame that is queued now: where every topic is with it."""
+        """The id of a frame that is queued now: where every topic is with it.
+
+        White space behind the JSON, which means nothing to anybody else, counts the `recreated` frames before it: a seq
+        alone does not tell which instance of a topic it is of.
+        """
         if self._listed:
             text = msgspec.json.encode([feed.position for feed in self._order])
         else:
             text = msgspec.json.encode({feed.name: feed.position for feed in self._feeds.values() if not feed.ended})
+        since = max((feed.since for feed in self._order), default=0)
+        if since:
+            text += bin(since)[2:].encode().translate(_TO_SPACE)
         return urlsafe_b64encode(text).rstrip(b"=")
 
-    def rewind(self, last_event_id: str) -> Mapping[str, int]:
+    def read_id(self, last_event_id: str) -> Cursors:
         """What an id says of the topics of this session. Raises 400 for what is not one."""
         try:
             # Not every character of base64url is refused where it does not belong by the decoder itself.
@@ -90,11 +97,38 @@ class Session:
                 positions = {feed.name: seq for feed, seq in zip(self._order, listed, strict=True)}
             else:
                 positions = _named.decode(text)
+            since = int(text[len(text.rstrip(b" \t")) :].translate(_FROM_SPACE) or b"0", 2)
             if not all(0 <= seq <= MAX_U64 for seq in positions.values()):
                 raise ValueError
         except (ValueError, msgspec.DecodeError):
             raise invalid("Last-Event-ID", "is not an id of this stream") from None
-        return positions
+        return Cursors(positions, since)
+
+    def rewind(self, cursors: Cursors) -> None:
+        """Go back to where a client says it is, never the other way."""
+        for feed in self._feeds.values():
+            position = cursors.positions.get(feed.name)
+            if position is None:
+                continue
+            if feed.since > cursors.since:
+                feed.sent = Mark(position, GONE)
+            elif position < feed.sent.position:
+                feed.sent = Mark(position, feed.sent.epoch)
+            feed.go_back(feed.sent)
+
+
+class Cursors(NamedTuple):
+    """What an id says: where topics are, and after how many `recreated` frames of the daemon."""
+
+    positions: Mapping[str, int]
+    since: int
+
+
+GONE: Final = 0
+"""The epoch of no topic: an instance that is not there any more."""
+
+_TO_SPACE: Final = bytes.maketrans(b"01", b" \t")
+_FROM_SPACE: Final = bytes.maketrans(b" \t", b"01")
 
 
 def _padded(last_event_id: str) -> bytes:
@@ -166,7 +200,7 @@ class Watching:
         feed = Feed(name, wish_of(request), Mark(from_seq, topic.id), strong=request.strong)
         session = Session("", [feed], request.heartbeat_ms)
         if last_event_id is not None:
-            positions = session.rewind(last_event_id)
+            positions = session.read_id(last_event_id).positions
             if name not in positions:
                 raise invalid("Last-Event-ID", "is not an id of this stream")
             feed.sent = Mark(positions[name], topic.id)
@@ -187,7 +221,7 @@ class Watching:
         Raises 400 for a damaged id, 404 when the session has ended meanwhile. Cancelling leaves the session without a
         connection.
         """
-        positions = session.rewind(last_event_id) if last_event_id is not None and session.wid else {}
+        cursors = session.read_id(last_event_id) if last_event_id is not None else None
         while session.outbox is not None:
             await self._take_over(session)
         if session.wid:
@@ -210,10 +244,8 @@ class Watching:
         )
         session.outbox = outbox
         self._delivery.outboxes[outbox] = None
-        for feed in session.feeds:
-            if feed.name in positions and positions[feed.name] < feed.sent.position:
-                feed.sent = Mark(positions[feed.name], feed.sent.epoch)
-                feed.go_back(feed.sent)
+        if cursors is not None:
+            session.rewind(cursors)
         for feed in session.feeds:
             self._delivery.attach(feed, outbox)
         if self._draining:
