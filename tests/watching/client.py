@@ -11,8 +11,7 @@ import json
 from base64 import urlsafe_b64decode
 from collections import Counter
 from collections.abc import Callable, Iterable
-from typing import Any, NamedTuple
-from typing import Final as Constant
+from typing import Any, Final, NamedTuple
 
 import msgspec
 import trio
@@ -20,11 +19,11 @@ import trio
 from tests.engine.life import Life
 from topics.engine import Engine
 from topics.model import Tombstone, WatchedTopic, WatchRequest, WatchStart
-from topics.watching.feed import Feed, Final
+from topics.watching.feed import Ending, Feed
 from topics.watching.outbox import Outbox
 from topics.watching.sessions import Session
 
-HEARTBEAT_S: Constant = 15.0
+HEARTBEAT_S: Final = 15.0
 
 
 class Record(msgspec.Struct, frozen=True):
@@ -89,7 +88,7 @@ class LineFormat:
     def paced(self, topics: list[str], retry_after_ms: int) -> bytes:
         return self._line("paced", topics=topics)
 
-    def final(self, why: Final) -> bytes:
+    def final(self, why: Ending) -> bytes:
         return self._line("final", status=why.status, code=why.code)
 
     @staticmethod

@@ -10,7 +10,7 @@ from typing import Final
 
 from topics.http.calls import encode
 from topics.model import Tombstone
-from topics.watching.feed import Final as FinalFrame
+from topics.watching.feed import Ending
 
 CONTENT_TYPE: Final = b"text/event-stream; charset=utf-8"
 HEADERS: Final = (
@@ -58,7 +58,7 @@ class EventFormat:
             {"code": 429, "error": "paced under pressure", "retry_after_ms": retry_after_ms, "topics": topics},
         )
 
-    def final(self, why: FinalFrame) -> bytes:
+    def final(self, why: Ending) -> bytes:
         return _event(b"error", {"code": why.status, "error": why.message})
 
 

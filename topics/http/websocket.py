@@ -75,7 +75,7 @@ class MessageFormat:
         detail = {"retry_after_ms": retry_after_ms, "topics": topics}
         return encode({"op": "error", "code": "throttled", "message": "paced under pressure", "detail": detail})
 
-    def final(self, why: feeds.Final) -> bytes:
+    def final(self, why: feeds.Ending) -> bytes:
         return encode({"op": "error", "code": why.code, "message": why.message})
 
 

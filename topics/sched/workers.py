@@ -124,7 +124,7 @@ class Scheduler(Generic[T]):
         if self.coalesce_ms:
             shard.served_ms[item] = now
         if served.more:
-            self.mark(item)
+            self._make_ready(shard, item)  # what is left over is not held: it is of before
         return True
 
     def take_mean_wait(self) -> float:

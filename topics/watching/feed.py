@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from topics.watching.outbox import Outbox
 
 
-class Final(NamedTuple):
+class Ending(NamedTuple):
     """Why a connection ends, told last. `status` is how SSE says it, `code` how WebSocket does."""
 
     status: int
@@ -26,10 +26,10 @@ class Final(NamedTuple):
     message: str
 
 
-TOO_SLOW = Final(408, "too_slow", "the connection took nothing for too long")
-TAKEN_OVER = Final(409, "taken_over", "another connection has taken over the session")
-SESSION_GONE = Final(410, "session_gone", "the session is gone")
-SHUTTING_DOWN = Final(503, "shutting_down", "the daemon is stopping")
+TOO_SLOW = Ending(408, "too_slow", "the connection took nothing for too long")
+TAKEN_OVER = Ending(409, "taken_over", "another connection has taken over the session")
+SESSION_GONE = Ending(410, "session_gone", "the session is gone")
+SHUTTING_DOWN = Ending(503, "shutting_down", "the daemon is stopping")
 
 
 class Format(Protocol):
@@ -55,7 +55,7 @@ class Format(Protocol):
         """Delivery of these topics pauses under pressure. Advisory."""
         ...
 
-    def final(self, why: Final) -> bytes:
+    def final(self, why: Ending) -> bytes:
         """The connection's last frame."""
         ...
 

@@ -79,7 +79,7 @@ class Outbox:
         """No frame is taken any more; the queue holds the final one, if any."""
         self.closed = trio.Event()
         """The connection is gone, and its feeds are free."""
-        self.ended_by: feeds.Final | None = None
+        self.ended_by: feeds.Ending | None = None
         self.ready = False
         """The connection takes frames: its head is sent."""
         self._stamp = stamp
@@ -141,7 +141,7 @@ class Outbox:
         self._bytes += entry.size
         self._notify()
 
-    def finish(self, why: feeds.Final | None) -> None:
+    def finish(self, why: feeds.Ending | None) -> None:
         """Send nothing any more but what is in flight and, with a reason, a final frame; then the connection ends."""
         if self.closing:
             return
