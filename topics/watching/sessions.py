@@ -110,7 +110,7 @@ class Session:
             position = cursors.positions.get(feed.name)
             if position is None:
                 continue
-            if feed.since > cursors.since:
+            if feed.since > cursors.since and feed.sent.epoch != GONE:
                 feed.sent = Mark(position, GONE)
             elif position < feed.sent.position:
                 feed.sent = Mark(position, feed.sent.epoch)
