@@ -221,6 +221,9 @@ class Settings:
     wal_file_bytes: int = _size(
         64 * MIB, 64 * KIB, 2 * GIB, FILES, "Size at which a WAL file is rotated; below 1MiB is for tests."
     )
+    wal_backlog_bytes: int = _size(
+        2 * GIB, 1 * MIB, MAX_SIZE, FILES, "Log that no checkpoint has covered yet; appends wait while there is more."
+    )
     recovery: str = _choice(
         "strict",
         ("strict", "salvage"),

@@ -455,3 +455,32 @@ async def test_a_full_queue_is_429_after_the_admission_time_and_no_wait_with_bac
         assert "late" not in found
         assert sum(life.engine.figures().throttled.values()) == 1 + len(calls) - len(stored)
         assert Kind.WAL in offload.calls
+
+
+async def test_a_log_that_checkpoints_do_not_keep_up_with_is_429_until_one_does(autojump_clock: Any) -> None:
+    """What no checkpoint has covered is in memory, as an index, and on the disk: it is bounded like any queue."""
+    async with living(settings(wal_backlog_bytes=4000, admission_ms=50)) as life:
+        appended = 0
+        while not life.engine.store.writers[0].full:
+            appended = (await life.append("t", "x" * 500)).last_seq
+        assert 5 <= appended <= 8
+        error = await refusal(life.append("t", "x"))
+        assert (error.status, error.detail["limit"]) == (429, "wal_backlog_bytes")
+        assert error.detail["retry_after_ms"] > 0
+        assert (await life.put("t", cap_records=100))[0].cap_records == 100, "what is not admitted goes on"
+        await life.compactor.checkpoint()
+        assert (await life.append("t", "x")).last_seq == appended + 1
+
+
+async def test_an_append_that_waits_for_a_checkpoint_goes_on_after_it(
+    autojump_clock: Any, nursery: trio.Nursery
+) -> None:
+    async with living(settings(wal_backlog_bytes=4000, admission_ms=1000)) as life:
+        while not life.engine.store.writers[0].full:
+            await life.append("t", "x" * 500)
+        waiting = Called(nursery, partial(life.append, "t", "y"))
+        await trio.sleep(0.5)
+        assert not waiting.done
+        await life.compactor.checkpoint()
+        await settle()
+        assert waiting.result is not None

@@ -79,6 +79,7 @@ class Shard:
             offload=offload,
             files=self.files,
             file_bytes=file_bytes,
+            backlog_bytes=1 << 40,
             figures=self.figures,
             on_failure=self.failures.append,
         )

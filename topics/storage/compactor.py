@@ -130,6 +130,7 @@ class Compactor:
         try:
             skipped = await self._take(topics)
             starts = [Start(*writer.synced_position()) for writer in self._store.writers]
+            written = [writer.figures.bytes_written for writer in self._store.writers]
             for topic in skipped | self._upkeep.busy | self._storing.stuck:
                 starts[topic.shard] = self._previous(topic.shard)
             try:
@@ -141,6 +142,8 @@ class Compactor:
             with trio.CancelScope(shield=True):
                 await self._give_back(topics)
         checkpoint = await self._write_snapshot(starts)
+        for writer, covered in zip(self._store.writers, written, strict=True):
+            writer.stored(covered)
         if marks:
             self._mark(checkpoint.number)
             await self._drop_files()

@@ -213,6 +213,7 @@ class Store:
             offload=self._offload,
             files=self.files,
             file_bytes=self._settings.wal_file_bytes,
+            backlog_bytes=max(self._settings.wal_backlog_bytes // self._settings.wal_shards, 1),
             figures=WalFigures(),
             on_failure=self._shard_failed,
         )

@@ -210,6 +210,7 @@ class ShardWriter:
         offload: Offload,
         files: WalFiles,
         file_bytes: int,
+        backlog_bytes: int,
         figures: WalFigures,
         on_failure: Callable[[int], None],
     ) -> None:
@@ -226,6 +227,8 @@ class ShardWriter:
         self._offload = offload
         self._files = files
         self._file_bytes = file_bytes
+        self._backlog_bytes = backlog_bytes
+        self._stored_bytes = 0
         self._on_failure = on_failure
         self._queue: deque[Batch] = deque()
         self._queue_bytes = 0
@@ -275,7 +278,18 @@ class ShardWriter:
     @property
     def full(self) -> bool:
         """Whether an append has to wait for room."""
-        return self._queue_bytes >= QUEUE_BYTES or len(self._queue) >= QUEUE_BATCHES
+        return self._queue_bytes >= QUEUE_BYTES or len(self._queue) >= QUEUE_BATCHES or self._behind
+
+    @property
+    def _behind(self) -> bool:
+        """Checkpoints do not keep up: the index of what they have not stored is in memory, and the log on disk."""
+        return self.figures.bytes_written - self._stored_bytes >= self._backlog_bytes
+
+    def stored(self, bytes_written: int) -> None:
+        """A checkpoint has covered what the shard had written by `bytes_written` (its figure of that name)."""
+        self._stored_bytes = bytes_written
+        if not self.full:
+            self._room.unpark_all()
 
     async def admit(self, admission_ms: int | None) -> float:
         """Wait for room in the queue, before seqs are assigned; returns the ms waited.
@@ -295,6 +309,8 @@ class ShardWriter:
             if self.failed is not None:
                 raise self.failed
             return (self._clock.perf_ns() - started) / 1e6
+        if self._behind:
+            raise throttled("wal_backlog_bytes", self._backlog_bytes, retry_after_ms=RETRY_AFTER_MS)
         raise throttled("wal_queue", QUEUE_BATCHES, retry_after_ms=RETRY_AFTER_MS)
 
     def synced_position(self) -> tuple[Position, int]:
