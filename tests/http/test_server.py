@@ -20,7 +20,7 @@ from structlog.testing import capture_logs
 
 from tests.http.conftest import SMALL, Served, serving, until
 from topics.config import Settings
-from topics.http import server
+from topics.http import protocols
 from topics.http.server import open_listener, port_of, serve
 
 pytestmark = pytest.mark.trio
@@ -366,7 +366,7 @@ async def test_a_broken_http2_connection_is_that_connections_affair(served: Serv
 
 async def test_an_exception_in_a_connection_closes_it_alone(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
     bystander = await served.connect()
-    with capture_logs() as logged, breaking(monkeypatch, server._H11):
+    with capture_logs() as logged, breaking(monkeypatch, protocols._H11):
         stream = await served.connect()
         await stream.send_all(b"GET /v0/health HTTP/1.1\r\nhost: x\r\n\r\n")
         with trio.fail_after(5):

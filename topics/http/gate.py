@@ -19,12 +19,13 @@ from werkzeug.exceptions import HTTPException
 
 from topics.errors import ApiError
 from topics.http.calls import Call, ClientGone, Engine, Receive, Response, Scope, Send, error_response
+from topics.http.connection import Connection
 from topics.http.control_plane import ControlPlane
 from topics.http.data_plane import DataPlane
 from topics.http.metrics import Exposition, RequestFigures
+from topics.http.protocols import stop_receiving
 from topics.http.reading import SMALL_BODY, SMALL_BODY_S, BodyReader, discard_body, has_small_rest
 from topics.http.routes import Body, Plane, RouteTable
-from topics.http.server import Connection, stop_receiving
 from topics.http.streams import EventStream
 from topics.http.websocket import WebSocket
 from topics.logs import get_logger

@@ -12,7 +12,7 @@ import trio
 
 from topics.errors import ApiError
 from topics.http.calls import Call, ClientGone, Engine, Response, encode
-from topics.http.server import Connection
+from topics.http.connection import Connection
 from topics.http.sse import EVENTS, HEADERS, OPENING, accepts_events, heartbeat, with_id
 from topics.http.transports import event_transport
 from topics.http.watch_requests import decode_stream, decode_watch

@@ -13,7 +13,7 @@ from typing import Final
 import trio
 
 from topics.http.calls import Scope, Send
-from topics.http.server import Connection
+from topics.http.connection import Connection
 from topics.watching.transport import Transport
 
 # A WebSocket frame's first byte: final, and text (RFC 6455, 5.2).

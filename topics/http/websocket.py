@@ -19,13 +19,15 @@ from msgspec import UNSET, UnsetType
 from topics.errors import ApiError, invalid, throttled
 from topics.http import bodies
 from topics.http.calls import Engine, Receive, Scope, Send, append_answer, encode
+from topics.http.connection import Connection
+from topics.http.messages import MESSAGES
+from topics.http.protocols import send_ping
 from topics.http.reading import ByteBudget
-from topics.http.server import Connection, send_ping
 from topics.http.transports import message_transport
 from topics.http.watch_requests import decode_subscribe
 from topics.log.names import check_topic_name
 from topics.logs import get_logger
-from topics.model import Performance, Tombstone
+from topics.model import Performance
 from topics.watching import feed as feeds
 from topics.watching.outbox import Outbox
 
@@ -38,48 +40,6 @@ PING_S: Final = 15.0
 
 CLOSE_CODES: Final = {feeds.TOO_SLOW: 1008, feeds.SHUTTING_DOWN: 1001}
 """How a socket is closed that we end (RFC 6455, 7.4.1)."""
-
-
-class MessageFormat:
-    """`topics.watching.feed.Format` as messages."""
-
-    def record(self, topic: str, records: bytes, from_seq: int, to_seq: int, head_seq: int) -> bytes:
-        return b'{"op":"record","topic":"%b","from_seq":%d,"to_seq":%d,"head_seq":%d,"records":[%b]}' % (
-            topic.encode(),
-            from_seq,
-            to_seq,
-            head_seq,
-            records,
-        )
-
-    def tombstone(self, topic: str, tombstone: Tombstone, reason: str) -> bytes:
-        return encode(
-            {
-                "op": "tombstone",
-                "topic": topic,
-                "reason": reason,
-                "gap_from": tombstone.gap_from,
-                "gap_to": tombstone.gap_to,
-                "earliest_seq": tombstone.earliest_seq,
-                "head_seq": tombstone.head_seq,
-            }
-        )
-
-    def caught_up(self, topic: str, head_seq: int) -> bytes:
-        return encode({"op": "caught_up", "topic": topic, "head_seq": head_seq})
-
-    def topic_deleted(self, topic: str, head_seq: int) -> bytes:
-        return encode({"op": "topic_deleted", "topic": topic, "head_seq": head_seq, "reason": "deleted"})
-
-    def paced(self, topics: list[str], retry_after_ms: int) -> bytes:
-        detail = {"retry_after_ms": retry_after_ms, "topics": topics}
-        return encode({"op": "error", "code": "throttled", "message": "paced under pressure", "detail": detail})
-
-    def final(self, why: feeds.Ending) -> bytes:
-        return encode({"op": "error", "code": why.code, "message": why.message})
-
-
-MESSAGES: Final = MessageFormat()
 
 
 class _Command(msgspec.Struct):

@@ -1,0 +1,133 @@
+"""One accepted connection: what streams and sockets may do with it beside their protocol.
+
+Frames of live delivery go to the socket past hypercorn (`topics.http.transports` says why). So that what hypercorn
+sends never stands in the middle of one, a frame that is partly out is known here, and `between_frames` waits for its
+end.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import socket
+import struct
+import sys
+from contextlib import suppress
+from typing import Final
+
+import trio
+
+# On a stream, one that is connected and does not read is dealt with by the stream (`topics.watching.outbox`), which
+# wants to tell it so; the kernel counts a closed window like a peer that vanished.
+STREAM_USER_TIMEOUT_MS: Final = 40_000
+
+# `tcpi_bytes_acked` in the kernel's `struct tcp_info` (Linux 4.1 and later).
+_TCP_INFO_BYTES: Final = 192
+_BYTES_ACKED: Final = slice(120, 128)
+
+# How many bytes a socket has not sent yet (Linux's linux/sockios.h), and up to how many it is given more.
+_SIOCOUTQNSD: Final = 0x894B
+_DIRECT_UNSENT: Final = 16 << 10
+
+
+class Connection:
+    """One accepted connection, in the ASGI scope as `scope["state"]["connection"]`."""
+
+    __slots__ = ("_direct_bytes", "_direct_ended", "_partial", "_stream", "cancel_scope", "lock", "peer")
+
+    def __init__(self, stream: trio.SocketStream, lock: trio.Lock) -> None:
+        self._stream = stream
+        self.lock = lock
+        """Held by whoever sends."""
+        self._partial: trio.Event | None = None
+        """Set while a frame is partly sent past hypercorn."""
+        self._direct_bytes = 0
+        """Sent past hypercorn since the socket was asked how much of it has left."""
+        self._direct_ended = False
+        self.cancel_scope = trio.CancelScope()
+        self.peer: tuple[str, int] | None = None
+
+    def allow_slow_reader(self) -> None:
+        """From here on a peer that is there and does not read is the application's business."""
+        try:
+            self._stream.socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, STREAM_USER_TIMEOUT_MS)
+        except OSError:
+            pass  # it is gone already
+
+    def acked(self) -> int:
+        """Bytes that the peer's side has acknowledged so far: what grows while it takes anything at all."""
+        try:
+            info = self._stream.socket.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _TCP_INFO_BYTES)
+        except OSError:
+            return 0
+        return int.from_bytes(info[_BYTES_ACKED], sys.byteorder)
+
+    # -- frames past the protocols -------------------------------------------------------------------------------------
+
+    def try_send(self, data: bytes) -> int:
+        """Give the socket what it takes now, past hypercorn; how many bytes that was. `send_rest` has to follow a part.
+
+        Nothing while something else is being sent, or while as much waits in the socket as the kernel would call
+        unwritable (trio sets TCP_NOTSENT_LOWAT): what waits for a slow reader is not to wait there.
+        """
+        fd = self._stream.socket.fileno()
+        if fd < 0 or self._direct_ended or self.lock.locked():
+            return 0
+        if self._direct_bytes >= _DIRECT_UNSENT:
+            self._direct_bytes = self._unsent(fd)
+            if self._direct_bytes >= _DIRECT_UNSENT:
+                return 0
+        try:
+            taken = os.write(fd, data)
+        except OSError:
+            return 0  # full, or broken, which whoever waits for the socket finds out
+        self._direct_bytes += taken
+        if taken < len(data):
+            self._partial = trio.Event()
+        return taken
+
+    @staticmethod
+    def _unsent(fd: int) -> int:
+        return int.from_bytes(fcntl.ioctl(fd, _SIOCOUTQNSD, bytes(4)), sys.byteorder)
+
+    async def send_rest(self, data: bytes) -> None:
+        """Send, past hypercorn, all of `data`; pieces of one frame without anything else between them. A broken
+        connection is noticed by its reader."""
+        if self._partial is None:
+            if self._direct_ended:
+                return
+            self._partial = trio.Event()
+        async with self.lock:
+            with trio.CancelScope(shield=True), suppress(trio.BrokenResourceError, trio.ClosedResourceError):
+                await self._stream.send_all(data)
+
+    def direct_done(self) -> None:
+        """What was sent past hypercorn ends with a whole frame."""
+        partial, self._partial = self._partial, None
+        if partial is not None:
+            partial.set()
+
+    async def between_frames(self) -> None:
+        """Wait until whatever hypercorn sends would not stand in the middle of a frame."""
+        while self._partial is not None:
+            await self._partial.wait()
+
+    def stop_direct(self) -> None:
+        """No frame begins any more: the connection's last one is on its way."""
+        self._direct_ended = True
+
+    def end_direct(self) -> None:
+        """Nothing more is sent past hypercorn. With half a frame out the connection is of no use to anybody."""
+        if self._partial is not None:
+            self.abort()
+            self.direct_done()
+
+    def abort(self) -> None:
+        """Close the socket at once and cancel everything that runs for it; unsent data is dropped. May be repeated."""
+        try:
+            self._stream.socket.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        except OSError:
+            pass
+        # Closing wakes a shielded send, cancelling wakes everything else.
+        self._stream.socket.close()
+        self.cancel_scope.cancel()
