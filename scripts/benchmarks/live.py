@@ -17,6 +17,7 @@ import select
 import socket
 import struct
 import time
+from abc import ABC, abstractmethod
 from array import array
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
@@ -243,7 +244,7 @@ class Producer:
 # --- watchers --------------------------------------------------------------------------------------------------------
 
 
-class Watcher:
+class Watcher(ABC):
     """One connection that gets what is appended. `_complete` says which part of what was read is whole frames."""
 
     def __init__(self, port: int, *, receive_buffer: int | None = None) -> None:
@@ -281,8 +282,9 @@ class Watcher:
             self.numbers.append(int(number))
             self.times.append(now)
 
+    @abstractmethod
     def _complete(self, data: bytes) -> bytes:
-        raise NotImplementedError
+        """Take what has come; the frames that are complete with it."""
 
     def _complain(self, frames: bytes) -> None:
         paced = frames.count(b"paced under pressure")

@@ -25,49 +25,42 @@ class SlowStore:
         self._store = store
         self._delay_s = delay_s
 
-    def put(self, topic_id: int, name: str, chunks: Iterable[bytes]) -> int:
+    def _late(self) -> SegmentStore:
         time.sleep(self._delay_s)
-        return self._store.put(topic_id, name, chunks)
+        return self._store
+
+    def put(self, topic_id: int, name: str, chunks: Iterable[bytes]) -> int:
+        return self._late().put(topic_id, name, chunks)
 
     def read_range(self, topic_id: int, name: str, offset: int, length: int) -> bytes:
-        time.sleep(self._delay_s)
-        return self._store.read_range(topic_id, name, offset, length)
+        return self._late().read_range(topic_id, name, offset, length)
 
     def patch(self, topic_id: int, name: str, patches: Sequence[tuple[int, bytes]]) -> None:
-        time.sleep(self._delay_s)
-        self._store.patch(topic_id, name, patches)
+        self._late().patch(topic_id, name, patches)
 
     def delete(self, topic_id: int, name: str) -> None:
-        time.sleep(self._delay_s)
-        self._store.delete(topic_id, name)
+        self._late().delete(topic_id, name)
 
     def exists(self, topic_id: int, name: str) -> bool:
-        time.sleep(self._delay_s)
-        return self._store.exists(topic_id, name)
+        return self._late().exists(topic_id, name)
 
     def length(self, topic_id: int, name: str) -> int:
-        time.sleep(self._delay_s)
-        return self._store.length(topic_id, name)
+        return self._late().length(topic_id, name)
 
     def topics(self) -> list[int]:
-        time.sleep(self._delay_s)
-        return self._store.topics()
+        return self._late().topics()
 
     def delete_topic(self, topic_id: int) -> None:
-        time.sleep(self._delay_s)
-        self._store.delete_topic(topic_id)
+        self._late().delete_topic(topic_id)
 
     def finish_deletions(self) -> None:
-        time.sleep(self._delay_s)
-        self._store.finish_deletions()
+        self._late().finish_deletions()
 
     def discard_unfinished(self, topic_id: int) -> None:
-        time.sleep(self._delay_s)
-        self._store.discard_unfinished(topic_id)
+        self._late().discard_unfinished(topic_id)
 
     def list(self, topic_id: int) -> list[str]:
-        time.sleep(self._delay_s)
-        return self._store.list(topic_id)
+        return self._late().list(topic_id)
 
 
 def main() -> None:

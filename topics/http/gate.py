@@ -18,6 +18,7 @@ import trio
 from werkzeug.exceptions import HTTPException
 
 from topics.errors import ApiError
+from topics.http.accept import qualities
 from topics.http.calls import Call, ClientGone, Engine, Receive, Response, Scope, Send, error_response
 from topics.http.connection import Connection
 from topics.http.control_plane import ControlPlane
@@ -221,16 +222,7 @@ def accepts_gzip(accept_encoding: bytes) -> bool:
     """Whether an Accept-Encoding allows gzip and does not prefer `identity` to it (RFC 9110, 12.5.3)."""
     if not accept_encoding:
         return False
-    quality: dict[bytes, float] = {}
-    for item in accept_encoding.lower().split(b","):
-        name, *parameters = (part.strip() for part in item.split(b";"))
-        quality[name] = 1.0
-        for parameter in parameters:
-            if parameter.startswith(b"q="):
-                try:
-                    quality[name] = float(parameter[2:])
-                except ValueError:
-                    quality[name] = 0.0
+    quality = qualities(accept_encoding)
     gzip = quality.get(b"gzip", quality.get(b"x-gzip", quality.get(b"*", 0.0)))
     return gzip > 0 and gzip >= quality.get(b"identity", 0.0)
 

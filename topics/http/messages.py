@@ -22,17 +22,7 @@ class MessageFormat:
         )
 
     def tombstone(self, topic: str, tombstone: Tombstone, reason: str) -> bytes:
-        return encode(
-            {
-                "op": "tombstone",
-                "topic": topic,
-                "reason": reason,
-                "gap_from": tombstone.gap_from,
-                "gap_to": tombstone.gap_to,
-                "earliest_seq": tombstone.earliest_seq,
-                "head_seq": tombstone.head_seq,
-            }
-        )
+        return encode({"op": "tombstone", **tombstone_fields(topic, tombstone, reason)})
 
     def caught_up(self, topic: str, head_seq: int) -> bytes:
         return encode({"op": "caught_up", "topic": topic, "head_seq": head_seq})
@@ -49,3 +39,15 @@ class MessageFormat:
 
 
 MESSAGES: Final = MessageFormat()
+
+
+def tombstone_fields(topic: str, tombstone: Tombstone, reason: str) -> dict[str, object]:
+    """What watchers are told of a gap, over whatever connection."""
+    return {
+        "topic": topic,
+        "reason": reason,
+        "gap_from": tombstone.gap_from,
+        "gap_to": tombstone.gap_to,
+        "earliest_seq": tombstone.earliest_seq,
+        "head_seq": tombstone.head_seq,
+    }

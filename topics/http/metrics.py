@@ -16,6 +16,7 @@ from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4, generate_late
 from prometheus_client.registry import Collector, CollectorRegistry
 
 from topics.figures import DeliveryFigures, EngineFigures, Histogram
+from topics.http.accept import qualities
 from topics.http.calls import Engine, Response, encode
 
 PREFIX: Final = "topics_"
@@ -201,17 +202,6 @@ class Exposition:
 
 def prefers_json(accept: str) -> bool:
     """Whether an Accept header ranks `application/json` above text and wildcards."""
-    best: dict[str, float] = {}
-    for item in accept.split(","):
-        kind, _, parameters = item.partition(";")
-        quality = 1.0
-        for parameter in parameters.split(";"):
-            name, _, value = parameter.partition("=")
-            if name.strip().lower() == "q":
-                try:
-                    quality = float(value)
-                except ValueError:
-                    quality = 0.0
-        best[kind.strip().lower()] = max(quality, best.get(kind.strip().lower(), 0.0))
-    wanted = best.get("application/json", 0.0)
-    return wanted > 0 and wanted > max((best.get(kind, 0.0) for kind in ("text/plain", "text/*")), default=0.0)
+    best = qualities(accept.encode("latin-1", "replace"))
+    wanted = best.get(b"application/json", 0.0)
+    return wanted > 0 and wanted > max(best.get(kind, 0.0) for kind in (b"text/plain", b"text/*"))

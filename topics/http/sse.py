@@ -8,7 +8,9 @@ from __future__ import annotations
 
 from typing import Final
 
+from topics.http.accept import qualities
 from topics.http.calls import encode
+from topics.http.messages import tombstone_fields
 from topics.model import Tombstone
 from topics.watching.feed import Ending
 
@@ -34,17 +36,7 @@ class EventFormat:
         )
 
     def tombstone(self, topic: str, tombstone: Tombstone, reason: str) -> bytes:
-        return _event(
-            b"tombstone",
-            {
-                "topic": topic,
-                "reason": reason,
-                "gap_from": tombstone.gap_from,
-                "gap_to": tombstone.gap_to,
-                "earliest_seq": tombstone.earliest_seq,
-                "head_seq": tombstone.head_seq,
-            },
-        )
+        return _event(b"tombstone", tombstone_fields(topic, tombstone, reason))
 
     def caught_up(self, topic: str, head_seq: int) -> bytes:
         return _event(b"caught-up", {"topic": topic, "head_seq": head_seq})
@@ -83,18 +75,7 @@ def accepts_events(accept: bytes | None) -> bool:
     """Whether an Accept header takes `text/event-stream`; the most specific range decides (RFC 9110, 12.5.1)."""
     if accept is None or not accept.strip():
         return True
-    found: dict[bytes, float] = {}
-    for item in accept.lower().split(b","):
-        kind, *parameters = (part.strip() for part in item.split(b";"))
-        quality = 1.0
-        for parameter in parameters:
-            name, _, value = parameter.partition(b"=")
-            if name.strip() == b"q":
-                try:
-                    quality = float(value)
-                except ValueError:
-                    quality = 0.0
-        found[kind] = max(quality, found.get(kind, 0.0))
+    found = qualities(accept)
     for kind in (b"text/event-stream", b"text/*", b"*/*"):
         if kind in found:
             return found[kind] > 0

@@ -94,6 +94,8 @@ class WebSocket:
         self._send = send
         self._cancel = trio.CancelScope()
         self._outbox: Outbox
+        self._held = 0
+        """Bytes of the command that is carried out, which count against the budget of all requests."""
         self._commands: dict[str, Callable[[bytes, RequestId], Awaitable[None]]] = {
             "subscribe": self._subscribe,
             "unsubscribe": self._unsubscribe,
@@ -147,14 +149,13 @@ class WebSocket:
     async def _handle(self, text: str | None) -> None:
         """Carry out one command; whatever is wrong with it is told, and the socket stays."""
         request_id: RequestId = UNSET
-        held = 0
         try:
             if text is None:
                 raise invalid("message", "must be a text message")
             raw = text.encode()
             if not await self._budget.take(len(raw), self._engine.settings.admission_ms / 1000):
                 raise throttled("max_inflight_bytes", self._budget.limit)
-            held = len(raw)
+            self._held = len(raw)
             command = bodies.decode_json(_command, raw)
             request_id = command.request_id
             await self._command(command.op)(raw, request_id)
@@ -164,7 +165,7 @@ class WebSocket:
             log.exception("command_failed")
             await self._refuse(ApiError("internal", "the command failed; the socket stays"), request_id)
         finally:
-            self._budget.give_back(held)
+            self._release()
 
     def _command(self, op: msgspec.Raw | UnsetType) -> Callable[[bytes, RequestId], Awaitable[None]]:
         for name, carry_out in self._commands.items():
@@ -172,8 +173,17 @@ class WebSocket:
                 return carry_out
         raise invalid("op", f"must be one of {', '.join(self._commands)}")
 
+    def _release(self) -> None:
+        held, self._held = self._held, 0
+        self._budget.give_back(held)
+
+    async def _room(self) -> bool:
+        """Wait for room for an answer, without holding what others could use meanwhile."""
+        self._release()
+        return await self._outbox.room()
+
     async def _answer(self, answer: bytes) -> None:
-        if await self._outbox.room():
+        if await self._room():
             self._outbox.put(answer)
 
     async def _refuse(self, error: ApiError, request_id: RequestId) -> None:
@@ -194,7 +204,7 @@ class WebSocket:
     async def _subscribe(self, raw: bytes, request_id: RequestId) -> None:
         request = decode_subscribe(raw, self._engine.settings)
         watching, outbox = self._engine.watching, self._outbox
-        if not await outbox.room():
+        if not await self._room():
             return
         found = watching.resolve(outbox, request)
         topics = {
@@ -213,7 +223,7 @@ class WebSocket:
         names = [body.topic] if body.topic is not None else body.topics or []
         for name in names:
             check_topic_name(name)
-        if await self._outbox.room():
+        if await self._room():
             left = [name for name in dict.fromkeys(names) if self._engine.watching.unsubscribe(self._outbox, name)]
             self._outbox.put(encode(_Unsubscribed(op="unsubscribed", request_id=request_id, topics=left)))
 

@@ -20,7 +20,7 @@ from topics.config import Settings
 from topics.errors import ApiError, invalid, topic_not_found
 from topics.log.block import Projection
 from topics.logs import get_logger
-from topics.model import WatchedTopic, WatchRequest
+from topics.model import WatchedTopic, WatchRequest, WatchStart
 from topics.registry import Registry
 from topics.topic import Topic
 from topics.watching import feed as feeds
@@ -175,9 +175,9 @@ class Watching:
                 if request.lenient:
                     continue
                 raise topic_not_found(name)
-            from_seq = topic.log.head_seq if start.tail else start.from_seq
-            members.append(Feed(name, wish_of(request), Mark(from_seq, topic.id), strong=request.strong))
-            found[name] = watched(topic, from_seq)
+            feed = _begin(topic, start, request)
+            members.append(feed)
+            found[name] = watched(topic, feed.position)
         if not members:
             raise invalid("topics", "none of them exists")
         session = Session("wid_" + secrets.token_urlsafe(WID_BYTES), members, request.heartbeat_ms)
@@ -195,9 +195,7 @@ class Watching:
     def stream_of(self, name: str, request: WatchRequest, last_event_id: str | None) -> Session:
         """A session of one topic that ends with its connection. `last_event_id` is its cursor. Raises 404 and 400."""
         topic = self._registry.topic(name)
-        start = request.topics[name]
-        from_seq = topic.log.head_seq if start.tail else start.from_seq
-        feed = Feed(name, wish_of(request), Mark(from_seq, topic.id), strong=request.strong)
+        feed = _begin(topic, request.topics[name], request)
         session = Session("", [feed], request.heartbeat_ms)
         if last_event_id is not None:
             positions = session.read_id(last_event_id).positions
@@ -333,8 +331,8 @@ class Watching:
             raise invalid("topics", f"would be {len(names)} on this socket, at most {maximum} are allowed", max=maximum)
         for name, start in request.topics.items():
             topic = self._registry.topic(name)
-            from_seq = topic.log.head_seq if start.tail else start.from_seq
-            found.append((Feed(name, wish_of(request), Mark(from_seq, topic.id)), watched(topic, from_seq)))
+            feed = _begin(topic, start, request)
+            found.append((feed, watched(topic, feed.position)))
         return found
 
     def subscribe(self, outbox: Outbox, feed: Feed) -> None:
@@ -382,10 +380,12 @@ class Watching:
             outbox.transport.abort()
 
 
-def wish_of(request: WatchRequest) -> Wish:
-    """What every feed of a request wants."""
+def _begin(topic: Topic, start: WatchStart, request: WatchRequest) -> Feed:
+    """A feed of a topic as somebody asks for it."""
     projection = Projection(request.include_tags, request.include_meta, request.include_data)
-    return Wish(request.limit, request.max_batch_bytes, request.nodes, projection)
+    wish = Wish(request.limit, request.max_batch_bytes, request.nodes, projection)
+    from_seq = topic.log.head_seq if start.tail else start.from_seq
+    return Feed(topic.name, wish, Mark(from_seq, topic.id), strong=request.strong)
 
 
 def watched(topic: Topic, from_seq: int) -> WatchedTopic:
