@@ -2526,3 +2526,14 @@ def test_who_does_not_read_the_answers_is_too_slow_as_well(tmp_path: Path) -> No
         messages, code = ws.rest()
         assert code in (None, 1008)
         assert {message.op for message in messages[:-1]} <= {"pong"}
+
+
+def test_answers_that_nobody_reads_leave_the_memory_of_requests_to_others(tmp_path: Path) -> None:
+    with running(tmp_path, max_inflight_bytes=256 << 10, max_body_bytes=224 << 10, admission_ms=200) as client:
+        command = json.dumps({"op": "nothing", "request_id": "x" * (100 << 10)}).encode()
+        with WebSocket(client, receive_buffer=8 << 10) as ws:
+            ws.socket.settimeout(1)
+            with pytest.raises(TimeoutError):
+                ws.socket.sendall(raw_frame(TEXT, command) * 500)
+            for _ in range(5):
+                client.append("a", "y" * (200 << 10))
