@@ -28,6 +28,7 @@ def test_an_empty_environment_gives_the_defaults() -> None:
     assert settings.max_body_bytes == 64 * MIB
     assert settings.max_meta_bytes == 16 * KIB
     assert settings.max_inflight_bytes == 256 * MIB
+    assert (settings.max_topics, settings.max_routers) == (100_000, 10_000)
     assert settings.recovery == "strict"
     assert settings.warnings == ()
 
@@ -88,6 +89,7 @@ def test_paths_are_taken_as_they_are_and_empty_ones_are_not_set() -> None:
         ("TOPICS_WAL_FILE_BYTES", "65535"),
         ("TOPICS_MAX_TAG_BYTES", "65536"),
         ("TOPICS_MAX_BATCH_RECORDS", "0"),
+        *[("TOPICS_MAX_ROUTERS", text) for text in ("", "-1", "many", "1000000001")],
         ("TOPICS_CHECKPOINT_MS", "0"),
         ("TOPICS_DRAIN_MS", "31536000001"),
     ],
@@ -98,6 +100,11 @@ def test_what_is_not_allowed_is_refused_with_what_is(variable: str, text: str) -
     assert ": must be " in mistake
     assert "\n" not in mistake
     assert len(mistake) < 300
+
+
+@pytest.mark.parametrize("name", ["max_topics", "max_routers", "max_watch_sessions", "max_sse_connections"])
+def test_a_cap_of_0_is_off(name: str) -> None:
+    assert getattr(load_settings({SETTINGS[name].variable: "0"}), name) == 0
 
 
 def test_all_mistakes_are_in_one_message() -> None:

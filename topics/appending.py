@@ -115,7 +115,7 @@ class Appending:
             if writer.full and not topic.ephemeral:
                 waited += await self._admit(writer, request, waited)
                 continue
-            if topic.pending and _evicts(topic) and not _only_appends(topic):
+            if topic.pending and evicts(topic) and not only_appends(topic):
                 # A deletion on its way decides what has to be evicted: wait for it rather than evict too much.
                 await topic.next_change()
                 continue
@@ -146,9 +146,9 @@ class Appending:
         """Whether making room for a batch needs no columns that are not in memory; if it does, they are by the time it
         returns, and everything has to be looked at again."""
         try:
-            self._watermark(topic, batch.sizes)
+            self.watermark(topic, batch.sizes)
         except NotLoaded:
-            await self._loader.prepared(topic, partial(self._watermark, topic, batch.sizes))
+            await self._loader.prepared(topic, partial(self.watermark, topic, batch.sizes))
             return False
         return True
 
@@ -237,7 +237,7 @@ class Appending:
         gate = topic.gate
         if gate is not Gate.SYNCED:
             gate = self._ceilings.reserve(topic, last_seq, ts, gate)
-        watermark = self._watermark(topic, batch.sizes)
+        watermark = self.watermark(topic, batch.sizes)
         if topic.ephemeral:
             frame_count = 0
             appended = _without_frames(batch)
@@ -268,11 +268,11 @@ class Appending:
         self._commits.send(commit)
         return commit
 
-    def _watermark(self, topic: Topic, sizes: array[int]) -> int:
+    def watermark(self, topic: Topic, sizes: array[int]) -> int:
         """Below what a topic with caps has to evict for a batch, and for those before it on their way; 0 for
         nothing."""
         self._registry.expire(topic)
-        if not _evicts(topic):
+        if not evicts(topic):
             return 0
         incoming = [commit.sizes for commit in topic.pending or () if commit.sizes is not None]
         caps = topic.config.cap_records, topic.config.cap_bytes
@@ -315,14 +315,15 @@ def _repeated(topic: Topic, known: tuple[int, int], perf: Performance) -> Append
     )
 
 
-def _evicts(topic: Topic) -> bool:
+def evicts(topic: Topic) -> bool:
     """Whether appends make room for themselves."""
     config = topic.config
     return config.discard == "old" and bool(config.cap_records or config.cap_bytes)
 
 
-def _only_appends(topic: Topic) -> bool:
-    return topic.working is None and all(commit.records for commit in topic.pending or ())
+def only_appends(topic: Topic) -> bool:
+    """Whether nothing on its way deletes records."""
+    return topic.working is None and not any(commit.deletes for commit in topic.pending or ())
 
 
 def _tail(
@@ -332,13 +333,17 @@ def _tail(
     tail: list[tuple[FrameType, dict[str, Any]]] = []
     if key is not None:
         tail.append((FrameType.IDEMPOTENCY, {"key": key, "first": first_seq, "count": count}))
-    if watermark:
-        mark = unlogged_floor(topic)
-        if mark is not None:
-            tail.append((FrameType.EVICT_WATERMARK, mark))
-        tail.append((FrameType.EVICT_WATERMARK, {"below": watermark, "reason": "cap"}))
-        topic.floor_logged = max(topic.floor_logged, watermark)  # what ttl takes below it needs no mark of its own
-    return tail
+    return tail + eviction_frames(topic, watermark)
+
+
+def eviction_frames(topic: Topic, watermark: int) -> list[tuple[FrameType, dict[str, Any]]]:
+    """What a batch says of what it evicts; counts as logged from here on."""
+    if not watermark:
+        return []
+    mark = unlogged_floor(topic)
+    topic.floor_logged = max(topic.floor_logged, watermark)  # what ttl takes below it needs no mark of its own
+    cap = (FrameType.EVICT_WATERMARK, {"below": watermark, "reason": "cap"})
+    return [cap] if mark is None else [(FrameType.EVICT_WATERMARK, mark), cap]
 
 
 def _with_frames(topic: Topic, first_seq: int, ts: int, batch: Columns, *, closes_batch: bool) -> Appends:

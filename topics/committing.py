@@ -87,6 +87,16 @@ class Commits:
         self.writer(topic).submit(batch)
         await batch.wait_synced()
 
+    async def sync_all(self) -> None:
+        """Everything that any shard has taken so far is on disk when it returns."""
+        batches = []
+        for writer in self._store.writers:
+            batch = ControlBatch(b"", 0, wants_sync=True)
+            writer.submit(batch)
+            batches.append(batch)
+        for batch in batches:
+            await batch.wait_synced()
+
 
 def time_commit(commit: Commit, perf: Performance) -> None:
     """Fill in what the commit cost: `fsync_ms` only where the ack waited for a sync."""

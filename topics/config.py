@@ -257,6 +257,7 @@ class Settings:
     max_limit: int = _count(1000, 1, 100_000, LIMITS, "Records of one read; larger requests are clamped.")
 
     max_topics: int = _count(100_000, 0, MAX_COUNT, CAPS, "Topics; 0 is off.")
+    max_routers: int = _count(10_000, 0, MAX_COUNT, CAPS, "Routers; 0 is off.")
     max_total_bytes: int = _size(0, 0, MAX_SIZE, CAPS, "Live payload of all topics together; 0 is off.")
     max_idempotency_keys: int = _count(1_000_000, 0, MAX_COUNT, CAPS, "Idempotency keys remembered; 0 is off.")
     max_watch_topics: int = _count(256, 1, 10_000, CAPS, "Topics of one watch session, or of one subscription.")

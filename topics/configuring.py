@@ -9,6 +9,7 @@ may say is decided in `topics.log.topic_config`; deleting records is in `topics.
 from __future__ import annotations
 
 from array import array
+from collections.abc import Callable, Collection
 from contextlib import AsyncExitStack
 from functools import partial
 from typing import Any, Final
@@ -23,7 +24,8 @@ from topics.errors import ApiError
 from topics.idempotency import IdempotencyKeys
 from topics.loading import Loader
 from topics.log.block import Block, block_with
-from topics.log.index import NotLoaded
+from topics.log.copies import Origin
+from topics.log.index import FLAG_ORIGIN, NotLoaded
 from topics.log.topic_config import config_to_wire, resolve_config
 from topics.log.topic_log import Gap, Run
 from topics.model import TopicConfig, TopicConfigPatch
@@ -62,6 +64,8 @@ class Configuring:
         self._keys = keys
         self._loader = loader
         self._background = background
+        self.on_gone: Callable[[Topic], list[str]] | None = None
+        """Told that a topic goes; answers with the names of the routers that go with it."""
         self._creating: dict[str, trio.Event] = {}
         self._dead_letters: dict[str, set[int]] = {}
         """Which topics name a dead-letter topic."""
@@ -126,8 +130,7 @@ class Configuring:
                 continue
             self._commits.check_writable(topic)
             topic.barrier = trio.Event()
-            await self._background.finish(partial(self._delete_synced, topic, if_empty))
-            return True, []
+            return True, await self._background.finish(partial(self._delete_synced, topic, if_empty))
 
     def check_dead_letter(self, name: str, config: TopicConfig) -> None:
         """A dead-letter topic must survive a restart (`semantics.md` section 6)."""
@@ -152,12 +155,18 @@ class Configuring:
         if making is not None:
             await making.wait()
             return False
-        on_the_way = sum(other not in self._registry.topics for other in self._creating)
-        if self._settings.max_topics and len(self._registry.topics) + on_the_way >= self._settings.max_topics:
-            raise self._registry.throttle("max_topics", self._settings.max_topics)
+        self.check_topics((name,))
         self._creating[name] = trio.Event()
         await self._background.finish(partial(self._create_synced, name, config))
         return True
+
+    def check_topics(self, names: Collection[str]) -> None:
+        """Whether there may be topics of all these names. Raises 429."""
+        maximum, topics = self._settings.max_topics, self._registry.topics
+        missing = {name for name in names if name not in topics}
+        on_the_way = {name for name in self._creating if name not in topics}
+        if maximum and missing and len(topics) + len(missing | on_the_way) > maximum:
+            raise self._registry.throttle("max_topics", maximum)
 
     async def _create_synced(self, name: str, config: TopicConfig) -> None:
         try:
@@ -186,7 +195,14 @@ class Configuring:
         finally:
             self._creating.pop(name).set()
 
-    async def _delete_synced(self, topic: Topic, if_empty: bool) -> None:
+    async def _delete_synced(self, topic: Topic, if_empty: bool) -> list[str]:
+        routers: list[str] = []
+
+        def apply(batch: ControlBatch) -> None:
+            if self.on_gone is not None:
+                routers.extend(self.on_gone(topic))
+            self.forget(topic)
+
         try:
             await topic.drained()
             await self._loader.expire(topic)
@@ -199,9 +215,10 @@ class Configuring:
             data = encode_control(
                 FrameType.TOPIC_DELETE, {"name": topic.name}, topic_id=topic.id, ts=self._registry.now_ms()
             )
-            batch = ControlBatch(data, 1, topic_id=topic.id, wants_sync=True, apply=lambda batch: self.forget(topic))
+            batch = ControlBatch(data, 1, topic_id=topic.id, wants_sync=True, apply=apply)
             self._commits.writer(topic).submit(batch)
             await batch.wait_synced()
+            return routers
         finally:
             topic.lift_barrier()
 
@@ -223,6 +240,8 @@ class Configuring:
                     topic.shelf = Shelf()
                 await files.enter_async_context(topic.shelf.upkeep)
                 await self._commits.sync_shard(topic)
+                if topic.lagging:
+                    await self._commits.sync_all()  # copies are made of what other shards hold
                 if old.durability == "ephemeral":
                     await self._write_out(topic)
             ceiling = 0
@@ -250,7 +269,7 @@ class Configuring:
             def apply(batch: ControlBatch) -> None:
                 topic.applied_end = batch.end
                 if config.durability != old.durability:
-                    topic.synced_seq = topic.assigned
+                    topic.synced_seq, topic.lagging = topic.assigned, None
                 self._apply_config(topic, config, ceiling)
                 topic.change(partial(self._latch, topic, below))
 
@@ -312,9 +331,22 @@ class Configuring:
             if block.pinned and not more and topic.blocks.find(last) is block:
                 self._registry.cache.unpin(topic.blocks, block)
 
+    @staticmethod
+    def _origins(topic: Topic, first: int, last: int) -> dict[int, Origin] | None:
+        """The origins of those of these records that are copies."""
+        if topic.copies is None:
+            return None
+        return {
+            run.first + i: topic.copies.run_of(run.first + i).origin(run.first + i)
+            for run in topic.log.capture_raw(last, first)
+            for i, flag in enumerate(run.flags)
+            if flag & FLAG_ORIGIN
+        }
+
     async def _write_out_run(self, topic: Topic, block: Block, first: int, last: int) -> None:
         parts = [block.parts_of(seq) for seq in range(first, last + 1)]
         encoded = []
+        origins = self._origins(topic, first, last)
         for seq, part in zip(range(first, last + 1), parts, strict=True):
             encoded.append(
                 frames.encode_appends(
@@ -327,6 +359,7 @@ class Configuring:
                     metas=[part.meta],
                     durable=False,
                     closes_batch=True,
+                    origins=[origins.get(seq)] if origins else None,
                 )
             )
         batch = ControlBatch(b"".join(one.data for one in encoded), len(encoded), topic_id=topic.id, wants_sync=True)

@@ -126,6 +126,7 @@ class Deleting:
             partial(self._publish, topic, before_seq, seqs, bound),
             self._clock.perf_ns,
         )
+        commit.deletes = True
         if topic.log.stored_to and seqs is None:
             assert before_seq is not None
             commit.needs = partial(self._needs_below, topic, min(before_seq, bound + 1))

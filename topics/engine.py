@@ -17,10 +17,10 @@ awaits the loop is the lock: seqs are assigned and frames queued without one in 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from functools import partial
-from typing import Final
+from typing import Any, Final
 
 import trio
 from sortedcontainers import SortedDict
@@ -35,6 +35,7 @@ from topics.configuring import Configuring
 from topics.deleting import Deleting
 from topics.errors import ApiError, read_only, topic_not_found
 from topics.figures import DeliveryFigures, EngineFigures, TopicFigures, WalFigures
+from topics.forwarding import Forwarding
 from topics.idempotency import IdempotencyKeys
 from topics.loading import Loader
 from topics.log.index import NotLoaded, Span
@@ -47,6 +48,8 @@ from topics.model import (
     Performance,
     ReadRequest,
     ReadResult,
+    RouterPatch,
+    RouterState,
     TopicConfig,
     TopicConfigPatch,
     TopicState,
@@ -55,7 +58,9 @@ from topics.model import (
 from topics.offload import Kind, Offload
 from topics.reading import Reading
 from topics.registry import EngineStatus, Registry
+from topics.routers import Routers
 from topics.sched.governor import Governor, Hands
+from topics.sched.workers import Scheduler, Served
 from topics.storage.compactor import Compactor
 from topics.storage.fs import Fs
 from topics.storage.index_cache import IndexCache
@@ -69,14 +74,19 @@ from topics.storage.snapshot import KEPT
 from topics.storage.store import Store
 from topics.storage.storing import Storing
 from topics.storage.upkeep import Upkeep
-from topics.topic import Topic
+from topics.storage.wal import ControlBatch, Position
+from topics.topic import Fanout, Topic
 from topics.watching.delivery import Delivery
 from topics.watching.sessions import Watching
 
 log = get_logger(__name__)
 
+METRIC_ROUTERS: Final = 1000
 METRIC_TOPICS: Final = 1000
-"""Topics with figures of their own in the metrics (`api.md` section 11)."""
+"""Routers and topics with figures of their own in the metrics (`api.md` section 11)."""
+
+BAND: Final = 250
+"""Between two bands of priority (`runtime.md` section 4)."""
 
 
 class Engine:
@@ -130,7 +140,11 @@ class Engine:
             settings, clock, self.registry, commits=commits, loader=loader, background=self._background
         )
         self._reading = Reading(self.status, self.registry, loader)
-        self.delivery = Delivery(self.registry, loader, self._background, settings.delivery_workers)
+        scheduler: Scheduler[Topic | Fanout[Any]] = Scheduler(settings.delivery_workers, self._priority_of, self._serve)
+        self.registry.common.news = scheduler.mark
+        self.registry.common.is_synced = self._is_synced
+        self.registry.common.when_synced = self._when_synced
+        self.delivery = Delivery(self.registry, loader, self._background, scheduler)
         self.watching = Watching(settings, self.registry, self.delivery)
         hands = Hands(
             busy_share=offload.busy_share,
@@ -156,6 +170,30 @@ class Engine:
         )
         self.relocator = Relocator(settings, self.registry, storing, upkeep, offload=offload)
         self.registry.on_removed = self.reclaimer.remove_topic
+        self.forwarding = Forwarding(
+            settings,
+            clock,
+            self.status,
+            self.registry,
+            self.store,
+            commits=commits,
+            ceilings=self._ceilings,
+            appending=self._appending,
+            loader=loader,
+            background=self._background,
+            scheduler=scheduler,
+            is_busy=upkeep.busy.__contains__,
+        )
+        self._routers = Routers(
+            settings,
+            clock,
+            self.registry,
+            commits=commits,
+            configuring=self._configuring,
+            forwarding=self.forwarding,
+            background=self._background,
+        )
+        self._configuring.on_gone = self._routers.forget_topic
 
     @property
     def topics(self) -> SortedDict[str, Topic]:
@@ -207,6 +245,7 @@ class Engine:
         self.status.phase = "ready"
         self.status.replay_progress = 1.0
         self.wake_all()
+        self.forwarding.start_all()
 
     def start_draining(self) -> None:
         """No new work; long polls end with 503."""
@@ -255,6 +294,11 @@ class Engine:
             topic.floor_logged = found.log.evict_floor
             topic.applied_end = found.end if found.end.ordinal >= 0 else None
             topic.last_write_ms, topic.last_read_ms = found.last_write, found.last_read
+            topic.incoming = found.incoming or None
+            topic.origins = found.origins
+            if found.copies is not None:
+                topic.copies = found.copies
+                registry.common.copying[topic] = None
             topic.part = found.part
             topic.part_end = topic.applied_end if found.part is not None else None
             if found.segments:
@@ -275,6 +319,30 @@ class Engine:
                     topic.shelf.gone = [segment for segment in topic.shelf.segments if segment not in needed]
             if i % 256 == 255:
                 await trio.lowlevel.checkpoint()
+        self._routers.adopt()
+        for topic_id in recovered.copied_topics - registry.by_id.keys():
+            self.reclaimer.remove_topic(topic_id, None)  # as soon as nobody needs them any more
+
+    # -- what is scheduled -------------------------------------------------------------------------------------------
+
+    def _priority_of(self, item: Topic | Fanout[Any]) -> int:
+        """Effective priority; that of routers is one band lower under pressure, but not so low as to be paused."""
+        if isinstance(item, Topic):
+            return self.registry.priority(item)
+        priority = self.registry.priority(item.topic)
+        if priority > 0 and self.governor.steps.routers_lowered:
+            return max(priority - BAND, 0)
+        return priority
+
+    def _serve(self, item: Topic | Fanout[Any]) -> Served:
+        return self.delivery.serve(item) if isinstance(item, Topic) else self.forwarding.serve(item)
+
+    def _is_synced(self, shard: int, end: Position) -> bool:
+        return self.store.writers[shard].synced_position()[0] >= end
+
+    def _when_synced(self, shard: int, call: Callable[[], None]) -> None:
+        with suppress(ApiError):  # a failed shard syncs nothing any more
+            self.store.writers[shard].submit(ControlBatch(b"", 0, apply=lambda batch: call()))
 
     def _shard_failed(self, shard: int) -> None:
         self.status.read_only = True
@@ -319,7 +387,33 @@ class Engine:
     async def read(self, name: str, request: ReadRequest, perf: Performance) -> ReadResult:
         """One diff, with its long poll (`api.md` section 5). Raises 404, and 503 when the daemon stops while it
         waits."""
+        await self.catch_up((name,))
         return await self._reading.read(name, request, perf)
+
+    # -- routers -----------------------------------------------------------------------------------------------------
+
+    async def put_router(self, name: str, patch: RouterPatch) -> tuple[RouterState, bool]:
+        """Create or update a router (`api.md` section 7); its state, and whether it was created. Synced when it
+        returns."""
+        return await self._routers.put(name, patch)
+
+    async def router_state(self, name: str) -> RouterState:
+        """A router as of now. Raises `404 router_not_found`."""
+        return self._routers.state(name)
+
+    async def list_routers(
+        self, prefix: str, source: str | None, dest: str | None, after: str | None, page_size: int
+    ) -> tuple[list[RouterState], bool]:
+        """A page of routers in name order, and whether another exists."""
+        return self._routers.page(prefix, source, dest, after, page_size)
+
+    async def delete_router(self, name: str) -> bool:
+        """Delete a router; whether it was there. Its copies stay. Synced when it returns."""
+        return await self._routers.delete(name)
+
+    async def catch_up(self, names: Iterable[str]) -> None:
+        """Before these topics are read: forward to them what is due now, within a second (`api.md` section 7)."""
+        await self._routers.catch_up(names)
 
     # -- topics ------------------------------------------------------------------------------------------------------
 
@@ -339,6 +433,7 @@ class Engine:
 
     async def topic_state(self, name: str, *, touch: bool) -> TopicState:
         """The state of a topic as of now (`api.md` section 3). Raises 404."""
+        await self.catch_up((name,))
         topic = self.registry.topic(name)
         while topic.working is not None:
             await topic.working.wait()
@@ -420,6 +515,7 @@ class Engine:
                     self.registry.expire(topic)
                 log_ = topic.log
                 samples.append(TopicFigures(topic.name, log_.head_seq, log_.earliest_seq, log_.count, log_.bytes))
+        routers, routers_truncated = self._routers.samples(METRIC_ROUTERS)
         return EngineFigures(
             topics=len(self.topics),
             by_class=by_class,
@@ -433,6 +529,10 @@ class Engine:
             topics_truncated=len(self.topics) > METRIC_TOPICS,
             throttled=dict(self.registry.throttled),
             segments=self._segments(),
+            routers=len(self._routers),
+            router_samples=routers,
+            routers_truncated=routers_truncated,
+            router_failures=self.forwarding.failures,
             delivery=self._delivery_figures(),
         )
 

@@ -96,6 +96,15 @@ class TopicFigures:
 
 
 @dataclass(slots=True)
+class RouterFigures:
+    """One router's line of the per-router metrics."""
+
+    router: str
+    lag: int
+    forwarded_total: int
+
+
+@dataclass(slots=True)
 class DeliveryFigures:
     """Who watches, and what the governor does."""
 
@@ -116,7 +125,8 @@ class DeliveryFigures:
 class EngineFigures:
     """The whole engine at one moment.
 
-    `topic_samples` holds at most 1000 topics; `topics_truncated` says that there are more.
+    `topic_samples` holds at most 1000 topics; `topics_truncated` says that there are more. It is the same with
+    `router_samples`, which is in name order, and `routers_truncated`.
     """
 
     topics: int = 0
@@ -129,6 +139,11 @@ class EngineFigures:
     wal: WalFigures = field(default_factory=WalFigures)
     topic_samples: list[TopicFigures] = field(default_factory=list)
     topics_truncated: bool = False
+    routers: int = 0
+    router_samples: list[RouterFigures] = field(default_factory=list)
+    routers_truncated: bool = False
+    router_failures: int = 0
+    """Forwarders that were started again after an error nobody thought of."""
     throttled: dict[str, int] = field(default_factory=dict)
     segments: dict[str, int] = field(default_factory=dict)
     """By tier."""

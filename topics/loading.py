@@ -9,7 +9,7 @@ from __future__ import annotations
 from array import array
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Final, TypeVar
+from typing import Final, NamedTuple, TypeVar
 
 import trio
 
@@ -25,11 +25,13 @@ from topics.logs import get_logger
 from topics.model import Performance
 from topics.offload import Kind, Offload
 from topics.registry import Registry
+from topics.storage.copying import read_copies
 from topics.storage.datadir import segment_name
+from topics.storage.frames import OpenedRecord
 from topics.storage.fs import Fs
 from topics.storage.index_cache import IndexCache
 from topics.storage.payloads import block_of_records, read_records
-from topics.storage.segments import decode_records
+from topics.storage.segments import decode_records, open_record
 from topics.storage.shelf import Segment
 from topics.storage.span_loader import SpanLoader
 from topics.storage.store import Store
@@ -50,6 +52,16 @@ COLD_SHARE: Final = 10
 LIVE_MS: Final = 100
 """While something was appended in the last `LIVE_MS`, all readers of the cold store together get one part in so many of
 the loop to decode what they have read; otherwise half of it. Replaying the past may be slow, what is live may not."""
+
+
+class OpenedRun(NamedTuple):
+    """Records of one segment as their frames have them; `offsets` are those of the frames in it."""
+
+    seqs: array[int]
+    records: list[OpenedRecord]
+    segment: Segment
+    offsets: array[int]
+    frame_lens: array[int]
 
 
 class Loader:
@@ -181,9 +193,55 @@ class Loader:
                 topic.blocks.insert(block)
         return blocks
 
+    async def open_stored(self, topic: Topic, first: int, last: int, max_bytes: int) -> OpenedRun | None:
+        """Live records that are in a segment, with their origins, of which the first has seq `first`; None if the
+        caller has to look at the topic again. Raises `503 not_ready` if the disk does not answer."""
+        located = await self.prepared(topic, partial(topic.log.locate, first, last, max_bytes))
+        if not located or not isinstance(located[0].segment, Segment):
+            return None
+        wanted, segment = located[0], located[0].segment
+        cold = segment.tier == "cold"
+        read = partial(
+            self._store.tiers.of(segment).read_range,
+            segment.topic_id,
+            segment_name(segment.first, "data"),
+            wanted.offset,
+            wanted.length,
+        )
+        try:
+            window = await self._offload.run(Kind.COLD_READ if cold else Kind.HOT_READ, read)
+        except FileNotFoundError:
+            window = b""  # it was replaced; if it was not, the look at it says so
+        except OSError as error:
+            raise _unavailable(topic, error) from error
+        records = []
+        for at, size in zip(wanted.starts, wanted.frame_lens, strict=True):
+            record = open_record(window, at, size, topic.id)
+            if record is None:
+                await self.load(topic, first, last)  # finds out what is the matter
+                return None
+            records.append(record)
+        offsets = array("I", [wanted.offset + at for at in wanted.starts])
+        return OpenedRun(wanted.seqs, records, segment, offsets, wanted.frame_lens)
+
+    @staticmethod
+    def is_current(topic: Topic, opened: OpenedRun) -> bool:
+        """Whether those records are still there, live and in the same place. Raises NotLoaded."""
+        at = 0
+        for found in topic.log.locate(opened.seqs[0], opened.seqs[-1]):
+            n = len(found.seqs)
+            if found.segment is not opened.segment or found.seqs != opened.seqs[at : at + n]:
+                return False
+            if array("I", [found.offset + start for start in found.starts]) != opened.offsets[at : at + n]:
+                return False
+            at += n
+        return at == len(opened.seqs)
+
     async def _read(self, topic: Topic, wanted: FrameRange) -> tuple[list[Block], list[int]]:
         """The records of one range as blocks, and the seqs that do not verify."""
         segment = wanted.segment
+        if wanted.derived:
+            return await self._read_copies(topic, wanted)
         if not isinstance(segment, Segment):
             path = self._store.files.get(wanted.file).path
             try:
@@ -206,6 +264,19 @@ class Loader:
             return await self._decode(window, wanted, DECODE_RECORDS, cold=False)
         async with self._cold_lane:
             return await self._decode(window, wanted, COLD_DECODE_RECORDS, cold=True)
+
+    async def _read_copies(self, topic: Topic, wanted: FrameRange) -> tuple[list[Block], list[int]]:
+        """The same for copies that are made of another topic's frames."""
+        assert topic.copies is not None
+        runs = list(topic.copies.runs)
+        times = [topic.log.ts_of(seq) for seq in wanted.seqs]
+        read = partial(read_copies, self._fs, self._store.tiers, self._store.files, wanted, runs, times)
+        try:
+            records, damaged = await self._offload.run(Kind.HOT_READ, read)
+        except (FileNotFoundError, KeyError):
+            # They are in a segment of their own topic by now; if the index still points there, the file is missing.
+            records, damaged = [], list(wanted.seqs)
+        return [block_of_records(records)] if records else [], [seq for seq in damaged if not topic.log.is_stored(seq)]
 
     async def _decode(
         self, window: bytes, wanted: FrameRange, most: int, *, cold: bool

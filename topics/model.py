@@ -189,6 +189,42 @@ class WatchedTopic(msgspec.Struct, kw_only=True):
     epoch: int
 
 
+Guarantee = Literal["at_least_once", "exactly_once"]
+RouterStart = Literal["tail", "earliest"]
+
+
+class RouterPatch(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The fields of a router body that were present; the rest is UNSET. `filter` is still the client's JSON value."""
+
+    source: str | UnsetType = UNSET
+    dest: str | UnsetType = UNSET
+    preserve_node: bool | UnsetType = UNSET
+    preserve_tag: bool | UnsetType = UNSET
+    create_dest: bool | UnsetType = UNSET
+    filter: Any | UnsetType = UNSET
+    allow_cycle: bool | UnsetType = UNSET
+    guarantee: Guarantee | UnsetType = UNSET
+    start: RouterStart | UnsetType = msgspec.field(default=UNSET, name="from")
+
+
+class RouterState(msgspec.Struct, frozen=True, kw_only=True):
+    """A router as answers show it (`api.md` section 7). `filter` is the three-element form of the match, or None."""
+
+    router: str
+    source: str
+    dest: str
+    preserve_node: bool
+    preserve_tag: bool
+    create_dest: bool
+    filter: list[str] | None
+    allow_cycle: bool
+    guarantee: Guarantee
+    start: RouterStart = msgspec.field(name="from")
+    forwarded_total: int
+    cursor_seq: int
+    lag: int
+
+
 class DeleteRequest(msgspec.Struct, kw_only=True):
     """The body of a record deletion (`api.md` section 6). `match` is still the client's JSON value."""
 

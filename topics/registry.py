@@ -65,6 +65,15 @@ class Registry:
         """Topics that the reclaimer has to look at."""
         return self.common.attention
 
+    def copied_files(self) -> set[int]:
+        """Ids of the files that copies are made of: they must stay as they are until the copies are in segments of
+        their own (`crash.md` 18)."""
+        files: set[int] = set()
+        for topic in self.common.copying:
+            if topic.copies is not None:
+                files.update(topic.copies.files)
+        return files
+
     def topic(self, name: str) -> Topic:
         """The live topic of a name. Raises `404 topic_not_found`."""
         topic = self.topics.get(name)
@@ -90,6 +99,7 @@ class Registry:
         del self.by_id[topic.id]
         self.changed.discard(topic)
         self.attention.discard(topic)
+        self.common.copying.pop(topic, None)
         self.total_records -= topic.counted_records
         self.total_bytes -= topic.counted_bytes
         topic.blocks.clear()

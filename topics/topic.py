@@ -9,17 +9,20 @@ from __future__ import annotations
 
 from array import array
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from enum import IntEnum
-from typing import Any, Final
+from typing import Any, Final, Generic, TypeVar
 
 import trio
 
 from topics.errors import ApiError
+from topics.log.copies import CopyTable
 from topics.log.dedupe import DedupeWindow
 from topics.log.index import NotLoaded, Span
 from topics.log.topic_log import TopicLog
 from topics.model import TopicConfig
+from topics.routing.origins import OriginSet
+from topics.routing.state import Router
 from topics.sched.audience import Audience
 from topics.storage.frames import offsets_of
 from topics.storage.payloads import BlockList, PayloadCache
@@ -30,6 +33,12 @@ MIN_CEILING_BLOCK: Final = 1024
 MAX_CEILING_BLOCK: Final = 262_144
 """Seqs reserved ahead of the head: a block doubles while raises come faster than one a second, and starts over when
 they do not."""
+
+
+F = TypeVar("F")
+
+Leans = Sequence[tuple[int, Position]]
+"""Positions in shards."""
 
 
 class Gate(IntEnum):
@@ -43,7 +52,17 @@ class Gate(IntEnum):
 class Common:
     """What is kept over all topics by the topics and commits themselves."""
 
-    __slots__ = ("attention", "bytes_on_the_way", "changed", "committed_ns", "fetch", "news")
+    __slots__ = (
+        "attention",
+        "bytes_on_the_way",
+        "changed",
+        "committed_ns",
+        "copying",
+        "fetch",
+        "is_synced",
+        "news",
+        "when_synced",
+    )
 
     def __init__(self) -> None:
         self.bytes_on_the_way = 0
@@ -56,8 +75,14 @@ class Common:
         """The same for the reclaimer, as far as they have segments."""
         self.fetch: Callable[[Topic, tuple[Span, ...]], None] | None = None
         """Starts loading columns that a topic needs before it can go on publishing; ends in `Topic.resume`."""
-        self.news: Callable[[Topic], None] | None = None
-        """Told that a topic has somebody to be served."""
+        self.news: Callable[[Topic | Fanout[Any]], None] | None = None
+        """Told that a topic has somebody to be served, or that there is something to be forwarded."""
+        self.copying: dict[Topic, None] = {}
+        """Topics with copies that are made of other topics' bytes."""
+        self.is_synced: Callable[[int, Position], bool] | None = None
+        """Whether the disk holds a shard's log up to a position."""
+        self.when_synced: Callable[[int, Callable[[], None]], None] | None = None
+        """Calls back when what a shard has written by now is on disk."""
 
 
 class Topic:
@@ -76,19 +101,24 @@ class Topic:
         "changed",
         "common",
         "config",
+        "copies",
         "counted_bytes",
         "counted_records",
         "deleted",
+        "fanout",
         "floor_logged",
         "id",
+        "incoming",
         "keys",
         "keys_in_flight",
+        "lagging",
         "last_raise_ms",
         "last_read_ms",
         "last_ts",
         "last_write_ms",
         "log",
         "name",
+        "origins",
         "part",
         "part_end",
         "pending",
@@ -148,6 +178,17 @@ class Topic:
         """Made by whoever waits for the next change; set and forgotten by the change."""
         self.audience: Audience[Any] | None = None
         """Who watches it or polls it, if anybody does."""
+        self.copies: CopyTable | None = None
+        """What is known of its copies that are not in its segments yet."""
+        self.incoming: dict[str, Router] | None = None
+        """The routers that feed it, by name."""
+        self.origins: OriginSet | None = None
+        """Which records it has taken, if a router may bring each only once."""
+        self.fanout: Fanout[Any] | None = None
+        """Who forwards from it, if anybody does."""
+        self.lagging: deque[tuple[int, Leans]] | None = None
+        """Published and synced copies, by last seq, whose sources' bytes are not on disk yet; and what was synced after
+        them."""
         self.deleted = False
         self.counted_records = 0
         self.counted_bytes = 0
@@ -186,6 +227,13 @@ class Topic:
         self.tell_workers()
         if self.audience is not None and self.audience.news() and self.common.news is not None:
             self.common.news(self)
+        if self.fanout is not None:
+            self.wake_routers()
+
+    def wake_routers(self) -> None:
+        """Tell those who forward from it that there may be more."""
+        if self.fanout is not None and self.fanout.audience.news() and self.common.news is not None:
+            self.common.news(self.fanout)
 
     def tell_workers(self) -> None:
         """Tell what is at work on the topic of a change that no reader sees."""
@@ -222,6 +270,64 @@ class Topic:
         self.common.changed.add(self)
         if self.shelf is not None:
             self.common.attention.add(self)
+
+    def dump_routers(self) -> list[list[Any]]:
+        """The routers that feed it, as its part has them."""
+        return [router.dump() for router in self.incoming.values()] if self.incoming else []
+
+    def copy_table(self) -> CopyTable:
+        """Its copies, made where there are none."""
+        if self.copies is None:
+            self.copies = CopyTable()
+        return self.copies
+
+    def copies_stored(self, seq: int) -> None:
+        """Copies up to `seq` need nobody else's bytes any more. Those of an `ephemeral` topic never did; where they
+        came from is known as long as they are there."""
+        if self.copies is None:
+            return
+        self.copies.forget_files(seq)
+        self.copies.forget_to(min(seq, self.log.earliest_seq - 1) if self.ephemeral else seq)
+        if not self.copies.needs_files:
+            self.common.copying.pop(self, None)
+        if self.copies.empty:
+            self.copies = None
+
+    def note_synced(self, last_seq: int, leans: Leans = ()) -> None:
+        """A sync has covered what was written up to `last_seq`. Copies count only when the bytes they are made of are
+        on disk as well (`crash.md` 16): until then neither they nor what follows."""
+        is_synced = self.common.is_synced
+        missing = [lean for lean in leans if is_synced is not None and not is_synced(*lean)]
+        if not missing and not self.lagging:
+            self.synced_seq = max(self.synced_seq, last_seq)
+            return
+        if self.lagging is None:
+            self.lagging = deque()
+        self.lagging.append((last_seq, leans))
+        for shard, _ in missing:
+            assert self.common.when_synced is not None
+            self.common.when_synced(shard, self._look_again)
+
+    def _look_again(self) -> None:
+        assert self.common.is_synced is not None
+        before = self.synced_seq
+        while self.lagging:
+            last_seq, leans = self.lagging[0]
+            if not all(self.common.is_synced(shard, end) for shard, end in leans):
+                break
+            self.synced_seq = max(self.synced_seq, last_seq)
+            self.lagging.popleft()
+        if not self.lagging:
+            self.lagging = None
+        if self.synced_seq > before:
+            self.tell_of_sync()
+
+    def tell_of_sync(self) -> None:
+        """More is on disk: news for those who want only that."""
+        if self.audience is not None and self.audience.strong:
+            self.wake()
+        elif self.fanout is not None:
+            self.wake_routers()
 
     def settle(self) -> None:
         """Publish what is ready, in order; what needs columns that are not in memory waits for them."""
@@ -273,6 +379,23 @@ class Topic:
         self.wake()
 
 
+class Fanout(Generic[F]):
+    """What forwards from one topic, scheduled by itself: routers may be lowered while watchers are not."""
+
+    __slots__ = ("audience", "id", "topic")
+
+    def __init__(self, topic: Topic) -> None:
+        self.topic = topic
+        self.id = topic.id
+        self.audience: Audience[F] = Audience()
+
+    def __hash__(self) -> int:
+        return self.id
+
+    def __eq__(self, other: object) -> bool:
+        return self is other
+
+
 class Commit:
     """A change on its way through a shard. The writer owns it from `submit` on; a caller who goes away changes
     nothing."""
@@ -282,6 +405,7 @@ class Commit:
         "apply",
         "bytes",
         "data",
+        "deletes",
         "done",
         "end",
         "error",
@@ -290,6 +414,7 @@ class Commit:
         "frames",
         "gate",
         "last_seq",
+        "leans",
         "needs",
         "offset",
         "on_fail",
@@ -331,6 +456,10 @@ class Commit:
         self.on_fail: Callable[[], None] | None = None
         self.needs: Callable[[], tuple[Span, ...]] | None = None
         """What has to be loaded before `apply` can be called."""
+        self.deletes = False
+        """Whether it takes records away."""
+        self.leans: Leans = ()
+        """Where the bytes end that its copies are made of."""
         self.last_seq = last_seq
         self.records = records
         self.sizes = sizes
@@ -376,6 +505,7 @@ class Commit:
                 topic.log.place(first_seq, self.file, offsets_of(offset, self.frame_lens))
             topic.mark_changed()
             topic.tell_workers()
+            topic.wake_routers()
         elif self.gate is not Gate.SYNCED:
             self.ready = True
             topic.settle()
@@ -383,12 +513,12 @@ class Commit:
     def on_synced(self) -> None:
         self.synced_ns = self._clock_ns()
         topic = self.topic
-        topic.synced_seq = max(topic.synced_seq, self.last_seq)
+        topic.note_synced(self.last_seq, self.leans)
         if not self.ready:
             self.ready = True
             topic.settle()
-        elif topic.audience is not None and topic.audience.strong:
-            topic.wake()
+        else:
+            topic.tell_of_sync()
 
     def on_failed(self, error: ApiError) -> None:
         """Fail this commit and those behind it: they would leave a gap, and the shard takes nothing any more."""

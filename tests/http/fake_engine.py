@@ -8,12 +8,13 @@ from typing import Any
 
 import msgspec
 import trio
+from msgspec.structs import asdict, replace
 
 from topics.clock import SystemClock
 from topics.config import Settings
-from topics.errors import ApiError, topic_not_found
-from topics.figures import EngineFigures, TopicFigures
-from topics.log.match import Match
+from topics.errors import ApiError, invalid, topic_not_found
+from topics.figures import EngineFigures, RouterFigures, TopicFigures
+from topics.log.match import Match, parse_match
 from topics.log.topic_config import resolve_config
 from topics.model import (
     AppendRequest,
@@ -22,12 +23,31 @@ from topics.model import (
     Performance,
     ReadRequest,
     ReadResult,
+    RouterPatch,
+    RouterState,
     TopicConfig,
     TopicConfigPatch,
     TopicState,
     TopicSummary,
 )
 from topics.watching.sessions import Watching
+
+NO_ROUTER = RouterState(
+    router="",
+    source="",
+    dest="",
+    preserve_node=True,
+    preserve_tag=True,
+    create_dest=True,
+    filter=None,
+    allow_cycle=False,
+    guarantee="at_least_once",
+    start="tail",
+    forwarded_total=7,
+    cursor_seq=5,
+    lag=2,
+)
+"""The defaults of a router, and the figures that every router here has."""
 
 
 @dataclass
@@ -53,6 +73,7 @@ class FakeEngine:
         self.clock = SystemClock()
         self.status = FakeStatus(self.clock.monotonic_ms())
         self.topics: dict[str, FakeTopic] = {}
+        self.routers: dict[str, RouterState] = {}
         self.appends: list[AppendRequest] = []
         self.reads: list[ReadRequest] = []
         self.holds: list[int] = []
@@ -134,6 +155,44 @@ class FakeEngine:
                 )
             )
         return page, len(names) > page_size
+
+    async def put_router(self, name: str, patch: RouterPatch) -> tuple[RouterState, bool]:
+        await self._enter()
+        fields = {key: value for key, value in asdict(patch).items() if value is not msgspec.UNSET}
+        if fields.get("filter") is not None:
+            fields["filter"] = parse_match(fields["filter"], "filter").to_wire()
+        known = self.routers.get(name)
+        if known is None:
+            for field_ in ("source", "dest"):
+                if field_ not in fields:
+                    raise invalid(field_, "is required")
+        state = NO_ROUTER if known is None else known
+        self.routers[name] = replace(state, router=name, **fields)
+        return self.routers[name], known is None
+
+    async def router_state(self, name: str) -> RouterState:
+        await self._enter()
+        if name not in self.routers:
+            raise ApiError("router_not_found", f"router {name!r} does not exist", detail={"router": name})
+        return self.routers[name]
+
+    async def list_routers(
+        self, prefix: str, source: str | None, dest: str | None, after: str | None, page_size: int
+    ) -> tuple[list[RouterState], bool]:
+        await self._enter()
+        found = [
+            state
+            for name, state in sorted(self.routers.items())
+            if name.startswith(prefix)
+            and (after is None or name > after)
+            and source in (None, state.source)
+            and dest in (None, state.dest)
+        ]
+        return found[:page_size], len(found) > page_size
+
+    async def delete_router(self, name: str) -> bool:
+        await self._enter()
+        return self.routers.pop(name, None) is not None
 
     async def append(self, name: str, request: AppendRequest, perf: Performance) -> AppendResult:
         await self._enter()
@@ -234,5 +293,9 @@ class FakeEngine:
             ready=self.status.phase == "ready",
             recovery_progress=self.status.replay_progress,
             topic_samples=samples,
+            routers=len(self.routers),
+            router_samples=[
+                RouterFigures(name, state.lag, state.forwarded_total) for name, state in sorted(self.routers.items())
+            ],
             throttled={"max_topics": 2},
         )

@@ -61,6 +61,7 @@ WITH_BODIES = [
     ("POST", "/v0/topics/kept/diff"),
     ("POST", "/v0/topics/kept/delete"),
     ("PUT", "/v0/topics/kept"),
+    ("PUT", "/v0/routers/missing"),
 ]
 BAD_NAMES = ["-a", "_a", ".a", "a%20b", "a%2Fb", "%C3%A9", "%ff", "a" * 256, "a%00", "a%0A", "a>b", "a*"]
 
@@ -119,6 +120,12 @@ TABLE: list[Bad] = [
             ("POST", "/delete"),
         )
     ),
+    *(
+        Bad(method, f"/v0/routers/{name}", field="router")
+        for name in BAD_NAMES
+        if ">" not in name
+        for method in ("GET", "PUT", "DELETE")
+    ),
     # Routes and methods.
     *(
         Bad(method, path, status=404, code="not_found")
@@ -129,6 +136,8 @@ TABLE: list[Bad] = [
             "/v0/topics/",
             "/v0/topics/kept/",
             "/v0/topics/kept/nothing",
+            "/v0/routers/",
+            "/v0/routers/missing/nothing",
             "/v1/topics",
             "/v0/nothing",
         )
@@ -142,6 +151,8 @@ TABLE: list[Bad] = [
             ("PUT", "/v0/topics/kept/diff"),
             ("GET", "/v0/topics/kept/delete"),
             ("DELETE", "/v0/topics/kept/delete"),
+            ("POST", "/v0/routers/missing"),
+            ("PUT", "/v0/routers"),
             ("POST", "/v0/health"),
             ("POST", "/v0/ready"),
             ("DELETE", "/v0/metrics"),
@@ -302,6 +313,33 @@ TABLE: list[Bad] = [
     ),
     Bad("DELETE", "/v0/topics/kept?if_empty=true", status=409, code="topic_not_empty"),
     Bad("DELETE", "/v0/topics/kept?if_empty=perhaps", field="if_empty"),
+    # Routers.
+    *(
+        _json("PUT", "/v0/routers/missing", {"source": "kept", "dest": "missing", field: value}, field)
+        for field, values in {
+            "colour": ("red",),
+            "source": ("a b", "", "a>b", None, 1),
+            "dest": ("a b", "", "a>b", None, 1),
+            "preserve_node": (1, "true", None),
+            "preserve_tag": (0, None),
+            "create_dest": ("no", None),
+            "allow_cycle": (1, None),
+            "guarantee": ("exactly", None, 1),
+            "from": ("head", None, 0),
+        }.items()
+        for value in values
+    ),
+    _json("PUT", "/v0/routers/missing", b'{"source":"kept","dest":"missing","filter":' + DEEP + b"}", "body"),
+    *(
+        Bad("GET", f"/v0/routers?{name}={value}", field=name)
+        for name, values in {
+            "source": ("", "a%3Eb", "-a"),
+            "dest": ("", "a%20b"),
+            "page_size": ("many", ""),
+            "cursor": ("x", "!!!!", "dDprZXB0", "cjphL2I"),
+        }.items()
+        for value in values
+    ),
 ]
 
 

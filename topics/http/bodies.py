@@ -1,7 +1,8 @@
-"""What requests carry: decoding, and every limit, range and type that `api.md` sections 1 to 6 set for them.
+"""What requests carry: decoding, and every limit, range and type that `api.md` sections 1 to 7 set for them.
 
 Bytes and query strings in, checked requests of `topics.model` out; no I/O, no engine. Whatever is wrong is an
-`ApiError` that names the field. Rules of a topic's configuration are `topics.log.topic_config`'s.
+`ApiError` that names the field. Rules of a topic's configuration are `topics.log.topic_config`'s, those of a router
+the engine's.
 
 Decisions the contract leaves open: an empty `tag` or `node` is refused (there is no way to tell it from none on a
 read); a query parameter with one value that is given twice is refused rather than guessed at; `data` may nest 512
@@ -13,6 +14,7 @@ from __future__ import annotations
 import base64
 import binascii
 import re
+from collections.abc import Callable
 from itertools import accumulate
 from typing import Any, Final, NamedTuple, TypeVar
 from urllib.parse import parse_qsl
@@ -23,9 +25,17 @@ from msgspec import UNSET, UnsetType
 from topics.config import Settings
 from topics.errors import ApiError, invalid
 from topics.log.match import Match, parse_match
-from topics.log.names import check_topic_name
+from topics.log.names import check_router_name, check_topic_name
 from topics.log.topic_config import resolve_config
-from topics.model import AppendRequest, CheckedAppend, DeleteRequest, ReadRequest, RecordIn, TopicConfigPatch
+from topics.model import (
+    AppendRequest,
+    CheckedAppend,
+    DeleteRequest,
+    ReadRequest,
+    RecordIn,
+    RouterPatch,
+    TopicConfigPatch,
+)
 
 MAX_DEPTH: Final = 512
 MAX_U64: Final = 2**64 - 1
@@ -382,6 +392,7 @@ class DeleteSelection(NamedTuple):
 
 _delete_body: Final = msgspec.json.Decoder(DeleteRequest)
 _config_body: Final = msgspec.json.Decoder(TopicConfigPatch)
+_router_body: Final = msgspec.json.Decoder(RouterPatch)
 
 
 def decode_delete(raw: bytes) -> DeleteSelection:
@@ -414,6 +425,54 @@ def decode_config_patch(raw: bytes) -> TopicConfigPatch:
     return decode_json(_config_body, raw)
 
 
+def decode_router_patch(raw: bytes) -> RouterPatch:
+    """The body of a router's PUT (`api.md` section 7): types, keys and names.
+
+    What a router needs, and whether its filter is one, is checked where it is merged.
+    """
+    if not raw:
+        return RouterPatch()
+    check_utf8(raw)
+    patch = decode_json(_router_body, raw)
+    check_depth(raw, "body")
+    for field, name in (("source", patch.source), ("dest", patch.dest)):
+        if name is not UNSET:
+            check_topic_name(name, field)
+    return patch
+
+
+class Cursors:
+    """The cursors of one list: a marker and a name as unpadded base64url.
+
+    The marker says which list a cursor belongs to, so that one of another list is refused.
+    """
+
+    __slots__ = ("_check", "_marker")
+
+    def __init__(self, marker: bytes, check: Callable[[str, str], str]) -> None:
+        self._marker = marker
+        self._check = check
+
+    def encode(self, last: str) -> str:
+        """The cursor that means "names after `last`"."""
+        return base64.urlsafe_b64encode(self._marker + last.encode()).rstrip(b"=").decode()
+
+    def decode(self, cursor: str) -> str:
+        """The name of a cursor; `400 invalid_request` unless it is one that `encode` could have made."""
+        try:
+            raw = base64.b64decode(cursor + "=" * (-len(cursor) % 4), altchars=b"-_", validate=True)
+            name = self._check(raw.removeprefix(self._marker).decode(), "cursor")
+        except (ValueError, binascii.Error, ApiError):
+            raise invalid("cursor", "is not a cursor of this list") from None
+        if self.encode(name) != cursor.rstrip("="):
+            raise invalid("cursor", "is not a cursor of this list")
+        return name
+
+
+TOPIC_CURSORS: Final = Cursors(b"t:", check_topic_name)
+ROUTER_CURSORS: Final = Cursors(b"r:", check_router_name)
+
+
 class Page(NamedTuple):
     """Which part of a list is asked for: names that begin with `prefix` and come after `after`. `touch`: whether that
     counts as a use of them."""
@@ -427,34 +486,31 @@ class Page(NamedTuple):
 def decode_list_query(query: bytes) -> Page:
     """`prefix`, `cursor`, `page_size` and `touch` of a topic list (`api.md` sections 1 and 3)."""
     values = Query(query)
+    return _page(values, TOPIC_CURSORS, touch=values.boolean("touch", False))
+
+
+class RouterSelection(NamedTuple):
+    """Which routers are asked for: a page of those from `source` and to `dest`, where these are given."""
+
+    page: Page
+    source: str | None
+    dest: str | None
+
+
+def decode_router_list_query(query: bytes) -> RouterSelection:
+    """`prefix`, `source`, `dest`, `cursor` and `page_size` of a router list (`api.md` sections 1 and 7)."""
+    values = Query(query)
+    return RouterSelection(page=_page(values, ROUTER_CURSORS), source=values.topic("source"), dest=values.topic("dest"))
+
+
+def _page(values: Query, cursors: Cursors, *, touch: bool = False) -> Page:
     cursor = values.text("cursor", "")
     return Page(
         prefix=values.text("prefix", ""),
-        after=decode_cursor(cursor) if cursor else None,
+        after=cursors.decode(cursor) if cursor else None,
         page_size=max(1, min(MAX_PAGE, values.integer("page_size", DEFAULT_PAGE, signed=True))),
-        touch=values.boolean("touch", False),
+        touch=touch,
     )
-
-
-# The marker says which list a cursor belongs to, so that one of another list is refused.
-_TOPIC_CURSOR: Final = b"t:"
-
-
-def encode_cursor(last: str) -> str:
-    """The cursor that means "names after `last`": unpadded base64url."""
-    return base64.urlsafe_b64encode(_TOPIC_CURSOR + last.encode()).rstrip(b"=").decode()
-
-
-def decode_cursor(cursor: str) -> str:
-    """The name of a cursor; `400 invalid_request` unless it is one that `encode_cursor` could have made."""
-    try:
-        raw = base64.b64decode(cursor + "=" * (-len(cursor) % 4), altchars=b"-_", validate=True)
-        name = check_topic_name(raw.removeprefix(_TOPIC_CURSOR).decode(), "cursor")
-    except (ValueError, binascii.Error, ApiError):
-        raise invalid("cursor", "is not a cursor of this list") from None
-    if encode_cursor(name) != cursor.rstrip("="):
-        raise invalid("cursor", "is not a cursor of this list")
-    return name
 
 
 # --- query strings ---------------------------------------------------------------------------------------------------
@@ -495,6 +551,11 @@ class Query:
         """A string."""
         value = self._one(name)
         return default if value is None else value
+
+    def topic(self, name: str) -> str | None:
+        """The name of a topic."""
+        value = self._one(name)
+        return None if value is None else check_topic_name(value, name)
 
     def boolean(self, name: str, default: bool) -> bool:
         """`1/0/true/false`, and nothing else."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Mapping, MutableMapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping, MutableMapping
 from dataclasses import dataclass, field
 from typing import Any, Final, Protocol, TypeVar
 
@@ -23,6 +23,8 @@ from topics.model import (
     Performance,
     ReadRequest,
     ReadResult,
+    RouterPatch,
+    RouterState,
     TopicConfig,
     TopicConfigPatch,
     TopicState,
@@ -80,6 +82,18 @@ class Engine(Protocol):
     async def topic_state(self, name: str, *, touch: bool) -> TopicState: ...
 
     async def list_topics(self, prefix: str, after: str | None, page_size: int) -> tuple[list[TopicSummary], bool]: ...
+
+    async def put_router(self, name: str, patch: RouterPatch) -> tuple[RouterState, bool]: ...
+
+    async def router_state(self, name: str) -> RouterState: ...
+
+    async def list_routers(
+        self, prefix: str, source: str | None, dest: str | None, after: str | None, page_size: int
+    ) -> tuple[list[RouterState], bool]: ...
+
+    async def delete_router(self, name: str) -> bool: ...
+
+    async def catch_up(self, names: Iterable[str]) -> None: ...
 
     async def append(self, name: str, request: AppendRequest, perf: Performance) -> AppendResult: ...
 

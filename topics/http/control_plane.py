@@ -13,6 +13,7 @@ from typing import Any, Final
 
 import trio
 from msgspec import UNSET, Struct, UnsetType
+from msgspec.structs import asdict
 from quart import Response as QuartResponse
 from quart import request
 from quart_trio import QuartTrio
@@ -23,7 +24,7 @@ from topics.http import bodies
 from topics.http.calls import Call, Engine, Message, Response, json_response
 from topics.http.metrics import Exposition
 from topics.http.routes import ROUTES, Plane
-from topics.model import Performance, TopicConfig, TopicState, TopicSummary
+from topics.model import Performance, RouterState, TopicConfig, TopicState, TopicSummary
 
 View = Callable[..., Awaitable[Response]]
 
@@ -65,6 +66,23 @@ class _DeleteRecordsAnswer(Struct, kw_only=True):
     performance: Performance
 
 
+class _RouterAnswer(RouterState, frozen=True, kw_only=True):
+    created: bool | UnsetType = UNSET
+    performance: Performance
+
+
+class _RouterListAnswer(Struct, kw_only=True):
+    routers: list[RouterState]
+    next_cursor: str | UnsetType = UNSET
+    performance: Performance
+
+
+class _RouterDeleteAnswer(Struct, kw_only=True):
+    router: str
+    deleted: bool
+    performance: Performance
+
+
 class _CheckpointAnswer(Struct):
     files: list[str]
     position: list[dict[str, int]]
@@ -90,6 +108,10 @@ class ControlPlane:
             "delete_topic": self.delete_topic,
             "list_topics": self.list_topics,
             "delete_records": self.delete_records,
+            "put_router": self.put_router,
+            "get_router": self.get_router,
+            "list_routers": self.list_routers,
+            "delete_router": self.delete_router,
             "checkpoint": self.checkpoint,
             "health": self.health,
             "healthz": self.health,
@@ -157,8 +179,7 @@ class ControlPlane:
     async def get_topic(self, topic: str) -> Response:
         """`GET /v0/topics/{topic}`."""
         state = await self._engine.topic_state(topic, touch=bodies.decode_touch(_query()))
-        fields = {name: getattr(state, name) for name in TopicState.__struct_fields__}
-        return json_response(_StateAnswer(**fields, performance=self._performance()))
+        return json_response(_StateAnswer(**asdict(state), performance=self._performance()))
 
     async def list_topics(self) -> Response:
         """`GET /v0/topics`. What it shows is as it was before its own touch, if it was asked for one."""
@@ -168,7 +189,7 @@ class ControlPlane:
             for entry in topics:
                 with suppress(ApiError):  # it may be gone by now
                     await self._engine.topic_state(entry.topic, touch=True)
-        cursor = bodies.encode_cursor(topics[-1].topic) if more and topics else UNSET
+        cursor = bodies.TOPIC_CURSORS.encode(topics[-1].topic) if more and topics else UNSET
         return json_response(_ListAnswer(topics=topics, next_cursor=cursor, performance=self._performance()))
 
     async def delete_topic(self, topic: str) -> Response:
@@ -192,6 +213,32 @@ class ControlPlane:
             performance=self._performance(),
         )
         return json_response(answer)
+
+    # --- routers (`api.md` section 7) --------------------------------------------------------------------------------
+
+    async def put_router(self, router: str) -> Response:
+        """`PUT /v0/routers/{router}`."""
+        patch = bodies.decode_router_patch(_call().body)
+        state, created = await self._engine.put_router(router, patch)
+        answer = _RouterAnswer(**asdict(state), created=created, performance=self._performance())
+        return json_response(answer, 201 if created else 200)
+
+    async def get_router(self, router: str) -> Response:
+        """`GET /v0/routers/{router}`."""
+        state = await self._engine.router_state(router)
+        return json_response(_RouterAnswer(**asdict(state), performance=self._performance()))
+
+    async def list_routers(self) -> Response:
+        """`GET /v0/routers`."""
+        page, source, dest = bodies.decode_router_list_query(_query())
+        routers, more = await self._engine.list_routers(page.prefix, source, dest, page.after, page.page_size)
+        cursor = bodies.ROUTER_CURSORS.encode(routers[-1].router) if more and routers else UNSET
+        return json_response(_RouterListAnswer(routers=routers, next_cursor=cursor, performance=self._performance()))
+
+    async def delete_router(self, router: str) -> Response:
+        """`DELETE /v0/routers/{router}`."""
+        deleted = await self._engine.delete_router(router)
+        return json_response(_RouterDeleteAnswer(router=router, deleted=deleted, performance=self._performance()))
 
     # --- the daemon (`api.md` section 11) ----------------------------------------------------------------------------
 

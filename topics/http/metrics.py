@@ -51,6 +51,7 @@ class EngineCollector(Collector):
         figures = self._engine.figures()
         yield from _of_engine(figures)
         yield from _of_topics(figures)
+        yield from _of_routers(figures)
         yield from _of_wal(figures)
         yield from _of_delivery(figures.delivery)
         yield from self._of_requests(figures)
@@ -105,6 +106,29 @@ def _of_topics(figures: EngineFigures) -> Iterator[Metric]:
     ):
         yield _gauges(name, text, ("topic",), (((sample.name,), getattr(sample, attribute)) for sample in samples))
     yield _gauge("topic_metrics_truncated", "Whether there are topics without figures", int(figures.topics_truncated))
+
+
+def _of_routers(figures: EngineFigures) -> Iterator[Metric]:
+    samples = figures.router_samples
+    yield _gauge("routers", "Routers", figures.routers)
+    yield _gauges(
+        "router_lag",
+        "Records of its source that a router has not looked at yet",
+        ("router",),
+        (((sample.router,), sample.lag) for sample in samples),
+    )
+    yield _counter(
+        "router_forwarded",
+        "Copies that a router made",
+        ("router",),
+        (((sample.router,), sample.forwarded_total) for sample in samples),
+    )
+    yield _counter(
+        "router_failures", "Forwarders started again after an unexpected error", (), [((), figures.router_failures)]
+    )
+    yield _gauge(
+        "router_metrics_truncated", "Whether there are routers without figures", int(figures.routers_truncated)
+    )
 
 
 def _of_wal(figures: EngineFigures) -> Iterator[Metric]:

@@ -13,7 +13,7 @@ from typing import Final
 from urllib.parse import unquote_to_bytes
 
 from topics.errors import ApiError, invalid
-from topics.log.names import check_topic_name
+from topics.log.names import check_router_name, check_topic_name
 
 
 class Plane(Enum):
@@ -61,6 +61,10 @@ ROUTES: Final[tuple[Route, ...]] = (
     Route("get_topic", "GET", "/v0/topics/{topic}", Plane.CONTROL),
     Route("delete_topic", "DELETE", "/v0/topics/{topic}", Plane.CONTROL),
     Route("delete_records", "POST", "/v0/topics/{topic}/delete", Plane.CONTROL, Body.JSON),
+    Route("list_routers", "GET", "/v0/routers", Plane.CONTROL),
+    Route("put_router", "PUT", "/v0/routers/{router}", Plane.CONTROL, Body.JSON),
+    Route("get_router", "GET", "/v0/routers/{router}", Plane.CONTROL),
+    Route("delete_router", "DELETE", "/v0/routers/{router}", Plane.CONTROL),
     Route("checkpoint", "POST", "/v0/admin/checkpoint", Plane.CONTROL),
     Route("health", "GET", "/v0/health", Plane.CONTROL, always_open=True),
     Route("healthz", "GET", "/healthz", Plane.CONTROL, always_open=True),
@@ -70,7 +74,11 @@ ROUTES: Final[tuple[Route, ...]] = (
 )
 
 # How each kind of path parameter is checked. A bad name is 400 wherever it appears.
-_CHECKS: Final[Mapping[str, Callable[[str], str]]] = {"topic": check_topic_name, "wid": str}
+_CHECKS: Final[Mapping[str, Callable[[str], str]]] = {
+    "topic": check_topic_name,
+    "router": check_router_name,
+    "wid": str,
+}
 
 
 @dataclass(frozen=True, slots=True)

@@ -39,6 +39,7 @@ class Streams:
         """`POST /v0/watch`."""
         engine = self._engine
         request = decode_watch(call.body, call.query, engine.settings)
+        await engine.catch_up(request.topics)
         session, topics = engine.watching.open(request)
         answer = _WatchAnswer(
             wid=session.wid,
@@ -52,12 +53,14 @@ class Streams:
     async def watch(self, call: Call) -> EventStream:
         """`GET /v0/watch/{wid}`."""
         session = self._engine.watching.session(call.params["wid"])
+        await self._engine.catch_up([feed.name for feed in session.feeds])
         return await self._open(call, session, _last_event_id(call))
 
     async def stream(self, call: Call) -> EventStream:
         """`GET /v0/topics/{topic}/stream`."""
         topic = call.params["topic"]
         request = decode_stream(topic, call.query, self._engine.settings)
+        await self._engine.catch_up((topic,))
         session = self._engine.watching.stream_of(topic, request, _last_event_id(call))
         return await self._open(call, session, None)
 

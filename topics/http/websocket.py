@@ -204,6 +204,7 @@ class WebSocket:
     async def _subscribe(self, raw: bytes, request_id: RequestId) -> None:
         request = decode_subscribe(raw, self._engine.settings)
         watching, outbox = self._engine.watching, self._outbox
+        await self._engine.catch_up(request.topics)
         if not await self._room():
             return
         found = watching.resolve(outbox, request)

@@ -27,6 +27,8 @@ BLOCK_BYTES: Final = 256 << 10
 
 _json = msgspec.json.encode
 _DATA_KEY: Final = b',"data":'
+_META_KEY: Final = b',"meta":'
+_TAG_KEY: Final = b'"$tag":'
 _RECORD: Final = b'{"$seq":%d,"$ts":%d%b,"data":%b%b},'
 
 
@@ -48,6 +50,15 @@ class Parts(NamedTuple):
     tag: bytes
     meta: bytes
     data: bytes
+
+
+class RecordColumns(NamedTuple):
+    """The pieces of some records column by column; None for a column in which no record has anything."""
+
+    nodes: list[str | None] | None
+    tags: list[str | None] | None
+    metas: list[bytes] | None
+    datas: list[bytes]
 
 
 class Block:
@@ -226,14 +237,46 @@ class Block:
         meta_len = self.meta_lens[i] if self.meta_lens is not None else 0
         data_at = body.index(_DATA_KEY) + len(_DATA_KEY)
         data_end = len(body) - meta_len
-        meta = body[data_end + len(b',"meta":') :] if meta_len else b""
+        meta = body[data_end + len(_META_KEY) :] if meta_len else b""
         tag = b""
         if self.tags is not None and self.tag_starts is not None:
             tag_start, tag_end = self.tag_starts[i], self.tag_starts[i + 1]
             if tag_start < tag_end:
-                quoted = bytes(self.tags[tag_start + len(b'"$tag":') : tag_end - 1])
+                quoted = bytes(self.tags[tag_start + len(_TAG_KEY) : tag_end - 1])
                 tag = msgspec.json.decode(quoted, type=str).encode()
         return Parts((self.node_of(seq) or "").encode(), tag, meta, body[data_at:data_end])
+
+    def columns(self, first: int, last: int) -> RecordColumns:
+        """The stored pieces of records `first` to `last`, all of them there, column by column."""
+        i, j = first - self.first_seq, last - self.first_seq + 1
+        base = self.starts[i]
+        body = bytes(self.body[base : self.starts[j]])
+        datas: list[bytes] = []
+        metas: list[bytes] | None = [] if self.meta_lens is not None else None
+        for k in range(i, j):
+            start, end = self.starts[k] - base, self.starts[k + 1] - base - 2
+            if self.meta_lens is not None and metas is not None:
+                meta_at = end - self.meta_lens[k]
+                metas.append(body[meta_at + len(_META_KEY) : end])
+                end = meta_at
+            datas.append(body[body.index(_DATA_KEY, start) + len(_DATA_KEY) : end])
+        nodes: list[str | None] | None = None
+        if self.nodes is not None and self.node_ids is not None:
+            names = [None, *self.nodes]
+            nodes = [names[number] for number in self.node_ids[i:j]]
+        return RecordColumns(nodes, self._tag_column(i, j), metas, datas)
+
+    def _tag_column(self, i: int, j: int) -> list[str | None] | None:
+        if self.tags is None or self.tag_starts is None:
+            return None
+        known: dict[bytes, str | None] = {b"": None}
+        tags = []
+        for k in range(i, j):
+            piece = bytes(self.tags[self.tag_starts[k] : self.tag_starts[k + 1]])
+            if piece not in known:
+                known[piece] = msgspec.json.decode(piece[len(_TAG_KEY) : -1], type=str)
+            tags.append(known[piece])
+        return tags
 
     def without(self, gone: Sequence[int]) -> Block:
         """A copy in which the records `gone` (seqs) have empty places, so that their bytes are freed."""

@@ -56,6 +56,11 @@ DELETED: Final = 1
 LOST: Final = 2
 
 FLAG_TAG: Final = 0x01
+FLAG_NODE: Final = 0x02
+FLAG_ORIGIN: Final = 0x20
+# Of raw slots only, and not on disk: the frame is another topic's, see `copies`.
+FLAG_DERIVED: Final = 0x80
+NOT_DERIVED: Final = bytes(flags & 0x7F for flags in range(256))
 
 # The first look for an eviction point is short, because mostly a record or two go; a long one takes bigger strides.
 _FIRST_STRIDE: Final = 32
@@ -375,7 +380,7 @@ class Span:
             self.offset.extend(offset)
             self.frame_len.extend(frame_len)
             self.size.extend(raw.size[a:to])
-            self.flags.extend(raw.flags[a:to])
+            self.flags.extend(raw.flags[a:to].translate(NOT_DERIVED))
             self.dead.extend(raw.dead[a:to])
         if self.n == self.start:
             self.first_ts = raw.ts[a]

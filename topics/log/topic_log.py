@@ -73,9 +73,11 @@ from typing import Any, Final, Literal, NamedTuple, cast
 
 from topics.log.index import (
     DELETED,
+    FLAG_DERIVED,
     LIVE,
     LIVE_TO_LOST,
     LOST,
+    NOT_DERIVED,
     STORED_MARK,
     STORED_SLOT_BYTES,
     SUMMARY_FIELDS,
@@ -119,15 +121,15 @@ _LOST_RUN: Final = re.compile(rb"\x02+")
 class Extent(NamedTuple):
     """One published run of records with contiguous seqs, as a commit leaves it.
 
-    `ts` (epoch ms) is shared by all of them. `file` is the id of the file that holds the frames, 0 = nowhere (yet);
-    `offsets` are where each frame begins in it, zeros when unknown, and `frame_lens` how many bytes from there on
-    belong to the frame. `sizes` are the bytes of data + meta. `flags` has a byte per record: bit0 has_tag, bit1
-    has_node, bit5 has_origin. `tags` is None when no record has one.
+    `ts` (epoch ms) is shared by all of them. `file` is the id of the file that holds the frames, or one each; 0 =
+    nowhere (yet). `offsets` are where each frame begins in it, zeros when unknown, and `frame_lens` how many bytes from
+    there on belong to the frame. `sizes` are the bytes of data + meta. `flags` has a byte per record: bit0 has_tag,
+    bit1 has_node, bit5 has_origin, bit7 derived (`copies`). `tags` is None when no record has one.
     """
 
     first_seq: int
     ts: int
-    file: int
+    file: int | array[int]
     offsets: Sequence[int]
     frame_lens: array[int]
     sizes: array[int]
@@ -154,7 +156,8 @@ class Gap(NamedTuple):
 class FrameRange(NamedTuple):
     """One read: `length` bytes from `offset` on. In them the frame of `seqs[i]` begins at `starts[i]`.
 
-    They are in WAL file `file` or, of stored records, in `segment` (then `file` is 0).
+    They are in WAL file `file` or, of stored records, in `segment` (then `file` is 0). `derived`: they are frames of
+    another topic, of which those seqs are copies.
     """
 
     file: int
@@ -164,6 +167,7 @@ class FrameRange(NamedTuple):
     starts: array[int]
     frame_lens: array[int]
     segment: object | None = None
+    derived: bool = False
 
 
 class RawRun(NamedTuple):
@@ -276,7 +280,7 @@ class TopicLog:
         self,
         first_seq: int,
         ts: array[int],
-        file: int,
+        file: int | array[int],
         offsets: Sequence[int],
         frame_lens: array[int],
         sizes: array[int],
@@ -292,7 +296,8 @@ class TopicLog:
         assert len(ts) == len(offsets) == len(frame_lens) == len(sizes) == n
         assert tagged == (0 if tags is None else n - tags.count(None)), "flags and tags disagree"
         places = offsets if isinstance(offsets, array) else array("I", offsets)
-        self._index.append(first_seq, ts, array("I", (file,)) * n, places, frame_lens, sizes, flags, tagged=tagged)
+        files = array("I", (file,)) * n if isinstance(file, int) else file
+        self._index.append(first_seq, ts, files, places, frame_lens, sizes, flags, tagged=tagged)
         self.head_seq += n
         self.count += n
         self.bytes += sum(sizes)
@@ -306,8 +311,8 @@ class TopicLog:
     def place(self, first_seq: int, file: int, offsets: Sequence[int], frame_lens: array[int] | None = None) -> None:
         """Say where the frames of published records are: `offsets[i]` in `file` for seq `first_seq + i`.
 
-        `frame_lens` says how long they are where that was not known before. Records that are gone or stored by now are
-        skipped.
+        `frame_lens` says how long they are where that was not known before, or where they were another topic's. Records
+        that are gone or stored by now are skipped.
         """
         places = offsets if isinstance(offsets, array) else array("I", offsets)
         for span, a, b in self._index.parts(first_seq, first_seq + len(places)):
@@ -318,6 +323,7 @@ class TopicLog:
             span.file[a:b] = array("I", (file,)) * (b - a)
             if frame_lens is not None:
                 span.frame_len[a:b] = frame_lens[at : at + b - a]
+                span.flags[a:b] = span.flags[a:b].translate(NOT_DERIVED)
 
     # -- where the bytes are -----------------------------------------------------------------------------------------
 
@@ -335,6 +341,7 @@ class TopicLog:
         ranges: list[FrameRange] = []
         file = begin = end = 0
         segment: object | None = None
+        derived = False
         seqs: array[int] = array("Q")
         starts: array[int] = array("I")
         lens: array[int] = array("I")
@@ -347,18 +354,19 @@ class TopicLog:
                 if files is not None and not (of_file := files[i]):
                     continue
                 offset, length = span.offset[i], span.frame_len[i]
-                same = of_file == file and span.segment is segment
+                is_derived = files is not None and span.flags[i] >= FLAG_DERIVED
+                same = of_file == file and span.segment is segment and is_derived == derived
                 if not (same and end <= offset <= end + _MAX_READ_GAP) or offset + length - begin > max_range:
                     if seqs:
-                        ranges.append(FrameRange(file, begin, end - begin, seqs, starts, lens, segment))
-                    file, segment, begin = of_file, span.segment, offset
+                        ranges.append(FrameRange(file, begin, end - begin, seqs, starts, lens, segment, derived))
+                    file, segment, begin, derived = of_file, span.segment, offset, is_derived
                     seqs, starts, lens = array("Q"), array("I"), array("I")
                 seqs.append(span.first + i)
                 starts.append(offset - begin)
                 lens.append(length)
                 end = offset + length
         if seqs:
-            ranges.append(FrameRange(file, begin, end - begin, seqs, starts, lens, segment))
+            ranges.append(FrameRange(file, begin, end - begin, seqs, starts, lens, segment, derived))
         return ranges
 
     def live_files(self) -> set[int]:
@@ -617,14 +625,14 @@ class TopicLog:
         """What is always known of a span."""
         return _summary(span)
 
-    def capture_raw(self, last: int) -> list[RawRun]:
-        """Copies of the raw slots up to `last` (inclusive), in runs of contiguous seqs, ascending.
+    def capture_raw(self, last: int, first: int = 0) -> list[RawRun]:
+        """Copies of the raw slots from `first` up to `last` (both inclusive), in runs of contiguous seqs, ascending.
 
         Slots that were dropped are not among them. The pieces of a batch may be in two runs.
         """
         runs = []
         for span in self._index.spans[self._index.n_stored :]:
-            a, b = span.start, min(span.n, last + 1 - span.first)
+            a, b = max(span.start, first - span.first), min(span.n, last + 1 - span.first)
             if a < b:
                 columns = span.ts[a:b], span.file[a:b], span.offset[a:b], span.frame_len[a:b], span.size[a:b]
                 runs.append(RawRun(span.first + a, *columns, bytes(span.flags[a:b]), bytes(span.dead[a:b])))

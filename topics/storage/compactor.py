@@ -261,9 +261,12 @@ class Compactor:
         """Unlink WAL files, oldest first, that both kept snapshots are past."""
         if len(self._kept) < 2:
             return
+        needed = self._source.copied_files()
         for writer in self._store.writers:
             droppable: list[WalFile] = []
             for file, following in pairwise(self._store.files.of_shard(writer.shard)):
+                if file.file_id in needed:
+                    break  # copies are made of what is in it
                 if any(kept[writer.shard].position.ordinal < following.ordinal for kept in self._kept):
                     break
                 droppable.append(file)

@@ -13,8 +13,9 @@
      38        node | tag | payload
       .     8  xxh3_64     over everything between frame_len and here
 
-All integers are little-endian. An Append's payload is `meta_len u32 | meta JSON | data JSON`, every other type's is
-one canonical CBOR map. An atomic batch is a run of frames: all but the last carry MORE, all but the first CONTINUES.
+All integers are little-endian. An Append's payload is `meta_len u32 | meta JSON | data JSON`, behind `origin topic id
+u64 | origin seq u64 | hops u8` if it has HAS_ORIGIN. Every other type's is one canonical CBOR map. An atomic batch is a
+run of frames: all but the last carry MORE, all but the first CONTINUES.
 
 This module knows bytes only: what a frame means is `recovery`'s business, where it goes is `wal`'s.
 """
@@ -31,6 +32,8 @@ from typing import Any, Final, NamedTuple
 
 import cbor2
 import xxhash
+
+from topics.log.copies import Origin
 
 
 class FrameType(IntEnum):
@@ -71,6 +74,9 @@ MIN_FRAME_LEN: Final = HEADER_BYTES - 4 + CHECKSUM_BYTES
 
 _LEN: Final = struct.Struct("<I")
 _SUM: Final = struct.Struct("<Q")
+ORIGIN: Final = struct.Struct("<QQB")
+"""Topic id, seq and hops in front of a payload with HAS_ORIGIN."""
+ORIGIN_BYTES: Final = ORIGIN.size
 _SUM_AND_LEN: Final = struct.Struct("<QI")
 _BODY: Final = struct.Struct("<BBQQQHHI")
 _HEADER: Final = struct.Struct("<IBBQQQHHI")
@@ -139,13 +145,14 @@ def encode_appends(
     metas: Sequence[bytes] | None,
     durable: bool,
     closes_batch: bool,
+    origins: Sequence[Origin | None] | None = None,
 ) -> Appends:
     """The frames of records that become contiguous seqs from `first_seq`; they open a batch.
 
-    `nodes`, `tags` and `metas` are None when no record has one; an empty item means that this record has none.
-    `closes_batch` is false when control frames of the same batch follow.
+    `nodes`, `tags`, `metas` and `origins` are None when no record has one; an empty item means that this record has
+    none. `closes_batch` is false when control frames of the same batch follow.
     """
-    if nodes is None and tags is None and metas is None:
+    if nodes is None and tags is None and metas is None and origins is None:
         return _encode_plain(topic_id, first_seq, ts, datas, durable=durable, closes_batch=closes_batch)
     count = len(datas)
     none = (b"",) * count
@@ -153,6 +160,12 @@ def encode_appends(
     base = DURABLE if durable else 0
     kept = bytes([(HAS_TAG if tag else 0) | (HAS_NODE if node else 0) for node, tag in zip(nodes, tags, strict=True)])
     sizes = array("I", [len(meta) + len(data) for meta, data in zip(metas, datas, strict=True)])
+    payloads = [size + 4 for size in sizes]
+    prefixes: Sequence[bytes] = none
+    if origins is not None:
+        prefixes = [ORIGIN.pack(*origin) if origin else b"" for origin in origins]
+        kept = bytes([own | (HAS_ORIGIN if prefix else 0) for own, prefix in zip(kept, prefixes, strict=True)])
+        payloads = list(map(add, payloads, map(len, prefixes)))
     # Columns through `map`: no Python code runs per record, which is a quarter less than a loop.
     heads = map(
         _BODY.pack,
@@ -163,10 +176,10 @@ def encode_appends(
         repeat(ts),
         map(len, nodes),
         map(len, tags),
-        [size + 4 for size in sizes],
+        payloads,
     )
     meta_lens = map(_LEN.pack, map(len, metas))
-    bodies = list(map(b"".join, zip(heads, nodes, tags, meta_lens, metas, datas, strict=True)))
+    bodies = list(map(b"".join, zip(heads, nodes, tags, prefixes, meta_lens, metas, datas, strict=True)))
     frame_lens = array("I", [len(body) + 12 for body in bodies])
     return Appends(_join(bodies, frame_lens), frame_lens, sizes, kept)
 
@@ -211,13 +224,17 @@ def _encode_plain(
     return Appends(_join(bodies, frame_lens), frame_lens, sizes, bytes(count))
 
 
-def seal_batch(frames: Sequence[tuple[FrameType, Mapping[str, Any]]], *, topic_id: int, ts: int, opened: bool) -> bytes:
-    """Control frames that stand together as one batch, or close the batch that Append frames have opened."""
+def seal_batch(
+    frames: Sequence[tuple[FrameType, Mapping[str, Any]]], *, topic_id: int, ts: int, opened: bool, first_seq: int = 0
+) -> bytes:
+    """Control frames that stand together as one batch, or close the batch that Append frames have opened. `first_seq`
+    is the seq of the first of them."""
     out = []
     last = len(frames) - 1
     for i, (kind, payload) in enumerate(frames):
         flags = (CONTINUES if opened or i else 0) | (MORE if i < last else 0)
-        out.append(encode_control(kind, payload, topic_id=topic_id, ts=ts, flags=flags))
+        seq = 0 if i else first_seq
+        out.append(encode_control(kind, payload, topic_id=topic_id, seq=seq, ts=ts, flags=flags))
     return b"".join(out)
 
 
@@ -229,15 +246,16 @@ class Scan(NamedTuple):
     """What a window of a log held: its verified frames, and how it ended.
 
     `ends` are the indices behind the last frame of each batch that ends here, `controls` those of frames that are no
-    Append, `tagged` those of Appends with a tag. `stop` is the offset (in the file) of the first byte not consumed;
-    `reason` is "window" when the window ended inside a frame that may be whole in the file, "zeros" at a frame_len of
-    0, "bad" at bytes that are no valid frame.
+    Append, `tagged` those of Appends with a tag, `copied` those with an origin. `stop` is the offset (in the file) of
+    the first byte not consumed; `reason` is "window" when the window ended inside a frame that may be whole in the
+    file, "zeros" at a frame_len of 0, "bad" at bytes that are no valid frame.
     """
 
     rows: list[Row]
     ends: list[int]
     controls: list[int]
     tagged: list[int]
+    copied: list[int]
     stop: int
     reason: str
 
@@ -258,6 +276,7 @@ def scan_window(window: bytes, base: int, *, file_end: int) -> Scan:
     ends: list[int] = []
     controls: list[int] = []
     tagged: list[int] = []
+    copied: list[int] = []
     add = rows.append
     size = len(window)
     at = 0
@@ -281,13 +300,21 @@ def scan_window(window: bytes, base: int, *, file_end: int) -> Scan:
                 if not 1 <= kind <= 19:
                     raise UnknownFrameType(f"frame of unknown type {kind} at offset {base + at}")
                 controls.append(len(rows))
-            elif tag_len:
-                tagged.append(len(rows))
+            else:
+                if tag_len:
+                    tagged.append(len(rows))
+                if flags & HAS_ORIGIN:
+                    copied.append(len(rows))
             add((base + at, frame_len, kind, flags, topic_id, seq, ts, node_len, tag_len, data_len))
             if not flags & MORE:
                 ends.append(len(rows))
             at = end
-    return Scan(rows, ends, controls, tagged, base + at, reason)
+    return Scan(rows, ends, controls, tagged, copied, base + at, reason)
+
+
+def origin_at(window: bytes, base: int, frame: Frame) -> Origin:
+    """The origin that an Append carries."""
+    return Origin(*ORIGIN.unpack_from(window, frame.offset - base + HEADER_BYTES + frame.node_len + frame.tag_len))
 
 
 def control_payload(window: bytes, base: int, frame: Frame) -> dict[str, Any]:
@@ -320,13 +347,13 @@ def decode_append(window: bytes, at: int, size: int) -> StoredRecord | None:
     length, kind, flags, _topic, seq, ts, node_len, tag_len, data_len = _HEADER.unpack_from(window, at)
     if length != frame_len or kind != FrameType.APPEND or frame_len != MIN_FRAME_LEN + node_len + tag_len + data_len:
         return None
-    if data_len < (21 if flags & HAS_ORIGIN else 4):
+    if data_len < (ORIGIN_BYTES + 4 if flags & HAS_ORIGIN else 4):
         return None
     if _xxh3(memoryview(window)[at + 4 : end - 8]) != _SUM.unpack_from(window, end - 8)[0]:
         return None
     node_at = at + HEADER_BYTES
     tag_at = node_at + node_len
-    payload_at = tag_at + tag_len + (17 if flags & HAS_ORIGIN else 0)
+    payload_at = tag_at + tag_len + (ORIGIN_BYTES if flags & HAS_ORIGIN else 0)
     meta_at = payload_at + 4
     data_at = meta_at + _LEN.unpack_from(window, payload_at)[0]
     if data_at > end - 8:
@@ -339,6 +366,30 @@ def decode_append(window: bytes, at: int, size: int) -> StoredRecord | None:
         window[meta_at:data_at],
         window[data_at : end - 8],
     )
+
+
+class OpenedRecord(NamedTuple):
+    """A frame taken apart with what a copy has to know of it: its origin, which is the frame's own topic and seq where
+    it carries no other."""
+
+    origin: Origin
+    node: bytes
+    tag: bytes
+    meta: bytes
+    data: bytes
+
+
+def open_append(window: bytes, at: int, size: int) -> OpenedRecord | None:
+    """The record of the Append frame of `size` bytes at index `at` of `window`, with its origin; None when the bytes
+    there are no such frame."""
+    record = decode_append(window, at, size)
+    if record is None:
+        return None
+    _, _, flags, topic_id, seq, _, node_len, tag_len, _ = _HEADER.unpack_from(window, at)
+    origin = Origin(topic_id, seq, 0)
+    if flags & HAS_ORIGIN:
+        origin = Origin(*ORIGIN.unpack_from(window, at + HEADER_BYTES + node_len + tag_len))
+    return OpenedRecord(origin, record.node, record.tag, record.meta, record.data)
 
 
 def offsets_of(start: int, frame_lens: Iterable[int]) -> list[int]:

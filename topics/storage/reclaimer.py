@@ -120,6 +120,9 @@ class Reclaimer:
         failure: OSError | ApiError | None = None
         for _ in range(len(self._removed)):
             topic_id, shelf = self._removed[0]
+            if self._upkeep.needed_segments(topic_id):
+                self._removed.rotate(-1)
+                continue
             try:
                 await self._remove_directories(topic_id, shelf)
                 done += 1
@@ -201,10 +204,11 @@ class Reclaimer:
     async def _worth_it(self, topic: LiveTopic) -> list[Span] | None:
         """The next spans to be replaced by one: one with too little in it, or small neighbours."""
         sealed = [span for span in topic.log.stored_spans() if _sealed(span) is not None]
+        needed = self._upkeep.needed_segments(topic.id)
         for span in sealed:
             segment = _sealed(span)
             assert segment is not None
-            if segment.tier == "gone" or _lacks_flags(span):
+            if segment.tier == "gone" or _lacks_flags(span) or segment.first in needed:
                 continue
             if _all_deleted(span):
                 return [span]
@@ -217,7 +221,7 @@ class Reclaimer:
             segment = _sealed(span)
             assert segment is not None
             small = SMALL * segment.n < events and SMALL * segment.data_bytes < size
-            small = small and segment.tier != "gone" and not _lacks_flags(span)
+            small = small and segment.tier != "gone" and not _lacks_flags(span) and segment.first not in needed
             fits = bool(group) and small and _follows(group[-1], span)
             fits = fits and slots + segment.n <= events and total + segment.data_bytes <= size
             if not fits:
@@ -251,13 +255,16 @@ class Reclaimer:
         between leaves nothing behind."""
         async with self._upkeep.files_of(shelf):
             kept = {segment.first for segment in shelf.segments if segment not in shelf.gone}
+            needed = self._upkeep.needed_segments(topic.id)
             for segment in shelf.gone:
+                if segment.first in needed:
+                    continue
                 if segment.first not in kept:
                     await self._remove_files(segment)
                 shelf.segments.discard(segment)
                 self._cache.forget_tags(segment)
                 log.info("segment_dropped", topic=topic.name, first=segment.first, bytes=segment.data_bytes)
-            shelf.gone = []
+            shelf.gone = [segment for segment in shelf.gone if segment.first in needed]
             topic.mark_changed()
 
     async def _remove_files(self, segment: Segment) -> None:
@@ -321,6 +328,9 @@ class Reclaimer:
                 return None
             await self._storing.store([topic])
             segments = [_sealed(span) for span in group]
+            needed = self._upkeep.needed_segments(topic.id)  # from here on there are no new ones: the topic is busy
+            if any(segment is not None and segment.first in needed for segment in segments):
+                return None
             if not all(topic.log.holds(span) for span in group) or not all(segments):
                 return None
             if len(group) == 1 and _all_deleted(group[0]) and not group[0].unflagged:

@@ -27,18 +27,22 @@ from __future__ import annotations
 
 from array import array
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any, Final, NamedTuple, TypeVar
 
+from topics.log.copies import PLAIN, CopyTable, Kind, Origin, each_kind
 from topics.log.dedupe import DedupeWindow
-from topics.log.index import NotLoaded, Span
+from topics.log.index import FLAG_DERIVED, NotLoaded, Span
 from topics.log.match import parse_match
 from topics.log.topic_config import config_from_wire
-from topics.log.topic_log import TopicLog
+from topics.log.topic_log import LossReason, TopicLog
 from topics.logs import get_logger
 from topics.model import TopicConfig
+from topics.routing.origins import OriginSet
+from topics.routing.state import Router, kept_origins
 from topics.storage import frames
+from topics.storage.copying import Recipe, decode_forwarded, decode_recipe, read_recipe
 from topics.storage.datadir import DataDir, DataDirError, FoundShard, discover_shards, parse_wal_name, wal_path
 from topics.storage.frames import CONTINUES, HAS_ORIGIN, HAS_TAG, Frame, FrameType, Row, Scan
 from topics.storage.fs import TEMPORARY_SUFFIX, File, Fs, parent, write_all
@@ -70,13 +74,18 @@ class RecoveredTopic:
     __slots__ = (
         "ceiling",
         "config",
+        "copies",
         "end",
+        "forwarded_to",
         "id",
+        "incoming",
         "keys",
         "last_read",
         "last_write",
         "log",
+        "missing",
         "name",
+        "origins",
         "part",
         "segments",
         "stash",
@@ -95,6 +104,13 @@ class RecoveredTopic:
         self.part: bytes | None = None
         """Its part of the snapshot, as long as nothing has been found that is newer."""
         self.segments: list[Segment] = []
+        self.copies: CopyTable | None = None
+        self.incoming: dict[str, Router] = {}
+        self.origins: OriginSet | None = None
+        self.missing: dict[int, None] = {}
+        """Copies whose bytes were not found where they should be; some may be gone for other reasons by the end."""
+        self.forwarded_to = 0
+        """The highest seq of it that a router has dealt with: there was one, whatever has become of it."""
         self.stash: list[tuple[int, int, list[int], list[int]]] = []
         """Places of records that an `ephemeral` topic is writing out; they count when its ConfigUpdate follows."""
 
@@ -251,6 +267,10 @@ class Recovered(NamedTuple):
     replayed: set[int]
     """Ids of topics with frames in the range that was replayed: work on their files may have been cut short."""
     columns: Columns
+    copied_topics: set[int]
+    """Topics, gone ones among them, with segments that copies are made of."""
+    missing: dict[int, list[tuple[int, int, LossReason]]]
+    """By topic, copies whose bytes are gone: first and last seq of each run, and why. They are holes by now."""
 
 
 class Progress:
@@ -293,8 +313,13 @@ def recover(fs: Fs, datadir: DataDir, tiers: Tiers, progress: Progress) -> Recov
             handle = fs.open(wal_path(found.path, ordinal), read_only=True)
             progress.total += handle.size()
             handle.close()
+    for found in shards:
+        for ordinal in _ordinals(fs, found.path, replay.first_ordinal):
+            replay.files.add(found.shard, ordinal, wal_path(found.path, ordinal))
     recovered = [replay.shard(found) for found in shards]
     replay.check_files()
+    missing = replay.resolve_copies({shard.shard: shard for shard in recovered})
+    replay.check_routers()
     known = {shard.shard for shard in recovered}
     counts = [snapshot.shards if snapshot is not None else 0, *(shard.shards for shard in recovered)]
     for number in range(max(counts)):
@@ -312,6 +337,8 @@ def recover(fs: Fs, datadir: DataDir, tiers: Tiers, progress: Progress) -> Recov
         snapshot is not None and snapshot.new_layout,
         replay.consulted,
         replay.columns,
+        replay.copied_topics(),
+        missing,
     )
 
 
@@ -345,7 +372,7 @@ class _Batch:
         self.controls = 0
         """How many of the rows are no Appends."""
         self.extras: dict[int, Any] = {}
-        """By frame offset: the tag of an Append, the payload of any other."""
+        """By frame offset: the tag of an Append, the payload of any other. By its inverse: the origin of an Append."""
 
     @property
     def first(self) -> Frame:
@@ -365,6 +392,9 @@ def _extras(scan: Scan, window: bytes, base: int) -> dict[int, Any]:
         row = scan.rows[i]
         tag_at = row[0] - base + frames.HEADER_BYTES + row[7]
         extras[row[0]] = window[tag_at : tag_at + row[8]].decode()
+    for i in scan.copied:
+        frame = Frame._make(scan.rows[i])
+        extras[~frame.offset] = frames.origin_at(window, base, frame)
     for i in scan.controls:
         frame = Frame._make(scan.rows[i])
         extras[frame.offset] = frames.control_payload(window, base, frame)
@@ -413,6 +443,8 @@ class _Replay:
         self.clock = 0
         self.positions: dict[int, ShardPosition] = {}
         self._unknown: set[int] = set()
+        self._sources: dict[int, int] = {}
+        """By source, the highest seq that any router has dealt with."""
         self._doomed: set[int] = set()
         """Topics whose files are gone, cold ones among them: the log must come to say that they were deleted. What it
         says of them before that cannot be worked out any more."""
@@ -434,6 +466,8 @@ class _Replay:
         topic.end = Position(*part.end)
         topic.last_write, topic.last_read = part.last_write, part.last_read
         topic.keys = DedupeWindow.load(part.keys) if part.keys else None
+        topic.incoming = {router.name: router for router in map(Router.load, part.routers)}
+        topic.origins = OriginSet.load(part.origins) if part.origins is not None else None
         self.topics[topic.id] = topic
 
     def check_files(self) -> None:
@@ -458,8 +492,6 @@ class _Replay:
             shard.frame_count = begin.frames
             return shard
         self._check_start(shard, ordinals, begin)
-        for ordinal in ordinals:
-            self.files.add(found.shard, ordinal, wal_path(found.path, ordinal))
         later = [ordinal for ordinal in ordinals if ordinal >= begin.ordinal]
         self._progress.done += sum(self._size(found.path, ordinal) for ordinal in ordinals if ordinal < begin.ordinal)
         offset, count = begin.offset, begin.frames
@@ -523,7 +555,9 @@ class _Replay:
                     batch = self._next_batch(batch)
                 batch.rows += scan.rows[taken:]
                 batch.controls += sum(i >= taken for i in scan.controls)
-                batch.extras = {row[0]: batch.extras[row[0]] for row in batch.rows if row[0] in batch.extras}
+                batch.extras = {
+                    at: batch.extras[at] for row in batch.rows for at in (row[0], ~row[0]) if at in batch.extras
+                }
                 self._progress.done += scan.stop - at
                 at, reason = scan.stop, scan.reason
                 if ended:
@@ -653,7 +687,7 @@ class _Replay:
                 inside = False
                 stop = frame.offset
             count += 1
-            if frame.type == FrameType.APPEND:
+            if frame.seq and frame.type in (FrameType.APPEND, FrameType.FORWARDED):
                 later.setdefault(frame.topic_id, (frame.seq, True))
             elif frame.type == FrameType.FILE_END:
                 for topic_id, last in frames.control_payload(window, base, frame)["last"].items():
@@ -693,7 +727,7 @@ class _Replay:
             try:
                 for scan, _, _ in self._scans(handle, 0, handle.size()):
                     for frame in scan.frames:
-                        if frame.type == FrameType.APPEND:
+                        if frame.seq and frame.type in (FrameType.APPEND, FrameType.FORWARDED):
                             firsts.setdefault(frame.topic_id, (frame.seq, True))
             finally:
                 handle.close()
@@ -809,7 +843,10 @@ class _Replay:
             if row[2] != FrameType.APPEND:
                 frame = Frame._make(row)
                 self.clock = max(self.clock, frame.ts)
-                self._control(topic, frame, batch.extras[frame.offset])
+                if frame.type == FrameType.FORWARDED:
+                    self._forwarded(topic, shard, frame, batch.extras[frame.offset])
+                else:
+                    self._control(topic, frame, batch.extras[frame.offset])
 
     def _append(
         self,
@@ -849,9 +886,135 @@ class _Replay:
             bytes([flag & 0x23 for flag in flags]),
             tags,
         )
+        if with_origin:
+            self._note_origins(topic, seqs[0], [extras.get(~offset) for offset in offsets])
         shard.last_seqs[topic.id] = seqs[-1]
         topic.last_write = times[-1]
         self.clock = max(self.clock, times[-1])
+
+    @staticmethod
+    def _note_origins(topic: RecoveredTopic, first: int, origins: Sequence[Origin | None]) -> None:
+        """Some records of a batch have come from elsewhere."""
+        topic.copies = topic.copies or CopyTable()
+        for seq, origin in enumerate(origins, first):
+            if origin is not None:
+                topic.copies.add(seq, [(1, Kind(origin.topic_id, origin.hops, PLAIN))], [origin.seq])
+                if topic.origins is not None:
+                    topic.origins.add(origin.topic_id, origin.seq)
+
+    # -- copies ------------------------------------------------------------------------------------------------------
+
+    def _forwarded(self, topic: RecoveredTopic, shard: RecoveredShard, frame: Frame, payload: dict[str, Any]) -> None:
+        """A router has moved on, and has made what the frame says."""
+        forwarded = decode_forwarded(payload)
+        router = topic.incoming.get(forwarded.router)
+        if router is not None and router.source_id == forwarded.source:
+            router.cursor = max(router.cursor, forwarded.last)
+            router.forwarded = max(router.forwarded, forwarded.total)
+        self._sources[forwarded.source] = max(forwarded.last, self._sources.get(forwarded.source, 0))
+        if topic.config.durability == "ephemeral" or not frame.seq:
+            return
+        log_ = topic.log
+        recipe = decode_recipe(payload, self.files.file_of)
+        if recipe is None and not forwarded.trims:
+            return  # the copies are in the batch
+        if frame.seq > log_.head_seq + 1:
+            log.error("seqs_missing", topic=topic.name, first=log_.head_seq + 1, last=frame.seq - 1, router=router)
+            self.columns.run(topic, partial(log_.add_hole, log_.head_seq + 1, frame.seq - 1, "corrupt"))
+        if frame.seq <= log_.head_seq:
+            return
+        shard.last_seqs[topic.id] = frame.seq + (len(recipe.flags) if recipe is not None else 1) - 1
+        topic.last_write = frame.ts
+        if recipe is None:
+            self.columns.run(topic, partial(log_.add_hole, frame.seq, frame.seq, "source_trim"))
+            return
+        self._copy(topic, frame, recipe)
+
+    def _copy(self, topic: RecoveredTopic, frame: Frame, recipe: Recipe) -> None:
+        """The copies of one recipe. Structure does not need the bytes; what is found of those tells their tags."""
+        n = len(recipe.flags)
+        opened = read_recipe(self._fs, self.columns.tiers, self.files, recipe)
+        kinds = list(each_kind(recipe.kinds))
+        flags = bytearray(recipe.flags)
+        tags: list[str | None] = [None] * n
+        for i, (record, kind, seq) in enumerate(zip(opened, kinds, recipe.origin_seqs, strict=True)):
+            if record is None or record.origin[:2] != (kind.topic_id, seq):
+                topic.missing[frame.seq + i] = None
+                flags[i] &= ~HAS_TAG
+            elif flags[i] & HAS_TAG:
+                tags[i] = record.tag.decode()
+        topic.log.extend_records(
+            frame.seq,
+            array("Q", (frame.ts,)) * n,
+            recipe.files,
+            recipe.offsets,
+            recipe.frame_lens,
+            recipe.sizes,
+            bytes(flag | FLAG_DERIVED for flag in flags),
+            tags if any(tags) else None,
+        )
+        topic.copies = topic.copies or CopyTable()
+        topic.copies.add(frame.seq, recipe.kinds, recipe.origin_seqs)
+        topic.copies.need(set(recipe.files) - {0}, frame.seq + n - 1)
+        if topic.origins is not None:
+            for i, (kind, seq) in enumerate(zip(kinds, recipe.origin_seqs, strict=True)):
+                if frame.seq + i not in topic.missing:  # what is lost may come another way
+                    topic.origins.add(kind.topic_id, seq)
+
+    def resolve_copies(self, shards: Mapping[int, RecoveredShard]) -> dict[int, list[tuple[int, int, LossReason]]]:
+        """Now that the ends of all shards are known: copies whose bytes are not there are lost (`crash.md` 16), or were
+        damaged."""
+        found: dict[int, list[tuple[int, int, LossReason]]] = {}
+        for topic in self.topics.values():
+            if topic.copies is None:
+                continue
+            lost: list[tuple[int, int, LossReason]] = []
+            for run in topic.log.capture_raw(topic.log.head_seq):
+                for i, flag in enumerate(run.flags):
+                    if flag < FLAG_DERIVED or run.dead[i]:
+                        continue
+                    seq = run.first + i
+                    beyond = self._is_beyond(shards, run.file[i], run.offset[i] + run.frame_len[i])
+                    if beyond or seq in topic.missing:
+                        lost.append((seq, seq, "lost" if beyond else "corrupt"))
+            for first, last, reason in lost:
+                log.error("copy_without_bytes", topic=topic.name, seq=first, reason=reason)
+                self.columns.run(topic, partial(topic.log.add_hole, first, last, reason))
+                topic.part = None
+            if lost:
+                found[topic.id] = _joined(lost)
+        return found
+
+    def copied_topics(self) -> set[int]:
+        """Topics with segments that copies are made of."""
+        files = (file for topic in self.topics.values() if topic.copies is not None for file in topic.copies.files)
+        return {owner for kind, owner, _ in map(self.files.place_of, filter(None, files)) if kind == "segment"}
+
+    def _is_beyond(self, shards: Mapping[int, RecoveredShard], file: int, end: int) -> bool:
+        """Whether a frame that ends there is not in the log as it was recovered."""
+        if not file:
+            return True
+        kind, shard, ordinal = self.files.place_of(file)
+        if kind != "wal":
+            return False
+        found = shards[shard]
+        return found.file is None or (ordinal, end) > (found.file.ordinal, found.end)
+
+    def check_routers(self) -> None:
+        """Routers between instances that are not both there are gone (`crash.md` 20); no cursor stands above its
+        source's head."""
+        for topic in self.topics.values():
+            gone = [name for name, router in topic.incoming.items() if router.source_id not in self.topics]
+            for name in gone:
+                del topic.incoming[name]
+                self._keep_origins(topic)
+                topic.part = None
+            for router in topic.incoming.values():
+                self._sources[router.source_id] = max(router.cursor, self._sources.get(router.source_id, 0))
+        for topic_id, last in self._sources.items():
+            source = self.topics.get(topic_id)
+            if source is not None:
+                source.forwarded_to = last
 
     def _control(self, topic: RecoveredTopic, frame: Frame, payload: dict[str, Any]) -> None:
         kind = frame.type
@@ -867,6 +1030,13 @@ class _Replay:
             self._delete(topic, payload)
         elif kind == FrameType.CONFIG_UPDATE:
             self._configure(topic, payload)
+        elif kind == FrameType.ROUTER_CREATE:
+            self._create_router(topic, Router.load(payload["router"]))
+        elif kind == FrameType.ROUTER_DELETE:
+            topic.incoming.pop(payload["name"], None)
+            self._keep_origins(topic)
+        elif kind == FrameType.HOLE and payload.get("within"):
+            self.columns.run(topic, partial(topic.log.add_hole, payload["first"], payload["last"], payload["reason"]))
         elif kind == FrameType.HOLE:
             # Of an `ephemeral` topic an older snapshot knows a lower head than the recovery that has logged this.
             if payload["last"] > topic.log.head_seq:
@@ -878,6 +1048,18 @@ class _Replay:
             raise frames.UnknownFrameType(
                 f"a frame of type {kind} at offset {frame.offset} is not known to this version"
             )
+
+    def _create_router(self, topic: RecoveredTopic, router: Router) -> None:
+        known = topic.incoming.get(router.name)
+        if known is not None and known.source_id == router.source_id:
+            known.config = router.config  # its cursor is where the frames since have brought it
+        else:
+            topic.incoming[router.name] = router
+        self._keep_origins(topic)
+
+    @staticmethod
+    def _keep_origins(topic: RecoveredTopic) -> None:
+        topic.origins = kept_origins(topic.origins, topic.incoming.values())
 
     def _delete(self, topic: RecoveredTopic, payload: dict[str, Any]) -> None:
         bound, before = payload["bound"], payload.get("before_seq")
@@ -916,6 +1098,17 @@ class _Replay:
         topic.stash = []
 
 
+def _joined(lost: Sequence[tuple[int, int, LossReason]]) -> list[tuple[int, int, LossReason]]:
+    """The same with neighbours of one reason as one run."""
+    joined: list[tuple[int, int, LossReason]] = []
+    for first, last, reason in lost:
+        if joined and joined[-1][1] + 1 == first and joined[-1][2] == reason:
+            joined[-1] = (joined[-1][0], last, reason)
+        else:
+            joined.append((first, last, reason))
+    return joined
+
+
 def shard_of(topic_id: int, shards: int) -> int:
     """A topic's shard (`storage.md` section 2)."""
     return frames.digest(topic_id.to_bytes(8, "little")) % shards
@@ -932,6 +1125,8 @@ class Verdict(NamedTuple):
     topic_id: int
     hole: tuple[int, int] | None
     ceiling: int
+    copies: Sequence[tuple[int, int, LossReason]] = ()
+    """Copies that are lost: first and last seq of each run, and why."""
 
 
 def decide(
@@ -951,6 +1146,9 @@ def decide(
             and not failed(number)
         )
         verdict = _decide_topic(topic, recovered.columns, stayed_up=stayed_up)
+        lost = recovered.missing.get(topic.id)
+        if lost:
+            verdict = (verdict or Verdict(topic.id, None, topic.ceiling))._replace(copies=lost)
         if verdict is not None:
             verdicts.setdefault(number, []).append(verdict)
     return verdicts
@@ -959,10 +1157,11 @@ def decide(
 def _decide_topic(topic: RecoveredTopic, columns: Columns, *, stayed_up: bool) -> Verdict | None:
     durability = topic.config.durability
     head, ceiling = topic.log.head_seq, topic.ceiling
-    if durability == "fsync":
+    if durability == "fsync" and topic.forwarded_to <= head:
         topic.ceiling = head  # nothing is reserved for this class, so its part is as good as before
         return None
-    exempt = durability == "disk" and stayed_up
+    exempt = durability == "disk" and stayed_up and topic.forwarded_to <= head
+    ceiling = max(topic.forwarded_to, 0 if durability == "fsync" else ceiling)
     hole = None
     if ceiling > head and not exempt:
         columns.run(topic, partial(topic.log.add_hole, head + 1, ceiling, "lost"))

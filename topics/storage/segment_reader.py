@@ -14,14 +14,13 @@ from topics.log.index import DELETED, LIVE, LOST
 from topics.log.topic_log import SpanColumns
 from topics.logs import get_logger
 from topics.storage.datadir import segment_name
-from topics.storage.frames import HAS_NODE, HAS_ORIGIN, HAS_TAG
+from topics.storage.frames import HAS_NODE, HAS_ORIGIN, HAS_TAG, ORIGIN_BYTES
 from topics.storage.segment_store import SegmentStore
 from topics.storage.segments import (
     IDX_DELETED,
     IDX_HOLE,
     INDEX_ENTRY_BYTES,
     MIN_FRAME_BYTES,
-    ORIGIN_BYTES,
     READS_AS_DELETED,
     DataScan,
     SegmentDamaged,

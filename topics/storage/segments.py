@@ -60,10 +60,20 @@ from typing import Final, NamedTuple, cast
 import cbor2
 import xxhash
 
+from topics.log.copies import Origin
 from topics.log.index import from_little_endian, little_endian
 from topics.log.match import Match
 from topics.storage import frames
-from topics.storage.frames import HAS_NODE, HAS_ORIGIN, HAS_TAG, FrameType, StoredRecord
+from topics.storage.frames import (
+    HAS_NODE,
+    HAS_ORIGIN,
+    HAS_TAG,
+    ORIGIN,
+    ORIGIN_BYTES,
+    FrameType,
+    OpenedRecord,
+    StoredRecord,
+)
 
 KEPT_FLAGS: Final = HAS_TAG | HAS_NODE | HAS_ORIGIN
 """What of a WAL frame's flags goes to the segment."""
@@ -73,7 +83,6 @@ TRAILER_BYTES: Final = 9
 """Checksum and delete flag."""
 MIN_FRAME_BYTES: Final = HEADER_BYTES + 4 + TRAILER_BYTES
 """Bytes on disk of a frame without node, tag, meta and data: the payload has at least its `meta_len`."""
-ORIGIN_BYTES: Final = 17
 
 LIVE_FLAG: Final = 0x00
 DELETED_FLAG: Final = 0xD5
@@ -92,6 +101,7 @@ _SHORTER: Final = 8
 _LEN: Final = struct.Struct("<I")
 _SUM: Final = struct.Struct("<Q")
 _HEADER: Final = struct.Struct("<IBQQHHI")
+_COPY_HEAD: Final = struct.Struct("<BQQHHI")
 _TRAILER: Final = struct.Struct("<Qx")  # the padding is LIVE_FLAG
 _TRAILER_AND_LEN: Final = struct.Struct("<QxI")
 _CHECKED: Final = struct.Struct("17s3x")
@@ -203,6 +213,19 @@ def _convert(window: bytes, starts: Sequence[int], frame_lens: Sequence[int], se
     bodies = list(map(add, first_bytes, map(_WAL_KEPT, whole)))
     lens = array("I", [size - _SHORTER for size in frame_lens])
     return Converted(_join(bodies, lens), lens, [])
+
+
+def encode_copies(records: Sequence[StoredRecord], origins: Sequence[Origin]) -> Converted:
+    """Segment frames of copies, from the records as their readers see them."""
+    bodies = []
+    for record, origin in zip(records, origins, strict=True):
+        flags = HAS_ORIGIN | (HAS_TAG if record.tag else 0) | (HAS_NODE if record.node else 0)
+        size = ORIGIN_BYTES + 4 + len(record.meta) + len(record.data)
+        head = _COPY_HEAD.pack(flags, record.seq, record.ts, len(record.node), len(record.tag), size)
+        payload = ORIGIN.pack(*origin), _LEN.pack(len(record.meta)), record.meta, record.data
+        bodies.append(b"".join((head, record.node, record.tag, *payload)))
+    lens = array("I", [len(body) + 4 + TRAILER_BYTES for body in bodies])
+    return Converted(_join(bodies, lens), lens, []) if bodies else Converted(b"", lens, [])
 
 
 def _cut(window: bytes, starts: Sequence[int], frame_lens: Sequence[int]) -> list[bytes]:
@@ -442,6 +465,22 @@ def decode_records(
     records, bad = decode_records(window, starts[:half], frame_lens[:half], seqs[:half])
     more, worse = decode_records(window, starts[half:], frame_lens[half:], seqs[half:])
     return records + more, bad + worse
+
+
+def open_record(window: bytes, at: int, size: int, topic_id: int) -> OpenedRecord | None:
+    """The record of the frame of `size` bytes at index `at` of `window`, with its origin, which is this topic and its
+    seq there where the frame carries no other; None if the bytes there are no frame."""
+    if at + HEADER_BYTES > len(window):
+        return None
+    seq = _HEADER.unpack_from(window, at)[2]
+    records, _ = decode_records(window, (at,), (size,), (seq,))
+    if not records:
+        return None
+    record = records[0]
+    origin = Origin(topic_id, seq, 0)
+    if window[at + 4] & HAS_ORIGIN:
+        origin = Origin(*ORIGIN.unpack_from(window, at + HEADER_BYTES + len(record.node) + len(record.tag)))
+    return OpenedRecord(origin, record.node, record.tag, record.meta, record.data)
 
 
 def _decode(

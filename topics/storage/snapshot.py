@@ -71,6 +71,10 @@ class TopicPart(msgspec.Struct, kw_only=True):
     """Its segments (`Segment.to_wire`); one that no summary is about has yet to be removed."""
     keys: list[list[Any]] = []
     """Idempotency keys."""
+    routers: list[list[Any]] = []
+    """The routers that feed it: name, source id, cursor, copies made, config."""
+    origins: list[Any] | None = None
+    """Which records it has taken, if a router may bring each only once (`OriginSet.dump`)."""
 
 
 class SnapshotDamaged(Exception):
@@ -79,7 +83,11 @@ class SnapshotDamaged(Exception):
 
 def encode_part(part: TopicPart) -> bytes:
     """The bytes that stand in `Snapshot.topics`."""
-    return cbor2.dumps(msgspec.structs.asdict(part), canonical=True)
+    fields = msgspec.structs.asdict(part)
+    for name in ("routers", "origins"):  # most topics have none
+        if fields[name] is None or (name == "routers" and not fields[name]):
+            del fields[name]
+    return cbor2.dumps(fields, canonical=True)
 
 
 def decode_part(blob: bytes) -> TopicPart:

@@ -140,7 +140,7 @@ class Store:
             topic = recovered.topics.get(topic_id)
             if topic is not None:
                 tidy_topic(fs, self.datadir, self.tiers, topic_id, topic.segments)
-        remove_unknown_topics(self.tiers, recovered.topics)
+        remove_unknown_topics(self.tiers, recovered.topics.keys() | recovered.copied_topics)
         recovered.columns.forget_all()
         return recovered
 
@@ -352,5 +352,8 @@ def verdicts_frames(verdicts: list[Verdict]) -> list[tuple[FrameType, int, dict[
         if verdict.hole is not None:
             first, last = verdict.hole
             out.append((FrameType.HOLE, verdict.topic_id, {"first": first, "last": last, "reason": "lost"}))
+        for first, last, reason in verdict.copies:
+            hole_within = {"first": first, "last": last, "reason": reason, "within": True}
+            out.append((FrameType.HOLE, verdict.topic_id, hole_within))
         out.append((FrameType.HEAD_WATERMARK, verdict.topic_id, {"ceiling": verdict.ceiling}))
     return out

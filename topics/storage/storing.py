@@ -25,12 +25,14 @@ import trio
 
 from topics.clock import Clock
 from topics.config import Settings
-from topics.log.index import LIVE, LOST, Span
+from topics.log.copies import CopyTable, run_of
+from topics.log.index import FLAG_DERIVED, LIVE, LOST, NOT_DERIVED, Span
 from topics.log.topic_config import config_to_wire
 from topics.log.topic_log import RawRun, TopicLog, grow_dump, set_unflagged, summary_first
 from topics.logs import get_logger
 from topics.model import TopicConfig
 from topics.offload import Kind, Offload
+from topics.storage.copying import dressed, open_frames, read_window
 from topics.storage.fs import TEMPORARY_SUFFIX, File, Fs, join, parent, write_all
 from topics.storage.index_cache import IndexCache
 from topics.storage.segment_reader import Tiers, scan_segment
@@ -42,9 +44,11 @@ from topics.storage.segments import (
     IDX_DELETED,
     IDX_HOLE,
     INDEX_ENTRY_BYTES,
+    Converted,
     convert_appends,
     decode_index,
     delete_flag_offset,
+    encode_copies,
     encode_index,
     encode_tags,
     tags_of_data,
@@ -64,6 +68,7 @@ SLICE_NS: Final = 1_000_000
 """How long work on the loop goes on before others run."""
 
 SLICE_RECORDS: Final = 1000
+SLICE_COPIES: Final = 200
 CHUNK_BYTES: Final = 2 << 20
 CHUNK_RECORDS: Final = 4000
 """What is read, framed and written in one go."""
@@ -109,6 +114,8 @@ class LiveTopic(Protocol):
     config: TopicConfig
     log: TopicLog
     keys: Any
+    copies: CopyTable | None
+    origins: Any
     shard: int
     shelf: Shelf | None
     ceiling: int
@@ -126,6 +133,14 @@ class LiveTopic(Protocol):
 
     def mark_changed(self) -> None:
         """Its part has to be made anew."""
+        ...
+
+    def dump_routers(self) -> list[list[Any]]:
+        """The routers that feed it, as its part has them."""
+        ...
+
+    def copies_stored(self, seq: int) -> None:
+        """Copies up to `seq` need nobody else's bytes any more."""
         ...
 
 
@@ -147,6 +162,10 @@ class Source(Protocol):
 
     def now_ms(self) -> int:
         """The retention clock."""
+        ...
+
+    def copied_files(self) -> set[int]:
+        """Ids of the files that copies in other topics are made of."""
         ...
 
 
@@ -176,6 +195,8 @@ class _Captured:
         self.spans = log_.stored_spans()
         self.unflagged = [(span, span.unflagged[:]) for span in self.spans if span.unflagged]
         self.runs = log_.capture_raw(log_.head_seq)
+        self.copies = topic.copies.seal() if topic.copies is not None else []
+        self.head_seq = log_.head_seq
         if self.ephemeral:
             self.runs = _with_place(self.runs)
         end = topic.applied_end or Position(0, 0)
@@ -190,6 +211,8 @@ class _Captured:
             last_read=topic.last_read_ms,
             log=log_.dump_lost() if self.ephemeral else log_.dump(raw=False),
             keys=topic.keys.dump() if topic.keys is not None else [],
+            routers=topic.dump_routers(),
+            origins=topic.origins.dump() if topic.origins is not None else None,
         )
         self.now_ms = now_ms
         self.growths: list[_Growth] = []
@@ -398,7 +421,7 @@ class Storing:
         for at in range(0, len(todo), SMALL_TOPICS):
             group = todo[at : at + SMALL_TOPICS]
             files = {file for one in group for run in one.runs for file in run.file if file}
-            paths = {file: self._store.files.get(file).path for file in files}
+            paths = self._paths(files)
             growths = await self._offload.run(Kind.FILES, partial(self._grow_small, group, paths))
             for one, growth in zip(group, growths, strict=True):
                 if growth is not None:  # else its bytes are damaged, and the long way says how
@@ -427,9 +450,8 @@ class Storing:
             run, a, b = captured.runs[piece.run], piece.a, piece.b
             lens = array("I", bytes(4 * (b - a)))
             for read in _reads(run, a, b):
-                window = handles[read.file].pread(read.length, read.offset)
-                sizes = [run.frame_len[i] for i in read.slots]
-                converted = convert_appends(window, read.starts, sizes, [run.first + i for i in read.slots])
+                window = self._window(read, handles)
+                converted = self._convert_slots(captured, run, read, window, 0, len(read.slots))
                 if converted.bad:
                     return None
                 data_parts.append(converted.data)
@@ -498,7 +520,7 @@ class Storing:
         for piece in pieces:
             run = captured.runs[piece.run]
             for a, b in _chunks(run, piece.a, piece.b):
-                data, lens = await self._convert(captured.topic, run, a, b)
+                data, lens = await self._convert(captured, run, a, b)
                 places = array("I", accumulate(lens, initial=data_at))
                 places.pop()
                 index = self._entries(captured, run, a, b, places, lens)
@@ -569,26 +591,23 @@ class Storing:
             finally:
                 handle.close()
 
-    async def _convert(self, topic: LiveTopic, run: RawRun, a: int, b: int) -> tuple[bytes, array[int]]:
+    async def _convert(self, captured: _Captured, run: RawRun, a: int, b: int) -> tuple[bytes, array[int]]:
         """The segment frames of slots `a` to `b` of a run, and their lengths; 0 for those that are dead.
 
         A record whose bytes in the WAL do not verify becomes a `corrupt` hole, and this attempt fails.
         """
+        topic = captured.topic
         reads = _reads(run, a, b)
-        paths = {file: self._store.files.get(file).path for file in {read.file for read in reads}}
+        paths = self._paths({read.file for read in reads})
         windows = await self._offload.run(Kind.FILES, partial(self._read_all, reads, paths))
         lens = array("I", bytes(4 * (b - a)))
         pieces = []
         damaged: list[int] = []
         for read, window in zip(reads, windows, strict=True):
-            for at in range(0, len(read.slots), SLICE_RECORDS):
-                slots = read.slots[at : at + SLICE_RECORDS]
-                converted = convert_appends(
-                    window,
-                    read.starts[at : at + SLICE_RECORDS],
-                    [run.frame_len[i] for i in slots],
-                    [run.first + i for i in slots],
-                )
+            stride = SLICE_COPIES if read.derived else SLICE_RECORDS
+            for at in range(0, len(read.slots), stride):
+                slots = read.slots[at : at + stride]
+                converted = self._convert_slots(captured, run, read, window, at, at + stride)
                 damaged += [run.first + slots[i] for i in converted.bad]
                 pieces.append(converted.data)
                 for i, size in zip(slots, converted.frame_lens, strict=True):
@@ -610,13 +629,45 @@ class Storing:
                 file: files.enter_context(closing(self._fs.open(path, read_only=True))) for file, path in paths.items()
             }
             for read in reads:
-                windows.append(handles[read.file].pread(read.length, read.offset))
+                windows.append(self._window(read, handles))
         return windows
+
+    def _paths(self, files: Iterable[int]) -> dict[int, str]:
+        """The paths of those of these files that are the WAL's."""
+        wal = self._store.files
+        return {file: wal.get(file).path for file in files if wal.place_of(file)[0] == "wal"}
+
+    def _window(self, read: _Read, handles: Mapping[int, File]) -> bytes:
+        """In a worker thread."""
+        handle = handles.get(read.file)
+        if handle is not None:
+            return handle.pread(read.length, read.offset)
+        return read_window(self._fs, self.tiers, self._store.files, read.file, read.offset, read.length)
+
+    def _convert_slots(self, captured: _Captured, run: RawRun, read: _Read, window: bytes, a: int, b: int) -> Converted:
+        """The segment frames of slots `a` to `b` of a read."""
+        slots, starts = read.slots[a:b], read.starts[a:b]
+        sizes = [run.frame_len[i] for i in slots]
+        seqs = [run.first + i for i in slots]
+        if not read.derived:
+            return convert_appends(window, starts, sizes, seqs)
+        opened = open_frames(self._store.files, read.file, window, starts, sizes)
+        runs = [run_of(captured.copies, seq) for seq in seqs]
+        copies = [
+            dressed(one, made, seq, run.ts[i]) for one, made, seq, i in zip(opened, runs, seqs, slots, strict=True)
+        ]
+        bad = [i for i, copy in enumerate(copies) if copy is None]
+        if bad:
+            return Converted(b"", array("I", bytes(4 * len(slots))), bad)
+        return encode_copies(
+            [copy for copy in copies if copy is not None],
+            [made.origin(seq) for made, seq in zip(runs, seqs, strict=True)],
+        )
 
     @staticmethod
     def _entries(captured: _Captured, run: RawRun, a: int, b: int, places: array[int], lens: array[int]) -> bytes:
         """The `.idx` entries of slots `a` to `b`."""
-        flags = run.flags[a:b]
+        flags = run.flags[a:b].translate(NOT_DERIVED)
         if 0 not in lens:
             return encode_index(places, lens, run.ts[a:b], flags)
         offsets, marked = places[:], bytearray(flags)
@@ -827,6 +878,7 @@ class Storing:
         topic.part_end = Position(*captured.part.end)
         if topic.deleted:
             return
+        topic.copies_stored(captured.head_seq)
         shelf, log_ = topic.shelf, topic.log
         if shelf is not None:
             shelf.gone = captured.stale
@@ -879,33 +931,37 @@ class _Read(NamedTuple):
     length: int
     slots: Sequence[int]
     starts: Sequence[int]
+    derived: bool
 
 
 def _reads(run: RawRun, a: int, b: int) -> list[_Read]:
     """The reads that fetch the live records among slots `a` to `b`."""
     lens, offset = run.frame_len, run.offset
     begin, end = offset[a], offset[b - 1] + lens[b - 1]
+    derived = run.flags[a] >= FLAG_DERIVED
     whole = run.dead.count(LIVE, a, b) == b - a and run.file[a:b].count(run.file[a]) == b - a
-    if whole and end - begin <= sum(lens[a:b]) + READ_SLACK:
-        return [_Read(run.file[a], begin, end - begin, range(a, b), [at - begin for at in offset[a:b]])]
+    if whole and (min(run.flags[a:b]) >= FLAG_DERIVED if derived else max(run.flags[a:b]) < FLAG_DERIVED):
+        starts = [at - begin for at in offset[a:b]]
+        if min(starts) >= 0 and end - begin <= sum(lens[a:b]) + READ_SLACK:
+            return [_Read(run.file[a], begin, end - begin, range(a, b), starts, derived)]
     reads: list[_Read] = []
     slots: list[int] = []
-    starts: list[int] = []
+    starts = []
     file = begin = end = 0
     for i in range(a, b):
         if run.dead[i]:
             continue
         at, size = offset[i], lens[i]
         near = run.file[i] == file and end <= at <= end + READ_GAP and at + size - begin <= READ_BYTES
-        if not near:
+        if not near or (run.flags[i] >= FLAG_DERIVED) is not derived:
             if slots:
-                reads.append(_Read(file, begin, end - begin, slots, starts))
-            slots, starts, file, begin = [], [], run.file[i], at
+                reads.append(_Read(file, begin, end - begin, slots, starts, derived))
+            slots, starts, file, begin, derived = [], [], run.file[i], at, run.flags[i] >= FLAG_DERIVED
         slots.append(i)
         starts.append(at - begin)
         end = at + size
     if slots:
-        reads.append(_Read(file, begin, end - begin, slots, starts))
+        reads.append(_Read(file, begin, end - begin, slots, starts, derived))
     return reads
 
 

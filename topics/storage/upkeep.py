@@ -40,6 +40,12 @@ class Upkeep:
         self.littered: dict[LiveTopic, None] = {}
         """Topics with work that has failed: there may be files that no part names. The reclaimer clears them away."""
 
+    def needed_segments(self, topic_id: int) -> set[int]:
+        """The first seqs of those segments of a topic that copies in other topics are made of. They stay as they are
+        until the copies are in segments of their own (`crash.md` 18); relocation moves no byte of them."""
+        places = map(self._store.files.place_of, self._source.copied_files())
+        return {first for kind, owner, first in places if kind == "segment" and owner == topic_id}
+
     @property
     def held(self) -> bool:
         """Whether a hold lasts."""

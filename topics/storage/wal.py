@@ -171,18 +171,44 @@ class ControlBatch:
             raise self.error
 
 
+Place = tuple[str, int, int]
+"""A file by what it is called on disk: ("wal", shard, ordinal), or ("segment", topic id, first seq)."""
+
+
 class WalFiles:
-    """The files of all shards by the id that the index stores."""
+    """The files of all shards by the id that the index stores; and segments that copies are made of."""
 
     def __init__(self) -> None:
         self._by_id: dict[int, WalFile] = {}
+        self._segments: dict[int, tuple[int, int]] = {}
+        self._ids: dict[Place, int] = {}
         self._next_id = 1
 
     def add(self, shard: int, ordinal: int, path: str) -> WalFile:
         """Register a file."""
         file = self._by_id[self._next_id] = WalFile(self._next_id, shard, ordinal, path)
+        self._ids["wal", shard, ordinal] = self._next_id
         self._next_id += 1
         return file
+
+    def file_of(self, place: Place) -> int:
+        """The id of a file; 0 for one of the WAL that is not there (any more). A segment gets one when it is first
+        asked for."""
+        kind, owner, first = place
+        known = self._ids.get(place, 0)
+        if not known and kind == "segment":
+            known = self._ids[place] = self._next_id
+            self._segments[known] = (owner, first)
+            self._next_id += 1
+        return known
+
+    def place_of(self, file_id: int) -> Place:
+        """What a file is called. KeyError when it was dropped."""
+        segment = self._segments.get(file_id)
+        if segment is not None:
+            return ("segment", *segment)
+        file = self._by_id[file_id]
+        return ("wal", file.shard, file.ordinal)
 
     def get(self, file_id: int) -> WalFile:
         """The file of an id. KeyError when it was dropped."""
@@ -191,6 +217,7 @@ class WalFiles:
     def drop(self, file: WalFile) -> None:
         """Forget a file that was unlinked."""
         del self._by_id[file.file_id]
+        del self._ids["wal", file.shard, file.ordinal]
 
     def of_shard(self, shard: int) -> list[WalFile]:
         """A shard's files, oldest first."""

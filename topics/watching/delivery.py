@@ -30,7 +30,7 @@ from topics.registry import Registry
 from topics.sched.audience import Audience
 from topics.sched.ready_set import MAX_COST
 from topics.sched.workers import Scheduler, Served
-from topics.topic import Topic
+from topics.topic import Fanout, Topic
 from topics.watching.feed import Feed
 from topics.watching.outbox import OUTBOX_BYTES, Outbox
 
@@ -63,12 +63,13 @@ class Made(NamedTuple):
 class Delivery:
     """See the module."""
 
-    def __init__(self, registry: Registry, loader: Loader, background: Background, workers: int) -> None:
+    def __init__(
+        self, registry: Registry, loader: Loader, background: Background, scheduler: Scheduler[Topic | Fanout[Any]]
+    ) -> None:
         self._registry = registry
         self._loader = loader
         self._background = background
-        self.scheduler: Scheduler[Topic] = Scheduler(workers, registry.priority, self.serve)
-        registry.common.news = self.scheduler.mark
+        self.scheduler = scheduler
         self._kept: OrderedDict[tuple[Any, ...], Made] = OrderedDict()
         self._recreated = 0
         """How many `recreated` frames there have been."""

@@ -1,0 +1,218 @@
+"""Where the copies in a topic come from: what a router made them of, and how they differ from it (`semantics.md`
+section 5, `crash.md` 16 to 19).
+
+A copy is a record like any other, but for two things. It has an *origin*, the topic instance and seq under which it was
+first appended, and a count of the routers it has come through. And until it is in a segment of its own topic it is
+*derived*: its bytes are those of somebody else's frame, of which a router may leave out node and tag and to which it
+may add a stamp (its *look*). The index says where the frame is and flags the slot as derived (`FLAG_DERIVED`); here is
+the rest, in runs of copies that have all of it in common but the seqs of their origins.
+
+Runs cover slots, not copies: a record that was appended directly between two copies is inside of a run and means
+nothing there. So a topic that is fed by one router has one run a checkpoint, and 4 bytes a record.
+"""
+
+from __future__ import annotations
+
+from array import array
+from bisect import bisect_right
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import groupby
+from typing import Final, NamedTuple
+
+MAX_HOPS: Final = 15
+"""A copy that has come through so many routers goes no further."""
+
+STAMP_KEY: Final = "_topics_router"
+_STAMP_FIRST: Final = b'{"_topics_router":'
+_STAMP_LAST: Final = b',"_topics_router":'
+
+_MAX_SPREAD: Final = 2**32 - 1
+_MAX_PADDING: Final = 64
+
+
+class Origin(NamedTuple):
+    """Where a record was first appended, and through how many routers it has come since."""
+
+    topic_id: int
+    seq: int
+    hops: int
+
+
+class Look(NamedTuple):
+    """How a copy differs from the frame it is made of. `stamp` is the name of the router to be named in its meta."""
+
+    drop_node: bool = False
+    drop_tag: bool = False
+    stamp: str | None = None
+
+
+PLAIN: Final = Look()
+
+
+class Kind(NamedTuple):
+    """What the copies of a run have in common."""
+
+    topic_id: int
+    """Of the origin."""
+    hops: int
+    look: Look
+
+
+class CopyRun:
+    """Copies with seqs from `first` on. Slots that are none of it have an origin that means nothing."""
+
+    __slots__ = ("_base", "_seqs", "first", "kind")
+
+    def __init__(self, first: int, kind: Kind, base: int) -> None:
+        self.first = first
+        self.kind = kind
+        self._base = base
+        self._seqs: array[int] = array("I")
+
+    @property
+    def end(self) -> int:
+        """One past the last seq."""
+        return self.first + len(self._seqs)
+
+    def extend(self, first: int, origin_seqs: Sequence[int]) -> bool:
+        """Take up further copies; False if they do not fit."""
+        padding = first - self.end
+        if not 0 <= padding <= _MAX_PADDING:
+            return False
+        if min(origin_seqs) < self._base or max(origin_seqs) - self._base > _MAX_SPREAD:
+            return False
+        self._seqs.extend(bytes(padding))
+        base = self._base
+        self._seqs.extend([seq - base for seq in origin_seqs])
+        return True
+
+    def origin(self, seq: int) -> Origin:
+        """The origin of one of its copies."""
+        return Origin(self.kind.topic_id, self._base + self._seqs[seq - self.first], self.kind.hops)
+
+
+class CopyTable:
+    """The copies of a topic that are not in its segments yet. Pure; see the module."""
+
+    __slots__ = ("_files", "_sealed", "runs")
+
+    def __init__(self) -> None:
+        self.runs: list[CopyRun] = []
+        self._files: dict[int, int] = {}
+        """Ids of the files that hold the frames, and the last seq that needs each."""
+        self._sealed = False
+
+    def add(self, first: int, kinds: Sequence[tuple[int, Kind]], origin_seqs: Sequence[int]) -> None:
+        """Copies with seqs from `first` on have been made: `kinds` says of how many each kind is true, in order."""
+        at = 0
+        for count, kind in kinds:
+            seqs = origin_seqs[at : at + count]
+            last = self.runs[-1] if self.runs and not self._sealed else None
+            if last is None or last.kind != kind or not last.extend(first + at, seqs):
+                run = CopyRun(first + at, kind, min(seqs))
+                if not run.extend(first + at, seqs):
+                    # Origins from two ends of a very long topic in one batch: a run each.
+                    for i, seq in enumerate(seqs):
+                        single = CopyRun(first + at + i, kind, seq)
+                        single.extend(first + at + i, (seq,))
+                        self.runs.append(single)
+                    at += count
+                    continue
+                self.runs.append(run)
+                self._sealed = False
+            at += count
+
+    def need(self, files: Iterable[int], last: int) -> None:
+        """The copies up to `last` are made of frames in these files."""
+        for file in files:
+            self._files[file] = max(last, self._files.get(file, 0))
+
+    @property
+    def files(self) -> Iterable[int]:
+        """Ids of the files that must stay."""
+        return self._files.keys()
+
+    @property
+    def empty(self) -> bool:
+        """Nothing is known and nothing is needed."""
+        return not self.runs and not self._files
+
+    def seal(self) -> list[CopyRun]:
+        """The runs as they are; what comes from here on has runs of its own."""
+        self._sealed = True
+        return list(self.runs)
+
+    @property
+    def needs_files(self) -> bool:
+        """Whether there are files that must stay."""
+        return bool(self._files)
+
+    def forget_files(self, seq: int) -> None:
+        """Copies up to `seq` are in segments, or gone for good, as far as the disk knows."""
+        self._files = {file: last for file, last in self._files.items() if last > seq}
+
+    def forget_to(self, seq: int) -> None:
+        """Nobody asks any more where copies up to `seq` come from."""
+        keep = 0
+        while keep < len(self.runs) and self.runs[keep].end <= seq + 1:
+            keep += 1
+        del self.runs[:keep]
+
+    def run_of(self, seq: int) -> CopyRun:
+        """The run that a copy is in. Raises KeyError."""
+        return run_of(self.runs, seq)
+
+
+def run_of(runs: Sequence[CopyRun], seq: int) -> CopyRun:
+    """The one of some runs (ascending) that a copy is in. Raises KeyError."""
+    at = bisect_right(runs, seq, key=_first) - 1
+    if at < 0 or seq >= runs[at].end:
+        raise KeyError(seq)
+    return runs[at]
+
+
+def _first(run: CopyRun) -> int:
+    return run.first
+
+
+def kinds_of(origins: Iterable[tuple[Kind, int]]) -> tuple[list[tuple[int, Kind]], list[int]]:
+    """Kinds with their counts, and the seqs: what `CopyTable.add` takes."""
+    seqs: list[int] = []
+    kinds: list[tuple[int, Kind]] = []
+    for kind, group in groupby(origins, key=_kind):
+        before = len(seqs)
+        seqs += [seq for _, seq in group]
+        kinds.append((len(seqs) - before, kind))
+    return kinds, seqs
+
+
+def _kind(origin: tuple[Kind, int]) -> Kind:
+    return origin[0]
+
+
+def each_kind(kinds: Iterable[tuple[int, Kind]]) -> Iterator[Kind]:
+    """The kind of each copy."""
+    for count, kind in kinds:
+        for _ in range(count):
+            yield kind
+
+
+def stamped(meta: bytes, topic_id: int, seq: int, router: str | None) -> bytes:
+    """The meta of a copy: with a stamp that names its origin and the router, instead of one it may have.
+
+    `router` None leaves it as it is. The key is reserved, and always the last one, so it is found without parsing: a
+    quote inside of another value is escaped.
+    """
+    if router is None:
+        return meta
+    if meta.startswith(_STAMP_FIRST):
+        meta = b""
+    elif (at := meta.rfind(_STAMP_LAST)) >= 0:
+        meta = meta[:at] + b"}"
+    stamp = b'%b"%d:%d:%b"}' % (_STAMP_FIRST if len(meta) <= 2 else _STAMP_LAST, topic_id, seq, router.encode())
+    return stamp if len(meta) <= 2 else meta[:-1] + stamp
+
+
+def stamp_growth(meta: bytes, topic_id: int, seq: int, router: str | None) -> int:
+    """By how many bytes a copy's meta is longer."""
+    return len(stamped(meta, topic_id, seq, router)) - len(meta)

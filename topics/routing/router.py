@@ -1,0 +1,111 @@
+"""A router's configuration: how a patch changes it, and its form in snapshots and the WAL (`api.md` section 7).
+
+What needs to know other routers is `graph`'s, what needs to know topics (whether a dest may be created) the engine's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Final
+
+import msgspec
+from msgspec import UNSET
+
+from topics.errors import ApiError, invalid
+from topics.log.match import Match, parse_match
+from topics.log.names import check_topic_name
+from topics.model import Guarantee, RouterPatch, RouterStart
+
+# By the names of the fields here; `start` is `from` to clients.
+_CHOICES: Final[Mapping[str, tuple[str, ...]]] = {
+    "guarantee": ("at_least_once", "exactly_once"),
+    "start": ("tail", "earliest"),
+}
+_WIRE_NAMES: Final[Mapping[str, str]] = {"start": "from"}
+_TOPICS: Final = ("source", "dest")
+
+
+class RouterConfig(msgspec.Struct, frozen=True, kw_only=True):
+    """What a router copies, from where to where, and how. The defaults are those of the API.
+
+    `start` says where it began; it means nothing once the router has a cursor.
+    """
+
+    source: str
+    dest: str
+    preserve_node: bool = True
+    preserve_tag: bool = True
+    create_dest: bool = True
+    filter: Match | None = None
+    allow_cycle: bool = False
+    guarantee: Guarantee = "at_least_once"
+    start: RouterStart = msgspec.field(default="tail", name="from")
+
+
+def resolve_router(current: RouterConfig | None, patch: RouterPatch, *, router: str) -> RouterConfig:
+    """What `router` is configured to after `patch`: merged over `current`, or over the defaults on creation (None).
+
+    A creation without `source` or `dest`, a bad name, filter or choice, and a source that is the dest too are
+    `400 invalid_request` naming the field. An update to another `source` or `dest` is `409
+    topic_exists_incompatible`; its `from` has to be a valid one and changes nothing. What is bad in itself is refused
+    before what does not fit `current`.
+    """
+    present: dict[str, Any] = {
+        name: value for name in patch.__struct_fields__ if (value := getattr(patch, name)) is not UNSET
+    }
+    for name in _TOPICS:
+        if name in present:
+            check_topic_name(present[name], name)
+        elif current is None:
+            raise invalid(name, "is required to create a router")
+    for name, choices in _CHOICES.items():
+        if name in present and present[name] not in choices:
+            raise invalid(_WIRE_NAMES.get(name, name), f"must be one of {', '.join(choices)}")
+    if present.get("filter") is not None:
+        present["filter"] = parse_match(present["filter"], "filter")
+    if current is None:
+        config = RouterConfig(**present)
+    else:
+        config = msgspec.structs.replace(current, **{**present, "start": current.start})
+    if config.source == config.dest:
+        raise invalid("dest", "must differ from the source")
+    if current is not None:
+        _refuse_other_topics(current, config, router)
+    return config
+
+
+def router_to_wire(config: RouterConfig) -> dict[str, Any]:
+    """All fields by the names that clients know, as CBOR and JSON take them. A new dict that the caller may keep."""
+    fields = msgspec.structs.asdict(config)
+    fields["filter"] = None if config.filter is None else config.filter.to_wire()
+    return {_WIRE_NAMES.get(name, name): value for name, value in fields.items()}
+
+
+def router_from_wire(value: Mapping[str, Any]) -> RouterConfig:
+    """A configuration read back from a snapshot or the WAL. A missing key has its default, an unknown one is ignored.
+
+    Names are not checked, nor fields against each other: they were, when it was written. Raises ValueError on wrong
+    types, and without a source or a dest.
+    """
+    if not isinstance(value, Mapping):
+        raise ValueError("not a router config: not a map")
+    fields = dict(value)
+    filter_value = fields.pop("filter", None)
+    try:
+        config = msgspec.convert(fields, RouterConfig)
+        if filter_value is None:
+            return config
+        return msgspec.structs.replace(config, filter=parse_match(filter_value, "filter"))
+    except (msgspec.ValidationError, ApiError) as error:
+        raise ValueError(f"not a router config: {error}") from error
+
+
+def _refuse_other_topics(current: RouterConfig, config: RouterConfig, router: str) -> None:
+    for name in _TOPICS:
+        stays = getattr(current, name)
+        if getattr(config, name) != stays:
+            raise ApiError(
+                "topic_exists_incompatible",
+                f"{name}: router {router!r} has {stays!r} and keeps it",
+                detail={"field": name, "router": router, name: stays},
+            )

@@ -1,0 +1,264 @@
+"""Copies on disk: the Forwarded frame, and what a copy looks like, given the frame that it is made of (`semantics.md`
+section 5, `crash.md` 16 to 19).
+
+A Forwarded frame is a router's cursor and the recipe of what it has made in one: which seqs of the source were looked
+at, which of them became copies, and for each copy where its bytes are, how long they are, and what its origin is. With
+it, replay needs nothing of the source but the bytes, and those only to read them. `docs/storage.md` lists its fields.
+
+Bytes are named by place: a WAL file (shard and ordinal) or a segment (topic and first seq), and an offset. That the
+frame there is the right one is told by its origin, which copies of copies pass on.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Callable, Mapping, Sequence
+from itertools import pairwise
+from typing import Any, Final, NamedTuple
+
+from topics.log.copies import CopyRun, Kind, Look, run_of, stamped
+from topics.log.index import from_little_endian, little_endian
+from topics.log.topic_log import FrameRange
+from topics.storage.datadir import segment_name
+from topics.storage.frames import OpenedRecord, StoredRecord, open_append
+from topics.storage.fs import Fs
+from topics.storage.segment_reader import Tiers
+from topics.storage.segments import open_record
+from topics.storage.wal import Place, WalFiles
+
+READ_GAP: Final = 4096
+READ_BYTES: Final = 1 << 20
+"""Frames closer together than `READ_GAP` share a read of about `READ_BYTES`."""
+
+DROP_NODE: Final = 1
+DROP_TAG: Final = 2
+
+
+class Recipe(NamedTuple):
+    """The copies of one Forwarded frame, column by column. `flags` are those of the index without the derived bit;
+    `sizes` are the bytes of data + meta as the copies have them, `frame_lens` those of the frames on disk."""
+
+    kinds: list[tuple[int, Kind]]
+    origin_seqs: Sequence[int]
+    files: array[int]
+    offsets: array[int]
+    frame_lens: array[int]
+    sizes: array[int]
+    flags: bytes
+
+
+class Forwarded(NamedTuple):
+    """A Forwarded frame without the recipe.
+
+    The router has looked at the source's seqs `first` to `last`, and `copies` copies have come of it. `chosen` are the
+    seqs that became copies. `trims`: a hole of one seq stands for what the source did not have any more.
+    """
+
+    router: str
+    source: int
+    first: int
+    last: int
+    copies: int
+    total: int = 0
+    """Copies that the router has made in its life, these included."""
+    chosen: Sequence[int] = ()
+    trims: bool = False
+
+
+def encode_forwarded(
+    forwarded: Forwarded, recipe: Recipe | None, place_of: Callable[[int], Place] | None
+) -> dict[str, Any]:
+    """The payload. Without a recipe the copies are in the same batch, or in no file at all."""
+    payload: dict[str, Any] = {
+        "router": forwarded.router,
+        "source": forwarded.source,
+        "from": forwarded.first,
+        "to": forwarded.last,
+        "count": forwarded.copies,
+        "total": forwarded.total,
+    }
+    if forwarded.trims:
+        payload["trim"] = True
+    chosen = forwarded.chosen
+    if chosen and len(chosen) != forwarded.last - forwarded.first + 1:
+        payload["mask"] = [chosen[0], _bitmap(chosen)]
+    if recipe is not None:
+        assert place_of is not None
+        files = list(dict.fromkeys(recipe.files))
+        payload["kinds"] = [
+            [
+                count,
+                kind.topic_id,
+                kind.hops,
+                (DROP_NODE if kind.look.drop_node else 0) | (DROP_TAG if kind.look.drop_tag else 0),
+                kind.look.stamp,
+            ]
+            for count, kind in recipe.kinds
+        ]
+        payload["files"] = [list(place_of(file)) for file in files]
+        payload["extents"] = [[files.index(file), *rest] for file, *rest in _extents(recipe)]
+        payload["lens"] = little_endian(recipe.frame_lens)
+        payload["sizes"] = little_endian(recipe.sizes)
+        payload["flags"] = recipe.flags
+    return payload
+
+
+def _bitmap(chosen: Sequence[int]) -> bytes:
+    """A bit for each seq from the first chosen one on."""
+    base = chosen[0]
+    bits = bytearray((chosen[-1] - base) // 8 + 1)
+    for seq in chosen:
+        bits[(seq - base) >> 3] |= 1 << ((seq - base) & 7)
+    return bytes(bits)
+
+
+def _extents(recipe: Recipe) -> list[tuple[int, int, int, int]]:
+    """Runs of frames that follow one another in a file and whose origins have seqs that do: file, count, first origin
+    seq, offset."""
+    files, seqs, offsets, lens = recipe.files, recipe.origin_seqs, recipe.offsets, recipe.frame_lens
+    extents: list[tuple[int, int, int, int]] = []
+    begin = 0
+    n = len(lens)
+    one_after_another = seqs[-1] - seqs[0] == n - 1 and offsets[-1] + lens[-1] - offsets[0] == sum(lens)
+    if one_after_another and files.count(files[0]) == n and all(a < b for a, b in pairwise(seqs)):
+        return [(files[0], n, seqs[0], offsets[0])]
+    for i in range(1, n + 1):
+        if (
+            i < n
+            and files[i] == files[begin]
+            and seqs[i] == seqs[i - 1] + 1
+            and offsets[i] == offsets[i - 1] + lens[i - 1]
+        ):
+            continue
+        extents.append((files[begin], i - begin, seqs[begin], offsets[begin]))
+        begin = i
+    return extents
+
+
+def decode_forwarded(payload: Mapping[str, Any]) -> Forwarded:
+    """The inverse of `encode_forwarded`, without `chosen`."""
+    return Forwarded(
+        payload["router"],
+        payload["source"],
+        payload["from"],
+        payload["to"],
+        payload["count"],
+        payload["total"],
+        trims=bool(payload.get("trim")),
+    )
+
+
+def decode_recipe(payload: Mapping[str, Any], file_of: Callable[[Place], int]) -> Recipe | None:
+    """The recipe of a payload, None if it has none. Raises ValueError if it contradicts itself."""
+    if "kinds" not in payload:
+        return None
+    kinds = [
+        (count, Kind(topic_id, hops, Look(bool(options & DROP_NODE), bool(options & DROP_TAG), stamp)))
+        for count, topic_id, hops, options, stamp in payload["kinds"]
+    ]
+    lens = from_little_endian("I", payload["lens"])
+    sizes = from_little_endian("I", payload["sizes"])
+    flags = bytes(payload["flags"])
+    ids = [file_of((kind, a, b)) for kind, a, b in payload["files"]]
+    files, offsets = array("I"), array("I")
+    seqs: list[int] = []
+    for file, count, seq, offset in payload["extents"]:
+        for i in range(len(files), len(files) + count):
+            files.append(ids[file])
+            offsets.append(offset)
+            offset += lens[i]
+        seqs.extend(range(seq, seq + count))
+    if not len(files) == len(lens) == len(sizes) == len(flags) == sum(count for count, _ in kinds):
+        raise ValueError("the recipe of a Forwarded frame contradicts itself")
+    return Recipe(kinds, seqs, files, offsets, lens, sizes, flags)
+
+
+def read_window(fs: Fs, tiers: Tiers, files: WalFiles, file: int, offset: int, length: int) -> bytes:
+    """Blocking: bytes of a file that copies are made of. FileNotFoundError when it is gone."""
+    kind, owner, first = files.place_of(file)
+    if kind == "segment":
+        name = segment_name(first, "data")
+        try:
+            return tiers.hot.read_range(owner, name, offset, length)
+        except FileNotFoundError:
+            if tiers.cold is None:
+                raise
+            return tiers.cold.read_range(owner, name, offset, length)
+    handle = fs.open(files.get(file).path, read_only=True)
+    try:
+        return handle.pread(length, offset)
+    finally:
+        handle.close()
+
+
+def open_frames(
+    files: WalFiles, file: int, window: bytes, starts: Sequence[int], sizes: Sequence[int]
+) -> list[OpenedRecord | None]:
+    """The frames of `sizes` bytes at these indices of a window of a file; None for those that do not verify."""
+    kind, owner, _ = files.place_of(file)
+    if kind == "segment":
+        return [open_record(window, at, size, owner) for at, size in zip(starts, sizes, strict=True)]
+    return [open_append(window, at, size) for at, size in zip(starts, sizes, strict=True)]
+
+
+def dressed(opened: OpenedRecord | None, run: CopyRun, seq: int, ts: int) -> StoredRecord | None:
+    """The copy with this seq and time, as its readers see it; None if the frame is not the one it was made of."""
+    if opened is None:
+        return None
+    origin, look = run.origin(seq), run.kind.look
+    if opened.origin.topic_id != origin.topic_id or opened.origin.seq != origin.seq:
+        return None
+    return StoredRecord(
+        seq,
+        ts,
+        b"" if look.drop_node else opened.node,
+        b"" if look.drop_tag else opened.tag,
+        stamped(opened.meta, origin.topic_id, origin.seq, look.stamp),
+        opened.data,
+    )
+
+
+def read_copies(
+    fs: Fs, tiers: Tiers, files: WalFiles, wanted: FrameRange, runs: Sequence[CopyRun], times: Sequence[int]
+) -> tuple[list[StoredRecord], list[int]]:
+    """Blocking: the copies that one range of frames makes, and the seqs of those that do not verify. FileNotFoundError
+    or KeyError when the file is gone."""
+    window = read_window(fs, tiers, files, wanted.file, wanted.offset, wanted.length)
+    records, damaged = [], []
+    frames = open_frames(files, wanted.file, window, wanted.starts, wanted.frame_lens)
+    for seq, ts, opened in zip(wanted.seqs, times, frames, strict=True):
+        record = dressed(opened, run_of(runs, seq), seq, ts)
+        if record is None:
+            damaged.append(seq)
+        else:
+            records.append(record)
+    return records, damaged
+
+
+def read_recipe(fs: Fs, tiers: Tiers, files: WalFiles, recipe: Recipe) -> list[OpenedRecord | None]:
+    """Blocking: the frames that copies are made of; None for those that are not there."""
+    opened: list[OpenedRecord | None] = []
+    at, n = 0, len(recipe.files)
+    while at < n:
+        to = at + 1
+        begin, end = recipe.offsets[at], recipe.offsets[at] + recipe.frame_lens[at]
+        while (
+            to < n
+            and recipe.files[to] == recipe.files[at]
+            and 0 <= recipe.offsets[to] - end <= READ_GAP
+            and end - begin < READ_BYTES
+        ):
+            end = recipe.offsets[to] + recipe.frame_lens[to]
+            to += 1
+        starts = [offset - begin for offset in recipe.offsets[at:to]]
+        file = recipe.files[at]
+        try:
+            if not file:
+                raise FileNotFoundError
+            window = read_window(fs, tiers, files, file, begin, end - begin)
+        except FileNotFoundError:
+            opened += [None] * (to - at)
+        else:
+            opened += open_frames(files, file, window, starts, recipe.frame_lens[at:to])
+        at = to
+    return opened
