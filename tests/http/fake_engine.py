@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -193,6 +193,9 @@ class FakeEngine:
     async def delete_router(self, name: str) -> bool:
         await self._enter()
         return self.routers.pop(name, None) is not None
+
+    async def catch_up(self, names: Iterable[str]) -> None:
+        """Nothing is ever due."""
 
     async def append(self, name: str, request: AppendRequest, perf: Performance) -> AppendResult:
         await self._enter()
