@@ -62,7 +62,7 @@ BATCH_BYTES: Final = 1 << 20
 BATCH_SPREAD: Final = 16_384
 """Seqs of the source that a batch of copies is spread over at most: they are a bitmap in its frame."""
 
-MAX_IN_FLIGHT: Final = 8
+MAX_IN_FLIGHT: Final = 4
 """Batches of a forwarder on their way through the dest's shard; at the bound it waits for one to be published."""
 
 TURN_COST: Final = 16
@@ -340,6 +340,7 @@ class Forwarding:
         forwarder.blocked, forwarder.backoff_s = False, 0.0
         if forwarder.position >= self._bound(forwarder):
             fanout.audience.set_live(forwarder)
+            fanout.behind = fanout.behind or forwarder.position < forwarder.source.log.head_seq
         elif forwarder.in_flight >= MAX_IN_FLIGHT:
             forwarder.wants_room = True
         else:

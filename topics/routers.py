@@ -240,9 +240,12 @@ class Routers:
             self._remove(self._names[name], commit.topic)
 
     def _remove(self, router: Router, dest: Topic) -> None:
+        self._forwarding.end(router.name)
+        self._forget(router, dest)
+
+    def _forget(self, router: Router, dest: Topic) -> None:
         del self._names[router.name]
         self._graph.remove(router.name)
-        self._forwarding.end(router.name)
         assert dest.incoming is not None
         del dest.incoming[router.name]
         dest.origins = kept_origins(dest.origins, dest.incoming.values())
@@ -261,9 +264,13 @@ class Routers:
     def adopt(self) -> None:
         """Take over what recovery has found of routers: their topics are all there."""
         for dest in self._registry.by_id.values():
-            for router in (dest.incoming or {}).values():
+            for router in list((dest.incoming or {}).values()):
+                source = self._registry.by_id.get(router.source_id)
                 self._add(router)
-                self._forwarding.begin(router, self._registry.by_id[router.source_id], dest)
+                if source is None:
+                    self._forget(router, dest)  # it was a topic whose name has gone to another
+                else:
+                    self._forwarding.begin(router, source, dest)
 
     def forget_topic(self, topic: Topic) -> list[str]:
         """A topic goes, and every router that touches it; their names."""

@@ -227,13 +227,15 @@ class Topic:
         self.tell_workers()
         if self.audience is not None and self.audience.news() and self.common.news is not None:
             self.common.news(self)
-        if self.fanout is not None:
-            self.wake_routers()
+        self.wake_routers()
 
     def wake_routers(self) -> None:
         """Tell those who forward from it that there may be more."""
-        if self.fanout is not None and self.fanout.audience.news() and self.common.news is not None:
-            self.common.news(self.fanout)
+        fanout = self.fanout
+        if fanout is not None:
+            fanout.behind = False
+            if fanout.audience.news() and self.common.news is not None:
+                self.common.news(fanout)
 
     def tell_workers(self) -> None:
         """Tell what is at work on the topic of a change that no reader sees."""
@@ -326,7 +328,7 @@ class Topic:
         """More is on disk: news for those who want only that."""
         if self.audience is not None and self.audience.strong:
             self.wake()
-        elif self.fanout is not None:
+        elif self.fanout is not None and self.fanout.behind:
             self.wake_routers()
 
     def settle(self) -> None:
@@ -382,11 +384,13 @@ class Topic:
 class Fanout(Generic[F]):
     """What forwards from one topic, scheduled by itself: routers may be lowered while watchers are not."""
 
-    __slots__ = ("audience", "id", "topic")
+    __slots__ = ("audience", "behind", "id", "topic")
 
     def __init__(self, topic: Topic) -> None:
         self.topic = topic
-        self.id = topic.id
+        self.id = -topic.id  # not that of its topic, which may wait beside it
+        self.behind = False
+        """Some wait for what is published to be written or synced."""
         self.audience: Audience[F] = Audience()
 
     def __hash__(self) -> int:
@@ -505,7 +509,8 @@ class Commit:
                 topic.log.place(first_seq, self.file, offsets_of(offset, self.frame_lens))
             topic.mark_changed()
             topic.tell_workers()
-            topic.wake_routers()
+            if topic.fanout is not None and topic.fanout.behind:
+                topic.wake_routers()
         elif self.gate is not Gate.SYNCED:
             self.ready = True
             topic.settle()

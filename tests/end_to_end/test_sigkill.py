@@ -275,7 +275,7 @@ def test_a_kill_under_load_loses_nothing_that_was_promised(tmp_path: Path) -> No
     with daemon_in(tmp_path) as daemon:
         histories = create(daemon)
         kill_and_compare(daemon, histories, seed=1)
-        assert sum(len(history.acked) for history in histories.values()) > 100
+        assert sum(len(history.acked) for history in histories.values()) > 10
 
 
 @pytest.mark.slow

@@ -259,9 +259,10 @@ class Compactor:
 
     async def _drop_files(self) -> None:
         """Unlink WAL files, oldest first, that both kept snapshots are past."""
+        needed = self._source.copied_files()
+        self._store.files.keep_segments(needed)
         if len(self._kept) < 2:
             return
-        needed = self._source.copied_files()
         for writer in self._store.writers:
             droppable: list[WalFile] = []
             for file, following in pairwise(self._store.files.of_shard(writer.shard)):

@@ -27,7 +27,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from functools import partial
 from typing import Final, NamedTuple, Protocol
 
@@ -201,6 +201,11 @@ class WalFiles:
             self._segments[known] = (owner, first)
             self._next_id += 1
         return known
+
+    def keep_segments(self, file_ids: Collection[int]) -> None:
+        """Forget the segments that no copy is made of any more."""
+        for file_id in self._segments.keys() - file_ids:
+            del self._ids["segment", *self._segments.pop(file_id)]
 
     def place_of(self, file_id: int) -> Place:
         """What a file is called. KeyError when it was dropped."""
