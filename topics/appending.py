@@ -182,14 +182,18 @@ class Appending:
             self._check_caps(topic, len(batch.sizes), nbytes)
 
     def _check_quota(self, quota: int, nbytes: int) -> None:
-        registry = self._registry
-        if registry.total_bytes + registry.common.bytes_on_the_way + nbytes <= quota:
+        if nbytes <= self.quota_left():
             return
-        self._expire_all()
-        if registry.total_bytes + registry.common.bytes_on_the_way + nbytes > quota:
-            raise registry.throttle("max_total_bytes", quota)
+        self.expire_all()
+        if nbytes > self.quota_left():
+            raise self._registry.throttle("max_total_bytes", quota)
 
-    def _expire_all(self) -> None:
+    def quota_left(self) -> int:
+        """Bytes that may still be appended to all topics together, if there is a limit."""
+        registry = self._registry
+        return self._settings.max_total_bytes - registry.total_bytes - registry.common.bytes_on_the_way
+
+    def expire_all(self) -> None:
         """What nobody has looked at since may have expired. Costs a look at every topic, so it is not done for every
         refusal of a client that tries again and again."""
         now = self._clock.monotonic_ms()

@@ -38,6 +38,14 @@ class Commits:
             raise writer.failed
         return writer
 
+    def check_all_writable(self) -> None:
+        """Before topics are made of which nobody knows yet where they will be. Raises `503 read_only` when a shard has
+        failed or the disk is nearly full."""
+        for writer in self._store.writers:
+            if writer.failed is not None:
+                raise writer.failed
+        self.check_space()
+
     def check_space(self) -> None:
         """Raises `503 read_only` when the disk is nearly full."""
         if self._store.space_low:

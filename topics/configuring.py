@@ -258,6 +258,7 @@ class Configuring:
             if old.durability == "ephemeral" and config.durability != "ephemeral":
                 update["log"] = topic.log.dump()
                 update["keys"] = topic.keys.dump() if topic.keys is not None else []
+                update["origins"] = topic.origins.dump() if topic.origins is not None else None
             entries: list[tuple[FrameType, dict[str, Any]]] = []
             if topic.log.evict_floor > 1:
                 entries.append((FrameType.EVICT_WATERMARK, {"below": topic.log.earliest_seq, "reason": "ttl"}))
@@ -269,7 +270,8 @@ class Configuring:
             def apply(batch: ControlBatch) -> None:
                 topic.applied_end = batch.end
                 if config.durability != old.durability:
-                    topic.synced_seq, topic.lagging = topic.assigned, None
+                    topic.synced_seq = topic.blocks.written_seq = topic.assigned
+                    topic.lagging = None
                 self._apply_config(topic, config, ceiling)
                 topic.change(partial(self._latch, topic, below))
 

@@ -182,7 +182,7 @@ class Engine:
             loader=loader,
             background=self._background,
             scheduler=scheduler,
-            is_busy=upkeep.busy.__contains__,
+            is_busy=upkeep.is_replacing,
         )
         self._routers = Routers(
             settings,
@@ -296,9 +296,6 @@ class Engine:
             topic.last_write_ms, topic.last_read_ms = found.last_write, found.last_read
             topic.incoming = found.incoming or None
             topic.origins = found.origins
-            if found.copies is not None:
-                topic.copies = found.copies
-                registry.common.copying[topic] = None
             topic.part = found.part
             topic.part_end = topic.applied_end if found.part is not None else None
             if found.segments:
@@ -311,6 +308,9 @@ class Engine:
             if newest is not None:
                 self._configuring.forget(newest)
             self._configuring.adopt(topic)
+            if found.copies is not None:
+                topic.copies = found.copies
+                registry.common.copying[topic] = None
             if topic.part is not None:
                 self.registry.changed.discard(topic)  # nothing has happened since its part was made
                 if topic.shelf is not None:

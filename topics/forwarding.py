@@ -49,6 +49,7 @@ from topics.sched.workers import Scheduler, Served
 from topics.storage import frames
 from topics.storage.copying import Forwarded, Recipe, encode_forwarded
 from topics.storage.frames import FrameType, offsets_of, seal_batch
+from topics.storage.shelf import Segment
 from topics.storage.store import Store
 from topics.storage.wal import ControlBatch, Position
 from topics.topic import Commit, Fanout, Gate, Topic
@@ -57,7 +58,10 @@ log = get_logger(__name__)
 
 BATCH_RECORDS: Final = 500
 BATCH_BYTES: Final = 1 << 20
-"""What a step takes at most, so that it takes no more than 2 ms; one record is always taken, whatever its size."""
+"""What a step takes at most, so that it takes no more than some 2 ms; one record is always taken, whatever its size."""
+
+HEAVY_RECORDS: Final = 200
+"""The same where more is done for each: stamps and origins, frames of their own, records out of segments."""
 
 BATCH_SPREAD: Final = 16_384
 """Seqs of the source that a batch of copies is spread over at most: they are a bitmap in its frame."""
@@ -66,8 +70,8 @@ MAX_IN_FLIGHT: Final = 4
 """Batches of a forwarder on their way through the dest's shard; at the bound it waits for one to be published."""
 
 TURN_COST: Final = 16
-BATCH_COST: Final = 6
-"""Of a full batch, in units of a turn."""
+BATCH_COST: Final = 16
+"""Of a full batch, in units of a turn: one is enough."""
 
 MIN_BACKOFF_S: Final = 0.05
 MAX_BACKOFF_S: Final = 1.0
@@ -171,7 +175,7 @@ class Decided(NamedTuple):
     first_seq: int
     ts: int
     kinds: list[tuple[int, Kind]]
-    origin_seqs: list[int]
+    origin_seqs: Sequence[int]
     extent: Extent | None
     """Where their bytes are; None if they are in the batch itself."""
     appended: frames.Appends | None
@@ -209,7 +213,7 @@ class Forwarding:
         loader: Loader,
         background: Background,
         scheduler: Scheduler[Topic | Fanout[Any]],
-        is_busy: Callable[[Topic], bool],
+        is_busy: Callable[[Topic, Segment], bool],
     ) -> None:
         self._settings = settings
         self._clock = clock
@@ -223,9 +227,11 @@ class Forwarding:
         self._background = background
         self._scheduler = scheduler
         self._is_busy = is_busy
-        """Whether the files of a topic are being replaced."""
+        """Whether the files of a segment are being replaced."""
         self.forwarders: dict[str, Forwarder] = {}
         """By the router's name."""
+        self.is_in_cycle: Callable[[str], bool] | None = None
+        """Whether a router is part of a cycle."""
         self.failures = 0
         """Steps that ended in an unexpected error; the forwarder was started again."""
         self._arriving: dict[Topic, set[tuple[int, int]]] = {}
@@ -290,7 +296,7 @@ class Forwarding:
         while not forwarder.closed and not forwarder.blocked and forwarder.router.cursor < target:
             if self._status.phase != "ready":
                 return
-            if not asked and self._bound(forwarder) < target:
+            if not asked and self._waits_for_sync(forwarder) and self._bound(forwarder) < target:
                 asked = True
                 self._ask_for_sync(forwarder.source)
             if forwarder.progress is None:
@@ -356,25 +362,37 @@ class Forwarding:
                 try:
                     await work()
                 except ApiError:
-                    await trio.sleep(MIN_BACKOFF_S)
+                    await self._sleep(forwarder)
+                except Exception:  # whatever it is: of this forwarder only
+                    log.exception("forwarder_failed", router=forwarder.router.name)
+                    self.failures += 1
+                    await self._sleep(forwarder)
         forwarder.scope = None
         self._set_due(forwarder)
 
     def _pause(self, forwarder: Forwarder) -> None:
+        self._await(forwarder, partial(self._sleep, forwarder))
+
+    async def _sleep(self, forwarder: Forwarder) -> None:
         forwarder.blocked = True
         forwarder.backoff_s = min(max(2 * forwarder.backoff_s, MIN_BACKOFF_S), MAX_BACKOFF_S)
         forwarder.tell()
-        self._await(forwarder, partial(trio.sleep, forwarder.backoff_s))
+        await trio.sleep(forwarder.backoff_s)
 
     def _bound(self, forwarder: Forwarder) -> int:
         """The last seq of the source that may be forwarded now: a copy into a stronger class is made of what is synced,
         any other of what is written (`semantics.md` section 5)."""
-        source, dest = forwarder.source, forwarder.dest
-        if source.ephemeral or dest.ephemeral:
+        source = forwarder.source
+        if source.ephemeral or forwarder.dest.ephemeral:
             return source.log.head_seq
-        if _STRENGTH[dest.config.durability] > _STRENGTH[source.config.durability]:
+        if self._waits_for_sync(forwarder):
             return min(source.synced_seq, source.log.head_seq)
         return min(source.blocks.written_seq, source.log.head_seq)
+
+    @staticmethod
+    def _waits_for_sync(forwarder: Forwarder) -> bool:
+        source, dest = forwarder.source.config.durability, forwarder.dest.config.durability
+        return source != "ephemeral" and _STRENGTH[dest] > _STRENGTH[source]
 
     # -- a step ------------------------------------------------------------------------------------------------------
 
@@ -388,14 +406,14 @@ class Forwarding:
             return 1
         position, tombstone = source.log.start(forwarder.position, True)
         if tombstone is not None:
-            self._trim(forwarder, tombstone.gap_to)
+            self._announce(forwarder, tombstone.gap_to, tombstone.reason)
             return 1
-        following = source.log.step(position, BATCH_RECORDS)
+        following = source.log.step(position, self._most(forwarder))
         if following is None or following.first > bound:
             self._move(forwarder, bound)  # what is left was deleted
             return 1
         if isinstance(following, Gap):
-            self._trim(forwarder, min(following.last, bound))
+            self._announce(forwarder, min(following.last, bound), following.reason)
             return 1
         taken = self._take(forwarder, following.first, min(following.last, bound))
         chosen = self._choose(forwarder, taken)
@@ -413,7 +431,20 @@ class Forwarding:
             last = taken.seqs[chosen[fitting]] - 1
             chosen = chosen[:fitting]
         self._copy(forwarder, taken, chosen, last)
-        return 1 + BATCH_COST * len(chosen) // BATCH_RECORDS
+        forwarder.opened = None
+        if forwarder.read and forwarder.read[-1].last_seq <= last:
+            forwarder.read = []
+        return 1 + BATCH_COST * len(chosen) // self._most(forwarder)
+
+    @staticmethod
+    def _most(forwarder: Forwarder) -> int:
+        source, dest = forwarder.source, forwarder.dest
+        heavy = (
+            dest.origins is not None
+            or (source.ephemeral and not dest.ephemeral)
+            or forwarder.position < source.log.stored_to
+        )
+        return HEAVY_RECORDS if heavy else BATCH_RECORDS
 
     def _check_dest(self, forwarder: Forwarder) -> None:
         """Whether the dest takes anything now. Raises _Wait, and ApiError when its shard has failed or the disk is
@@ -426,7 +457,7 @@ class Forwarding:
         if writer.full:
             raise _Wait(partial(self._commits.admit, writer, None))
         if dest.pending and evicts(dest) and not only_appends(dest):
-            raise _Wait(dest.next_change)
+            raise _Wait(partial(_deletions_over, dest))
 
     def _choose(self, forwarder: Forwarder, taken: Taken) -> Sequence[int]:
         """Which of the records become copies, by index."""
@@ -469,7 +500,10 @@ class Forwarding:
         if rejects and config.cap_bytes and sizes[0] > config.cap_bytes:
             return 0
         self._expire(dest)
-        left = quota - self._registry.total_bytes - self._registry.common.bytes_on_the_way
+        left = self._appending.quota_left() if quota else 0
+        if quota and sizes[0] > left:
+            self._appending.expire_all()
+            left = self._appending.quota_left()
         total = 0
         for n, size in enumerate(sizes, 1):
             total += size
@@ -505,12 +539,13 @@ class Forwarding:
         if block is None:
             raise _Wait(partial(self._load, forwarder, first, last))
         last = min(last, block.last_seq)
-        if forwarder.read and forwarder.read[-1].last_seq <= last:
-            forwarder.read = []
         key = source.id, first, last
         taken = self._taken.get(key)
         if taken is None or (taken.files is None) is not source.ephemeral:
-            taken = self._taken[key] = _take_raw(source, block, first, last)
+            taken = _take_raw(source, block, first, last)
+            if taken.files is not None and 0 in taken.files:
+                return taken  # not written yet: it will have a place by the time that others want to know it
+            self._taken[key] = taken
             self._taken.move_to_end(key)
             if len(self._taken) > KEPT_TAKEN:
                 self._taken.popitem(last=False)
@@ -520,17 +555,19 @@ class Forwarding:
         forwarder.read = await self._loader.load(forwarder.source, first, last)
 
     def _take_stored(self, forwarder: Forwarder, first: int, last: int) -> Taken:
-        source = forwarder.source
-        if self._is_busy(source):
-            raise _Wait(partial(trio.sleep, MIN_BACKOFF_S))
-        opened, forwarder.opened = forwarder.opened, None
+        source, opened = forwarder.source, forwarder.opened
         # Where they are is looked up once more: the segment may have been replaced while it was read.
         if opened is None or opened.seqs[0] != first or not self._loader.is_current(source, opened):
             raise _Wait(partial(self._open, forwarder, first, last))
-        return _take_opened(source, opened, self._store.files.file_of(("segment", source.id, opened.segment.first)))
+        if self._is_busy(source, opened.segment):
+            raise _Wait(partial(trio.sleep, MIN_BACKOFF_S))
+        # Nobody is to depend on a cold store but those who read what is in it: copies of that are logged.
+        hot = opened.segment.tier == "hot"
+        place = ("segment", source.id, opened.segment.first)
+        return _take_opened(source, opened, self._store.files.file_of(place) if hot else None)
 
     async def _open(self, forwarder: Forwarder, first: int, last: int) -> None:
-        last = min(last, first + BATCH_RECORDS - 1)
+        last = min(last, first + HEAVY_RECORDS - 1)
         forwarder.opened = await self._loader.open_stored(forwarder.source, first, last, BATCH_BYTES)
 
     # -- commits -----------------------------------------------------------------------------------------------------
@@ -540,20 +577,27 @@ class Forwarding:
         forwarded = self._forwarded(forwarder, last)
         self._send(forwarder, forwarded, [(FrameType.FORWARDED, encode_forwarded(forwarded, None, None))], Gate.HANDED)
 
+    def _announce(self, forwarder: Forwarder, last: int, reason: str) -> None:
+        """What lies up to `last` is lost. A hole has no origin that would end its way around a cycle, so one that
+        stands for a loss elsewhere goes no further within one."""
+        if reason == "source_trim" and self.is_in_cycle is not None and self.is_in_cycle(forwarder.router.name):
+            self._move(forwarder, last)
+        else:
+            self._trim(forwarder, last)
+
     def _trim(self, forwarder: Forwarder, last: int) -> None:
         """What lies up to `last` cannot be had any more, or never fits: a hole of one seq."""
         dest = forwarder.dest
-        ts = dest.last_ts = max(self._registry.now_ms(), dest.last_ts)
-        seq = dest.assigned = dest.assigned + 1
+        ts = max(self._registry.now_ms(), dest.last_ts)
+        seq = dest.assigned + 1
         gate = dest.gate
         if gate is not Gate.SYNCED:
             gate = self._ceilings.reserve(dest, seq, ts, gate)
         forwarded = self._forwarded(forwarder, last)._replace(trims=True)
         payload = encode_forwarded(forwarded, None, None)
         log.warning("source_trim", router=forwarder.router.name, first=forwarded.first, last=last, seq=seq)
-        self._send(
-            forwarder, forwarded, [(FrameType.FORWARDED, payload)], gate, first_seq=seq, last_seq=seq, count=0, ts=ts
-        )
+        entries = [(FrameType.FORWARDED, payload)]
+        self._send(forwarder, forwarded, entries, gate, first_seq=seq, last_seq=seq, ts=ts)
 
     def _forwarded(self, forwarder: Forwarder, last: int) -> Forwarded:
         router = forwarder.router
@@ -575,9 +619,9 @@ class Forwarding:
         nodes = nodes if nodes is not None and any(nodes) else None
         tags = tags if tags is not None and any(tags) else None
         watermark = self._watermark(dest, made.sizes)
-        ts = dest.last_ts = max(self._registry.now_ms(), dest.last_ts)
+        ts = max(self._registry.now_ms(), dest.last_ts)
         first_seq = dest.assigned + 1
-        last_seq = dest.assigned = dest.assigned + count
+        last_seq = dest.assigned + count
         gate = dest.gate
         if gate is not Gate.SYNCED:
             gate = self._ceilings.reserve(dest, last_seq, ts, gate)
@@ -658,8 +702,7 @@ class Forwarding:
     ) -> None:
         """Queue the batch. From here on it is the dest's, whatever becomes of the router."""
         dest = forwarder.dest
-        forwarder.sent_total += forwarded.copies
-        entries[0][1]["total"] = forwarder.sent_total
+        entries[0][1]["total"] = forwarder.sent_total + forwarded.copies
         appended = decided.appended if decided is not None else None
         seq = 0 if dest.ephemeral or appended is not None else first_seq
         ts = ts or self._registry.now_ms()
@@ -682,7 +725,11 @@ class Forwarding:
             if decided.extent is not None:
                 commit.leans = self._leans(dest, decided.extent)
             self._expect(dest, decided)
+        commit.deletes = forwarded.trims  # what is evicted for those behind it cannot be told before it is there
         commit.on_fail = partial(self._failed, forwarder)
+        if last_seq:
+            dest.assigned, dest.last_ts = last_seq, ts
+        forwarder.sent_total += forwarded.copies
         forwarder.position = forwarded.last
         forwarder.in_flight += 1
         self._commits.send(commit)
@@ -707,7 +754,7 @@ class Forwarding:
         return list(ends.items())
 
     def _expect(self, dest: Topic, decided: Decided) -> None:
-        if dest.origins is not None:
+        if dest.origins is not None or (dest.incoming and len(dest.incoming) > 1):
             arriving = self._arriving.setdefault(dest, set())
             arriving.update(
                 (kind.topic_id, seq) for kind, seq in zip(each_kind(decided.kinds), decided.origin_seqs, strict=True)
@@ -752,6 +799,8 @@ class Forwarding:
 
     def _arrived(self, dest: Topic, decided: Decided) -> None:
         arriving = self._arriving.get(dest)
+        if dest.origins is None and arriving is None:
+            return
         for kind, seq in zip(each_kind(decided.kinds), decided.origin_seqs, strict=True):
             if dest.origins is not None:
                 dest.origins.add(kind.topic_id, seq)
@@ -773,11 +822,17 @@ class Forwarding:
             self._set_due(forwarder)
 
 
+async def _deletions_over(dest: Topic) -> None:
+    """Wait until nothing on its way deletes records. That may have happened before anybody waits."""
+    while dest.pending and not only_appends(dest):
+        await dest.next_change()
+
+
 class _Dressed(NamedTuple):
     """What is the copies' own."""
 
     kinds: list[tuple[int, Kind]]
-    origin_seqs: list[int]
+    origin_seqs: Sequence[int]
     metas: list[bytes] | None
     sizes: array[int]
     flags: bytes
@@ -787,7 +842,7 @@ def _dress(source: Topic, taken: Taken, chosen: Sequence[int], look: Look) -> _D
     """Origins, metas, sizes and flags of the copies of some records."""
     every = len(chosen) == len(taken.seqs)
     if taken.origins is None:
-        seqs = list(taken.seqs) if every else [taken.seqs[i] for i in chosen]
+        seqs = taken.seqs if every else [taken.seqs[i] for i in chosen]
         kinds = [(len(seqs), Kind(source.id, 1, look))]
     else:
         origins = taken.origins
@@ -841,7 +896,7 @@ def _take_raw(source: Topic, block: Block, first: int, last: int) -> Taken:
                 continue
             made = run_of(runs, seq)
             # What is not derived is a frame of the source's own, with the stamp in it.
-            kind = made.kind if flag & FLAG_DERIVED else made.kind._replace(look=PLAIN)
+            kind = made.kind(seq) if flag & FLAG_DERIVED else made.kind(seq)._replace(look=PLAIN)
             origins.append((kind, made.origin(seq).seq))
     return Taken(
         range(first, last + 1),
@@ -858,8 +913,8 @@ def _take_raw(source: Topic, block: Block, first: int, last: int) -> Taken:
     )
 
 
-def _take_opened(source: Topic, opened: OpenedRun, file: int) -> Taken:
-    """Records whose frames are in a segment."""
+def _take_opened(source: Topic, opened: OpenedRun, file: int | None) -> Taken:
+    """Records whose frames are in a segment; `file` is None if copies may not be made of those."""
     records = opened.records
     nodes: list[str | None] = [record.node.decode() or None for record in records]
     tags: list[str | None] = [record.tag.decode() or None for record in records]
@@ -876,7 +931,7 @@ def _take_opened(source: Topic, opened: OpenedRun, file: int) -> Taken:
         array("I", [len(record.meta) + len(record.data) for record in records]),
         bytes(flags),
         None if own else origins,
-        array("I", (file,)) * len(records) if not source.ephemeral else None,
+        array("I", (file,)) * len(records) if file is not None and not source.ephemeral else None,
         opened.offsets,
         opened.frame_lens,
     )

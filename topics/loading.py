@@ -31,7 +31,7 @@ from topics.storage.frames import OpenedRecord
 from topics.storage.fs import Fs
 from topics.storage.index_cache import IndexCache
 from topics.storage.payloads import block_of_records, read_records
-from topics.storage.segments import decode_records, open_record
+from topics.storage.segments import decode_records, open_records
 from topics.storage.shelf import Segment
 from topics.storage.span_loader import SpanLoader
 from topics.storage.store import Store
@@ -214,15 +214,36 @@ class Loader:
             window = b""  # it was replaced; if it was not, the look at it says so
         except OSError as error:
             raise _unavailable(topic, error) from error
-        records = []
-        for at, size in zip(wanted.starts, wanted.frame_lens, strict=True):
-            record = open_record(window, at, size, topic.id)
-            if record is None:
-                await self.load(topic, first, last)  # finds out what is the matter
-                return None
-            records.append(record)
+        records = await (self._open_cold(window, wanted, topic) if cold else self._open(window, wanted, topic))
+        if len(records) < len(wanted.seqs):
+            await self.load(topic, first, last)  # finds out what is the matter
+            return None
         offsets = array("I", [wanted.offset + at for at in wanted.starts])
         return OpenedRun(wanted.seqs, records, segment, offsets, wanted.frame_lens)
+
+    async def _open(self, window: bytes, wanted: FrameRange, topic: Topic) -> list[OpenedRecord]:
+        """Take records apart, letting others run in between; not all of them if one does not verify."""
+        records: list[OpenedRecord] = []
+        for at in range(0, len(wanted.seqs), COLD_DECODE_RECORDS):
+            part = slice(at, at + COLD_DECODE_RECORDS)
+            opened = open_records(window, wanted.starts[part], wanted.frame_lens[part], topic.id)
+            records += [record for record in opened if record is not None]
+            await trio.lowlevel.checkpoint()
+        return records
+
+    async def _open_cold(self, window: bytes, wanted: FrameRange, topic: Topic) -> list[OpenedRecord]:
+        """The same for those of the cold store, which get their share of the loop and no more."""
+        async with self._cold_lane:
+            began = self._clock.perf_ns()
+            records = await self._open(window, wanted, topic)
+            await self._pay_for_cold(began)
+            return records
+
+    async def _pay_for_cold(self, began_ns: int) -> None:
+        """Leave the loop to others for some times what decoding has taken of it."""
+        now = self._clock.perf_ns()
+        live = now - self._registry.common.committed_ns < LIVE_MS * 1_000_000
+        await trio.sleep((now - began_ns) / 1e9 * (COLD_SHARE - 1 if live else 1))
 
     @staticmethod
     def is_current(topic: Topic, opened: OpenedRun) -> bool:
@@ -292,9 +313,7 @@ class Loader:
             if records:
                 blocks.append(block_of_records(records))
             if cold:
-                now = self._clock.perf_ns()
-                live = now - self._registry.common.committed_ns < LIVE_MS * 1_000_000
-                await trio.sleep((now - began) / 1e9 * (COLD_SHARE - 1 if live else 1))
+                await self._pay_for_cold(began)
             else:
                 await trio.lowlevel.checkpoint()
         return blocks, damaged

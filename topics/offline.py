@@ -259,6 +259,11 @@ def _topic_lines(topic: TopicFacts, *, segments: bool) -> Iterator[str]:
         tiers.append(f"{topic.unstored:,} records in the WAL only")
     if tiers:
         yield f"    {'; '.join(tiers)}"
+    if topic.derived:
+        yield f"    {topic.derived:,} of them copies of frames of other topics"
+    for router in topic.routers:
+        source = router.source or f"topic {router.source_id}"
+        yield f"    router {router.name} from {source}: cursor {router.cursor}, {router.copies:,} copies"
     if topic.holes:
         holes = [f"{hole.first} to {hole.last} {hole.reason}" for hole in topic.holes[:HOLES_SHOWN]]
         more = f" and {len(topic.holes) - HOLES_SHOWN} more" if len(topic.holes) > HOLES_SHOWN else ""

@@ -24,6 +24,7 @@ from topics.errors import ApiError, topic_not_found
 from topics.figures import RouterFigures
 from topics.forwarding import Forwarding
 from topics.log.topic_config import resolve_config
+from topics.logs import get_logger
 from topics.model import RouterPatch, RouterState, TopicConfigPatch
 from topics.registry import Registry
 from topics.routing.graph import Graph
@@ -31,6 +32,8 @@ from topics.routing.router import RouterConfig, resolve_router
 from topics.routing.state import Router, kept_origins
 from topics.storage.frames import FrameType, encode_control
 from topics.topic import Commit, Gate, Topic
+
+log = get_logger(__name__)
 
 
 class Routers:
@@ -56,6 +59,7 @@ class Routers:
         self._background = background
         self._graph = Graph()
         self._names: SortedDict[str, Router] = SortedDict()
+        forwarding.is_in_cycle = self._graph.is_in_cycle
         self._one = trio.Lock()
         """Held by each change."""
 
@@ -129,11 +133,11 @@ class Routers:
     async def catch_up(self, names: Iterable[str]) -> None:
         """Before a read of these topics: forward what is due now (`Forwarding.catch_up`). Topics without routers cost
         nothing. Cancelling leaves nothing."""
-        for name in names:
-            topic = self._registry.topics.get(name)
-            if topic is not None and topic.incoming:
-                upstream = (self._registry.topics.get(other) for other in self._graph.upstream_first(name))
-                await self._forwarding.catch_up([other for other in upstream if other is not None])
+        topics = self._registry.topics
+        routed = [name for name in names if name in topics and topics[name].incoming]
+        if routed:
+            upstream = dict.fromkeys(other for name in routed for other in self._graph.upstream_first(name))
+            await self._forwarding.catch_up([topics[other] for other in upstream if other in topics])
 
     # -- changes -----------------------------------------------------------------------------------------------------
 
@@ -155,12 +159,13 @@ class Routers:
                 self._graph.check(name, config.source, config.dest, config.allow_cycle)
                 if known is None:
                     self._check_room(config)
+                    self._commits.check_all_writable()
                     source, dest = await self._topic(config.source), await self._topic(config.dest)
                 else:
                     source, dest = self._registry.topics.get(config.source), self._registry.topics.get(config.dest)
                 if source is None or dest is None:
                     continue
-                waiting = dest.barrier or source.barrier
+                waiting = dest.barrier if dest.barrier is not None else source.barrier
                 if waiting is not None:
                     await waiting.wait()
                     continue
@@ -175,7 +180,10 @@ class Routers:
             commit = self._commit(dest, FrameType.ROUTER_CREATE, payload, partial(self._settle, router, source))
             if not await commit.wait():
                 raise topic_not_found(config.source)
-            return self._state(self._names[name]), known is None
+            made = self._names.get(name)
+            if made is None:
+                raise topic_not_found(config.source)  # it has gone already, and the router with it
+            return self._state(made), known is None
 
     def _check_room(self, config: RouterConfig) -> None:
         """Whether what has to be created may be. Raises 404 and 429, and creates nothing."""
@@ -266,6 +274,10 @@ class Routers:
         for dest in self._registry.by_id.values():
             for router in list((dest.incoming or {}).values()):
                 source = self._registry.by_id.get(router.source_id)
+                older = self._names.get(router.name)
+                if older is not None:  # salvage has lost its deletion
+                    log.error("router_dropped", router=router.name, dest=older.config.dest)
+                    self._remove(older, self._registry.topics[older.config.dest])
                 self._add(router)
                 if source is None:
                     self._forget(router, dest)  # it was a topic whose name has gone to another

@@ -305,6 +305,8 @@ class Topic:
             return
         if self.lagging is None:
             self.lagging = deque()
+        if not leans and self.lagging and not self.lagging[-1][1]:
+            self.lagging.pop()  # what follows it was synced as well
         self.lagging.append((last_seq, leans))
         for shard, _ in missing:
             assert self.common.when_synced is not None

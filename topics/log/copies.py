@@ -5,10 +5,11 @@ A copy is a record like any other, but for two things. It has an *origin*, the t
 first appended, and a count of the routers it has come through. And until it is in a segment of its own topic it is
 *derived*: its bytes are those of somebody else's frame, of which a router may leave out node and tag and to which it
 may add a stamp (its *look*). The index says where the frame is and flags the slot as derived (`FLAG_DERIVED`); here is
-the rest, in runs of copies that have all of it in common but the seqs of their origins.
+the rest: for each copy its *kind*, which is all of it but the seq of its origin, and that seq.
 
-Runs cover slots, not copies: a record that was appended directly between two copies is inside of a run and means
-nothing there. So a topic that is fed by one router has one run a checkpoint, and 4 bytes a record.
+They are kept in runs, 5 bytes a copy. Runs cover slots: a record that was appended directly between two copies is
+inside of one, and has no kind. So nothing is kept by copy as an object, whatever the order in which copies of different
+kinds and records of the topic's own come.
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ _STAMP_LAST: Final = b',"_topics_router":'
 
 _MAX_SPREAD: Final = 2**32 - 1
 _MAX_PADDING: Final = 64
+_MAX_KINDS: Final = 255
 
 
 class Origin(NamedTuple):
@@ -50,7 +52,7 @@ PLAIN: Final = Look()
 
 
 class Kind(NamedTuple):
-    """What the copies of a run have in common."""
+    """What many copies have in common."""
 
     topic_id: int
     """Of the origin."""
@@ -59,36 +61,61 @@ class Kind(NamedTuple):
 
 
 class CopyRun:
-    """Copies with seqs from `first` on. Slots that are none of it have an origin that means nothing."""
+    """Copies with seqs from `first` on, of a few kinds. Slots that are none of it have no kind."""
 
-    __slots__ = ("_base", "_seqs", "first", "kind")
+    __slots__ = ("_bases", "_kinds", "_seqs", "_which", "first")
 
-    def __init__(self, first: int, kind: Kind, base: int) -> None:
+    def __init__(self, first: int) -> None:
         self.first = first
-        self.kind = kind
-        self._base = base
+        self._kinds: list[Kind] = []
+        self._bases: list[int] = []
+        """By kind, the least seq of its origins."""
+        self._which = bytearray()
+        """By slot, the number of its kind from 1 on; 0 for what is no copy."""
         self._seqs: array[int] = array("I")
+        """By slot, the seq of the origin less the base."""
 
     @property
     def end(self) -> int:
         """One past the last seq."""
-        return self.first + len(self._seqs)
+        return self.first + len(self._which)
 
-    def extend(self, first: int, origin_seqs: Sequence[int]) -> bool:
+    def extend(self, first: int, kind: Kind, origin_seqs: Sequence[int]) -> bool:
         """Take up further copies; False if they do not fit."""
         padding = first - self.end
+        least = min(origin_seqs)
         if not 0 <= padding <= _MAX_PADDING:
             return False
-        if min(origin_seqs) < self._base or max(origin_seqs) - self._base > _MAX_SPREAD:
+        if kind in self._kinds:
+            number = self._kinds.index(kind)
+            base = self._bases[number]
+        elif len(self._kinds) < _MAX_KINDS:
+            number, base = len(self._kinds), least
+        else:
             return False
+        if least < base or max(origin_seqs) - base > _MAX_SPREAD:
+            return False
+        if number == len(self._kinds):
+            self._kinds.append(kind)
+            self._bases.append(base)
+        self._which.extend(bytes(padding))
         self._seqs.extend(bytes(padding))
-        base = self._base
+        self._which.extend(bytes((number + 1,)) * len(origin_seqs))
         self._seqs.extend([seq - base for seq in origin_seqs])
         return True
 
+    def kind(self, seq: int) -> Kind:
+        """What one of its copies has in common with others. Raises KeyError for what is no copy."""
+        number = self._which[seq - self.first]
+        if not number:
+            raise KeyError(seq)
+        return self._kinds[number - 1]
+
     def origin(self, seq: int) -> Origin:
-        """The origin of one of its copies."""
-        return Origin(self.kind.topic_id, self._base + self._seqs[seq - self.first], self.kind.hops)
+        """The origin of one of its copies. Raises KeyError for what is no copy."""
+        kind = self.kind(seq)
+        i = seq - self.first
+        return Origin(kind.topic_id, self._bases[self._which[i] - 1] + self._seqs[i], kind.hops)
 
 
 class CopyTable:
@@ -108,19 +135,19 @@ class CopyTable:
         for count, kind in kinds:
             seqs = origin_seqs[at : at + count]
             last = self.runs[-1] if self.runs and not self._sealed else None
-            if last is None or last.kind != kind or not last.extend(first + at, seqs):
-                run = CopyRun(first + at, kind, min(seqs))
-                if not run.extend(first + at, seqs):
-                    # Origins from two ends of a very long topic in one batch: a run each.
-                    for i, seq in enumerate(seqs):
-                        single = CopyRun(first + at + i, kind, seq)
-                        single.extend(first + at + i, (seq,))
-                        self.runs.append(single)
-                    at += count
-                    continue
-                self.runs.append(run)
-                self._sealed = False
+            if last is None or not last.extend(first + at, kind, seqs):
+                self._begin(first + at, kind, seqs)
             at += count
+
+    def _begin(self, first: int, kind: Kind, seqs: Sequence[int]) -> None:
+        run = CopyRun(first)
+        if run.extend(first, kind, seqs):
+            self.runs.append(run)
+        else:  # origins from two ends of a very long topic in one batch
+            half = len(seqs) // 2
+            self._begin(first, kind, seqs[:half])
+            self._begin(first + half, kind, seqs[half:])
+        self._sealed = False
 
     def need(self, files: Iterable[int], last: int) -> None:
         """The copies up to `last` are made of frames in these files."""

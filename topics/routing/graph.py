@@ -138,6 +138,11 @@ class Graph:
                 stack.pop()
         return order
 
+    def is_in_cycle(self, router: str) -> bool:
+        """Whether what goes through a router may come back to it."""
+        edge = self._edges.get(router)
+        return edge is not None and self._cycle(router, edge.source, edge.dest) is not None
+
     def _sources(self, topic: str) -> Iterator[str]:
         return (self._edges[router].source for router in self._into.get(topic, ()))
 

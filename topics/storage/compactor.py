@@ -291,9 +291,14 @@ class Compactor:
             if topic.part is not None:
                 names.append(_RELATIVE.manifest_path(topic.id))
                 if topic.shelf is not None:
-                    names += self._segment_files(topic.shelf.segments.difference(topic.shelf.gone))
+                    needed = self._upkeep.needed_segments(topic.id)
+                    gone = [segment for segment in topic.shelf.gone if segment.first not in needed]
+                    names += self._segment_files(topic.shelf.segments.difference(gone))
             if i % SLICE_TOPICS == 0:
                 await trio.lowlevel.checkpoint()
+        for kind, owner, first in map(self._store.files.place_of, self._source.copied_files()):
+            if kind == "segment" and owner not in self._source.by_id:
+                names.append(_RELATIVE.segment_path(owner, first, "data"))
         return names
 
     @staticmethod

@@ -23,7 +23,7 @@ from topics.storage.datadir import segment_name
 from topics.storage.frames import OpenedRecord, StoredRecord, open_append
 from topics.storage.fs import Fs
 from topics.storage.segment_reader import Tiers
-from topics.storage.segments import open_record
+from topics.storage.segments import open_records
 from topics.storage.wal import Place, WalFiles
 
 READ_GAP: Final = 4096
@@ -120,7 +120,7 @@ def _extents(recipe: Recipe) -> list[tuple[int, int, int, int]]:
     begin = 0
     n = len(lens)
     one_after_another = seqs[-1] - seqs[0] == n - 1 and offsets[-1] + lens[-1] - offsets[0] == sum(lens)
-    if one_after_another and files.count(files[0]) == n and all(a < b for a, b in pairwise(seqs)):
+    if one_after_another and files.count(files[0]) == n and _ascends(seqs):
         return [(files[0], n, seqs[0], offsets[0])]
     for i in range(1, n + 1):
         if (
@@ -133,6 +133,10 @@ def _extents(recipe: Recipe) -> list[tuple[int, int, int, int]]:
         extents.append((files[begin], i - begin, seqs[begin], offsets[begin]))
         begin = i
     return extents
+
+
+def _ascends(seqs: Sequence[int]) -> bool:
+    return isinstance(seqs, range) or all(a < b for a, b in pairwise(seqs))
 
 
 def decode_forwarded(payload: Mapping[str, Any]) -> Forwarded:
@@ -197,7 +201,7 @@ def open_frames(
     """The frames of `sizes` bytes at these indices of a window of a file; None for those that do not verify."""
     kind, owner, _ = files.place_of(file)
     if kind == "segment":
-        return [open_record(window, at, size, owner) for at, size in zip(starts, sizes, strict=True)]
+        return open_records(window, starts, sizes, owner)
     return [open_append(window, at, size) for at, size in zip(starts, sizes, strict=True)]
 
 
@@ -205,7 +209,7 @@ def dressed(opened: OpenedRecord | None, run: CopyRun, seq: int, ts: int) -> Sto
     """The copy with this seq and time, as its readers see it; None if the frame is not the one it was made of."""
     if opened is None:
         return None
-    origin, look = run.origin(seq), run.kind.look
+    origin, look = run.origin(seq), run.kind(seq).look
     if opened.origin.topic_id != origin.topic_id or opened.origin.seq != origin.seq:
         return None
     return StoredRecord(

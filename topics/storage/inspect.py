@@ -14,8 +14,13 @@ from typing import Any, Final
 
 import msgspec
 
+from topics.log.copies import Origin
+from topics.log.index import FLAG_DERIVED
 from topics.log.topic_log import TopicLog
 from topics.model import TopicConfig
+from topics.routing.origins import OriginSet
+from topics.routing.router import router_to_wire
+from topics.routing.state import Router
 from topics.storage import frames, recovery
 from topics.storage.datadir import DataDir, DataDirError, discover_shards, parse_wal_name, segment_name, wal_path
 from topics.storage.frames import Frame, FrameType, decode_append
@@ -26,7 +31,7 @@ from topics.storage.recovery import Damage, Progress, shard_of
 from topics.storage.resync import find_frames
 from topics.storage.segment_reader import Tiers
 from topics.storage.segment_store import DirectorySegmentStore
-from topics.storage.segments import decode_records, reads_as_deleted, scan_data
+from topics.storage.segments import decode_records, open_records, reads_as_deleted, scan_data
 from topics.storage.shelf import Segment
 from topics.storage.snapshot import (
     Snapshot,
@@ -38,7 +43,8 @@ from topics.storage.snapshot import (
 )
 
 SHOWN: Final = 80
-"""Characters of a payload that a dump shows."""
+ROUTER_SHOWN: Final = 240
+"""Characters of a payload that a dump shows; of one about a router, which has much to say."""
 
 _FLAGS: Final = (
     (frames.HAS_TAG, "tag"),
@@ -104,8 +110,22 @@ class SegmentFacts:
 
 
 @dataclass(frozen=True, slots=True)
+class RouterFacts:
+    """A router that feeds a topic. `cursor` is the last seq of the source that it has dealt with; `source` is None if
+    nobody knows the source's name."""
+
+    name: str
+    source_id: int
+    source: str | None
+    cursor: int
+    copies: int
+    config: dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
 class TopicFacts:
-    """One topic. `unstored` are records that are in the WAL only."""
+    """One topic. `unstored` are records that are in the WAL only; `derived` are those of them that are copies of frames
+    of other topics. `keeps_origins`: it knows which records it has taken, as a router brings each only once."""
 
     id: int
     name: str
@@ -120,6 +140,9 @@ class TopicFacts:
     bytes: int
     last_ts: int
     unstored: int
+    derived: int
+    routers: list[RouterFacts]
+    keeps_origins: bool
     holes: list[Hole]
     segments: list[SegmentFacts]
 
@@ -181,7 +204,9 @@ class Inspection:
         shards = self._shards()
         topics, refused = ([], "the directory is in use") if in_use else self._recovered()
         if refused is not None:
-            topics = [self._of_part(part, newest) for part in self._parts(newest)]
+            parts = self._parts(newest)
+            names = {part.part.id: part.part.name for part in parts}
+            topics = [self._of_part(part, names, newest) for part in parts]
         self.progress.done = self.progress.total
         return DirectoryFacts(
             root=self._datadir.root,
@@ -300,7 +325,18 @@ class Inspection:
             return [], str(error)
         shards = max((shard.shards for shard in found.shards), default=0) or len(found.shards)
         return [
-            _topic(topic.id, topic.name, topic.config, topic.ceiling, topic.log, topic.segments, shards)
+            _topic(
+                topic.id,
+                topic.name,
+                topic.config,
+                topic.ceiling,
+                topic.log,
+                topic.segments,
+                [*topic.incoming.values()],
+                topic.origins,
+                {source.id: source.name for source in found.topics.values()},
+                shards,
+            )
             for topic in found.topics.values()
         ], None
 
@@ -322,10 +358,21 @@ class Inspection:
             with suppress(SnapshotDamaged, FileNotFoundError):
                 yield load_part(path, decode_manifest(self._fs.read(path)))
 
-    def _of_part(self, part: Part, snapshot: Snapshot | None) -> TopicFacts:
+    def _of_part(self, part: Part, names: dict[int, str], snapshot: Snapshot | None) -> TopicFacts:
         shards = snapshot.shards if snapshot is not None else len(discover_shards(self._fs, self._datadir))
-        found = part.part
-        return _topic(found.id, found.name, part.config, found.ceiling, part.log, part.segments, shards)
+        found, log = part.part, part.log
+        return _topic(
+            found.id,
+            found.name,
+            part.config,
+            found.ceiling,
+            log,
+            part.segments,
+            part.routers,
+            part.origins,
+            names,
+            shards,
+        )
 
     # -- frames -------------------------------------------------------------------------------------------------------
 
@@ -388,6 +435,10 @@ class Inspection:
                 flags = [text for bit, text in _FLAGS if rows.flags[i] & bit]
                 if reads_as_deleted(rows.delete_flag[i]):
                     flags.append("deleted")
+                origin = None
+                if rows.flags[i] & frames.HAS_ORIGIN:
+                    (opened,) = open_records(window, (rows.offset[i] - at,), (rows.frame_len[i],), part.part.id)
+                    origin = opened.origin if opened is not None else None
                 yield FrameFacts(
                     path,
                     rows.offset[i],
@@ -401,7 +452,7 @@ class Inspection:
                     flags,
                     record.node.decode(),
                     record.tag.decode(),
-                    _shown(record.meta, record.data),
+                    _shown(record.meta, record.data, origin),
                 )
             if rows.reason == "bad" or not window:
                 yield FrameFacts(
@@ -430,7 +481,16 @@ def type_name(kind: int) -> str:
 
 
 def _topic(
-    topic_id: int, name: str, config: TopicConfig, ceiling: int, log: TopicLog, segments: list[Segment], shards: int
+    topic_id: int,
+    name: str,
+    config: TopicConfig,
+    ceiling: int,
+    log: TopicLog,
+    segments: list[Segment],
+    routers: list[Router],
+    origins: OriginSet | None,
+    names: dict[int, str],
+    shards: int,
 ) -> TopicFacts:
     spans = log.stored_spans()
     stored = sum(span.live for span in spans)
@@ -448,6 +508,23 @@ def _topic(
         bytes=log.bytes,
         last_ts=log.last_ts,
         unstored=log.count - stored,
+        derived=sum(
+            flag >= FLAG_DERIVED and not dead
+            for run in log.capture_raw(log.head_seq)
+            for flag, dead in zip(run.flags, run.dead, strict=True)
+        ),
+        routers=[
+            RouterFacts(
+                router.name,
+                router.source_id,
+                names.get(router.source_id),
+                router.cursor,
+                router.forwarded,
+                router_to_wire(router.config),
+            )
+            for router in sorted(routers, key=lambda router: router.name)
+        ],
+        keeps_origins=origins is not None,
         holes=holes_of(log.dump(raw=False)),
         segments=[_segment(segment, log) for segment in segments],
     )
@@ -486,14 +563,18 @@ def _wal_frame(
     node = tag = b""
     if frame.type == FrameType.APPEND:
         record = decode_append(window, frame.offset - base, frame.end - frame.offset)
-        payload = _shown(record.meta, record.data) if record is not None else "(malformed)"
+        origin = frames.origin_at(window, base, frame) if frame.flags & frames.HAS_ORIGIN else None
+        payload = _shown(record.meta, record.data, origin) if record is not None else "(malformed)"
         if record is not None:
             node, tag = record.node, record.tag
     else:
         fields = frames.control_payload(window, base, frame)
         if frame.type == FrameType.TOPIC_CREATE:
             names[frame.topic_id] = fields["name"]
-        payload = _cut(" ".join(f"{key}={_value(value)}" for key, value in fields.items()))
+        with suppress(KeyError, TypeError, ValueError):  # else it is shown as it is
+            fields = _readable(frame.type, fields, names)
+        room = ROUTER_SHOWN if frame.type in (FrameType.ROUTER_CREATE, FrameType.FORWARDED) else SHOWN
+        payload = _cut(" ".join(f"{key}={_value(value)}" for key, value in fields.items()), room)
     return FrameFacts(
         path,
         frame.offset,
@@ -511,14 +592,44 @@ def _wal_frame(
     )
 
 
+def _readable(kind: int, fields: dict[str, Any], names: dict[int, str]) -> dict[str, Any]:
+    """The fields of a frame about a router, in an order and a form for people."""
+    if kind == FrameType.ROUTER_CREATE:
+        name, source_id, cursor, copies, config = fields["router"]
+        source = names.get(source_id, source_id)
+        return {"router": name, "source": source, "cursor": cursor, "copies": copies, "config": config}
+    if kind != FrameType.FORWARDED:
+        return fields
+    shown = {name: fields[name] for name in ("router", "source", "from", "to", "count", "total")}
+    shown["source"] = names.get(shown["source"], shown["source"])
+    if fields.get("trim"):
+        shown["trim"] = True
+    if "files" in fields:
+        offsets = {extent[0]: extent[3] for extent in reversed(fields["extents"])}
+        places = [f"{kind}/{owner}/{first}+{offsets[i]}" for i, (kind, owner, first) in enumerate(fields["files"])]
+        shown["frames"] = _Text(", ".join(places))
+    return shown
+
+
+class _Text(str):
+    """Shown without quotes."""
+
+    __slots__ = ()
+
+    def __repr__(self) -> str:
+        return str(self)
+
+
 def _value(value: Any) -> str:
     return f"<{len(value)} bytes>" if isinstance(value, bytes) else repr(value)
 
 
-def _shown(meta: bytes, data: bytes) -> str:
+def _shown(meta: bytes, data: bytes, origin: Origin | None = None) -> str:
     text = data[: 4 * SHOWN].decode("utf-8", "replace")
+    if origin is not None:
+        text = f"origin={origin.topic_id}/{origin.seq} hops={origin.hops} {text}"
     return _cut(f"{text} meta={meta[: 4 * SHOWN].decode('utf-8', 'replace')}" if meta else text)
 
 
-def _cut(text: str) -> str:
-    return text if len(text) <= SHOWN else text[: SHOWN - 1] + "…"
+def _cut(text: str, room: int = SHOWN) -> str:
+    return text if len(text) <= room else text[: room - 1] + "…"

@@ -8,6 +8,8 @@ from typing import Any, NamedTuple
 from topics.log.topic_config import config_from_wire
 from topics.log.topic_log import TopicLog
 from topics.model import TopicConfig
+from topics.routing.origins import OriginSet
+from topics.routing.state import Router, kept_origins
 from topics.storage.shelf import Segment
 from topics.storage.snapshot import SnapshotDamaged, TopicPart
 from topics.storage.wal import Position
@@ -21,6 +23,8 @@ class Part(NamedTuple):
     config: TopicConfig
     log: TopicLog
     segments: list[Segment]
+    routers: list[Router]
+    origins: OriginSet | None
 
     @property
     def end(self) -> Position:
@@ -40,8 +44,15 @@ def load_part(path: str, part: TopicPart) -> Part:
     """A part taken apart. Raises SnapshotDamaged if it contradicts itself."""
     try:
         segments = [Segment.from_wire(part.id, entry) for entry in part.segments]
-        return Part(path, part, config_from_wire(part.config), TopicLog.load(part.log), segments)
-    except ValueError as error:
+        config, log = config_from_wire(part.config), TopicLog.load(part.log)
+        routers = [Router.load(entry) for entry in part.routers]
+        origins = OriginSet.load(part.origins) if part.origins is not None else None
+        if len({router.name for router in routers}) < len(routers):
+            raise ValueError("a router twice")
+        if (kept_origins(origins, routers) is None) is not (origins is None):
+            raise ValueError("origins are kept where a router is exactly_once, and nowhere else")
+        return Part(path, part, config, log, segments, routers, origins)
+    except (TypeError, ValueError) as error:
         raise SnapshotDamaged(f"the part of topic {part.id} contradicts itself: {error}") from error
 
 

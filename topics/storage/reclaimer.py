@@ -205,6 +205,8 @@ class Reclaimer:
         """The next spans to be replaced by one: one with too little in it, or small neighbours."""
         sealed = [span for span in topic.log.stored_spans() if _sealed(span) is not None]
         needed = self._upkeep.needed_segments(topic.id)
+        if needed:
+            self._source.attention.add(topic)  # once nobody needs them any more, there may be something to do
         for span in sealed:
             segment = _sealed(span)
             assert segment is not None
@@ -330,6 +332,7 @@ class Reclaimer:
             segments = [_sealed(span) for span in group]
             needed = self._upkeep.needed_segments(topic.id)  # from here on there are no new ones: the topic is busy
             if any(segment is not None and segment.first in needed for segment in segments):
+                self._source.attention.add(topic)
                 return None
             if not all(topic.log.holds(span) for span in group) or not all(segments):
                 return None

@@ -27,7 +27,7 @@ from __future__ import annotations
 
 from array import array
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any, Final, NamedTuple, TypeVar
 
@@ -111,8 +111,9 @@ class RecoveredTopic:
         """Copies whose bytes were not found where they should be; some may be gone for other reasons by the end."""
         self.forwarded_to = 0
         """The highest seq of it that a router has dealt with: there was one, whatever has become of it."""
-        self.stash: list[tuple[int, int, list[int], list[int]]] = []
-        """Places of records that an `ephemeral` topic is writing out; they count when its ConfigUpdate follows."""
+        self.stash: list[tuple[int, int, list[int], list[int], list[Origin | None]]] = []
+        """Places and origins of records that an `ephemeral` topic is writing out; they count when its ConfigUpdate
+        follows."""
 
 
 class RecoveredShard:
@@ -126,6 +127,7 @@ class RecoveredShard:
         "ended",
         "failed_shards",
         "file",
+        "fillers",
         "frame_count",
         "identity",
         "last_seqs",
@@ -144,6 +146,8 @@ class RecoveredShard:
         """The last file is complete (FileEnd): its successor was never named."""
         self.frame_count = 0
         self.last_seqs: dict[int, int] = {}
+        self.fillers: list[tuple[int, int, int]] = []
+        """Ranges that salvage has given up: ordinal of the file, first offset, offset behind."""
         self.vouched = Position(0, 0)
         self.boot_id: str | None = None
         self.identity: str | None = None
@@ -172,6 +176,7 @@ class Damage(Exception):
         losses: dict[int, tuple[int, int | None]],
         names: dict[int, str],
         control_lost: bool,
+        routed: Collection[int] = (),
     ) -> None:
         self.shard = shard
         self.path = path
@@ -188,6 +193,8 @@ class Damage(Exception):
         """Topic id to (first seq lost, last seq lost or None where nothing behind the range tells)."""
         self.names = names
         self.control_lost = control_lost
+        self.routed = routed
+        """Ids of topics that routers feed: a frame may stand for many of their seqs."""
         super().__init__(self.sentence())
 
     def sentence(self) -> str:
@@ -652,6 +659,7 @@ class _Replay:
             losses=self._losses(shard, later, ordinal),
             names={topic.id: topic.name for topic in self.topics.values()},
             control_lost=True,
+            routed={topic.id for topic in self.topics.values() if topic.incoming},
         )
 
     @staticmethod
@@ -776,6 +784,8 @@ class _Replay:
         elif frame.type == FrameType.CLEAN_STOP:
             self.clock = max(self.clock, payload["clock"])
         elif frame.type == FrameType.SHARD_OPEN:
+            if "boot" not in payload and "failed" not in payload:
+                shard.fillers.append((file.ordinal, frame.offset, frame.end))
             if "holes" in payload:
                 for topic_id, (first, last) in payload["holes"].items():
                     topic = self.topics.get(topic_id)
@@ -859,7 +869,8 @@ class _Replay:
         offsets, frame_lens, _, flags, _, seqs, times, _, _, data_lens = zip(*appends, strict=True)
         totals = [length + 4 for length in frame_lens]
         if topic.config.durability == "ephemeral":
-            topic.stash.append((seqs[0], file.file_id, list(offsets), totals))
+            origins = [extras.get(~offset) for offset in offsets]
+            topic.stash.append((seqs[0], file.file_id, list(offsets), totals, origins))
             return
         log_ = topic.log
         if seqs[0] > log_.head_seq + 1:
@@ -895,9 +906,9 @@ class _Replay:
     @staticmethod
     def _note_origins(topic: RecoveredTopic, first: int, origins: Sequence[Origin | None]) -> None:
         """Some records of a batch have come from elsewhere."""
-        topic.copies = topic.copies or CopyTable()
         for seq, origin in enumerate(origins, first):
             if origin is not None:
+                topic.copies = topic.copies or CopyTable()
                 topic.copies.add(seq, [(1, Kind(origin.topic_id, origin.hops, PLAIN))], [origin.seq])
                 if topic.origins is not None:
                     topic.origins.add(origin.topic_id, origin.seq)
@@ -976,7 +987,8 @@ class _Replay:
                     seq = run.first + i
                     beyond = self._is_beyond(shards, run.file[i], run.offset[i] + run.frame_len[i])
                     if beyond or seq in topic.missing:
-                        lost.append((seq, seq, "lost" if beyond else "corrupt"))
+                        given_up = self._is_given_up(shards, run.file[i], run.offset[i])
+                        lost.append((seq, seq, "corrupt" if given_up else "lost"))
             for first, last, reason in lost:
                 log.error("copy_without_bytes", topic=topic.name, seq=first, reason=reason)
                 self.columns.run(topic, partial(topic.log.add_hole, first, last, reason))
@@ -989,6 +1001,14 @@ class _Replay:
         """Topics with segments that copies are made of."""
         files = (file for topic in self.topics.values() if topic.copies is not None for file in topic.copies.files)
         return {owner for kind, owner, _ in map(self.files.place_of, filter(None, files)) if kind == "segment"}
+
+    def _is_given_up(self, shards: Mapping[int, RecoveredShard], file: int, offset: int) -> bool:
+        """Whether salvage has given up the bytes there, or they are in a segment: then they were on disk."""
+        kind, shard, ordinal = self.files.place_of(file) if file else ("", 0, 0)
+        return kind == "segment" or any(
+            ordinal == filled and start <= offset < end
+            for filled, start, end in (shards[shard].fillers if kind == "wal" else ())
+        )
 
     def _is_beyond(self, shards: Mapping[int, RecoveredShard], file: int, end: int) -> bool:
         """Whether a frame that ends there is not in the log as it was recovered."""
@@ -1092,9 +1112,13 @@ class _Replay:
                 span.segment = next(
                     segment for segment in topic.segments if segment.first <= span.first and span.end <= segment.end
                 )
-            for first_seq, file_id, offsets, totals in topic.stash:
+            topic.copies = None  # what is in no segment has been written out
+            for first_seq, file_id, offsets, totals, origins in topic.stash:
                 topic.log.place(first_seq, file_id, offsets, array("I", totals))
+                _Replay._note_origins(topic, first_seq, origins)
             topic.keys = DedupeWindow.load(payload["keys"]) if payload["keys"] else None
+            if payload.get("origins") is not None:
+                topic.origins = OriginSet.load(payload["origins"])
         topic.stash = []
 
 

@@ -97,7 +97,9 @@ class Relocator:
     async def _move(self, topic: LiveTopic, shelf: Shelf, segment: Segment) -> bool:
         tiers = self._storing.tiers
         assert tiers.cold is not None
-        async with self._upkeep.replacing(topic) as there:
+        async with self._upkeep.replacing(topic, segment) as there:
+            if segment.first in self._upkeep.needed_segments(topic.id):
+                return False  # copies are made of it where it is
             if not there or all(span.segment is not segment for span in topic.log.stored_spans()):
                 return False
             await self._offload.run(Kind.FILES, partial(_keep_derived, tiers, segment))

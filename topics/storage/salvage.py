@@ -23,6 +23,9 @@ from topics.storage.recovery import Damage
 log = get_logger(__name__)
 
 COPY_BYTES: Final = 8 << 20
+MIN_COPY_BYTES: Final = 9
+"""Of a copy in the recipe of a Forwarded frame: its lengths and flags."""
+
 MIN_APPEND_BYTES: Final = frames.HEADER_BYTES + 4 + 1 + frames.CHECKSUM_BYTES
 """The smallest Append there is: it bounds how many records a range can have held."""
 
@@ -66,7 +69,7 @@ def repair(fs: Fs, damage: Damage) -> None:
         file=damage.path,
         offset=damage.start,
         until=damage.stop,
-        kinds="topic creations and deletions, config changes, record deletions, evictions, idempotency keys",
+        kinds="topic and router creations and deletions, config changes, record deletions, evictions, idempotency keys",
     )
 
 
@@ -99,10 +102,11 @@ def _copy(source: File, target: File, start: int, end: int) -> None:
 
 def _filler(damage: Damage, *, at_least: int, ends_file: bool) -> bytes:
     """A ShardOpen frame as long as the range (longer only where it ends the file) with the verdict in it."""
-    most = max((damage.stop - damage.start) // MIN_APPEND_BYTES, 1)
+    size = damage.stop - damage.start
     holes = {
-        topic_id: [first, last if last is not None else first + most - 1]
+        topic_id: [first, last if last is not None else first + max(size // least, 1) - 1]
         for topic_id, (first, last) in damage.losses.items()
+        for least in (MIN_COPY_BYTES if topic_id in damage.routed else MIN_APPEND_BYTES,)
     }
     payload: dict[str, object] = {"holes": holes, "salvaged": True}
     last_file = damage.next_ordinal is None

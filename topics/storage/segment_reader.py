@@ -23,6 +23,7 @@ from topics.storage.segments import (
     MIN_FRAME_BYTES,
     READS_AS_DELETED,
     DataScan,
+    IndexColumns,
     SegmentDamaged,
     SegmentTags,
     decode_index,
@@ -83,12 +84,21 @@ def load_columns(tiers: Tiers, segment: Segment, first: int, n: int) -> Loaded:
             array("Q", (segment.opened_ms,)) * n, zeros, zeros[:], zeros[:], bytes(n), bytes((DELETED,)) * n
         )
         return Loaded(columns, [])
-    found = _from_index(tiers, segment, first, n)
-    return found if found is not None else scan_segment(tiers, segment, first, n).loaded
+    index = _read_index(tiers, segment, first, n)
+    found = _from_index(tiers, segment, index, first, n) if index is not None else None
+    if found is not None:
+        return found
+    loaded = scan_segment(tiers, segment, first, n).loaded
+    if index is None or not any(flags & IDX_HOLE for flags in index.flags):
+        return loaded
+    # What was lost before it had a frame is told from what was deleted by `.idx` alone.
+    states = zip(index.flags, loaded.columns.frame_len, loaded.columns.dead, strict=True)
+    dead = bytes(LOST if flags & IDX_HOLE and not size else state for flags, size, state in states)
+    return loaded._replace(columns=loaded.columns._replace(dead=dead))
 
 
-def _from_index(tiers: Tiers, segment: Segment, first: int, n: int) -> Loaded | None:
-    """From `.idx`, and `.tags` for the sizes where they cannot be told from the lengths. None if they do not do."""
+def _read_index(tiers: Tiers, segment: Segment, first: int, n: int) -> IndexColumns | None:
+    """The entries of a span. None if they do not do."""
     skipped = first - segment.first  # slots of a front that was gone before the span came to be
     try:
         blob = _derived(tiers, segment, "idx", INDEX_ENTRY_BYTES * skipped, INDEX_ENTRY_BYTES * n)
@@ -100,6 +110,12 @@ def _from_index(tiers: Tiers, segment: Segment, first: int, n: int) -> Loaded | 
     if index.bad:
         log.warning("index_damaged", topic_id=segment.topic_id, segment=segment.first, entries=len(index.bad))
         return None
+    return index
+
+
+def _from_index(tiers: Tiers, segment: Segment, index: IndexColumns, first: int, n: int) -> Loaded | None:
+    """From `.idx`, and `.tags` for the sizes where they cannot be told from the lengths. None if they do not do."""
+    skipped = first - segment.first
     flags = index.flags.translate(_KEPT)
     if any(flags.translate(_LABELLED)):
         tags = _read_tags(tiers, segment)

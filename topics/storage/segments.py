@@ -467,20 +467,27 @@ def decode_records(
     return records + more, bad + worse
 
 
-def open_record(window: bytes, at: int, size: int, topic_id: int) -> OpenedRecord | None:
-    """The record of the frame of `size` bytes at index `at` of `window`, with its origin, which is this topic and its
-    seq there where the frame carries no other; None if the bytes there are no frame."""
-    if at + HEADER_BYTES > len(window):
-        return None
-    seq = _HEADER.unpack_from(window, at)[2]
-    records, _ = decode_records(window, (at,), (size,), (seq,))
-    if not records:
-        return None
-    record = records[0]
-    origin = Origin(topic_id, seq, 0)
-    if window[at + 4] & HAS_ORIGIN:
-        origin = Origin(*ORIGIN.unpack_from(window, at + HEADER_BYTES + len(record.node) + len(record.tag)))
-    return OpenedRecord(origin, record.node, record.tag, record.meta, record.data)
+def open_records(
+    window: bytes, starts: Sequence[int], frame_lens: Sequence[int], topic_id: int
+) -> list[OpenedRecord | None]:
+    """The records of the frames at these indices of `window`, with their origins, which are this topic and their seqs
+    where they carry no other; None for those that do not verify."""
+    whole = [i for i, at in enumerate(starts) if at + HEADER_BYTES <= len(window)]
+    seqs = [_HEADER.unpack_from(window, starts[i])[2] for i in whole]
+    decoded, _ = decode_records(window, [starts[i] for i in whole], [frame_lens[i] for i in whole], seqs)
+    records = iter(decoded)
+    record = next(records, None)
+    opened: list[OpenedRecord | None] = [None] * len(starts)
+    for i, seq in zip(whole, seqs, strict=True):
+        if record is None or record.seq != seq:
+            continue
+        at = starts[i]
+        origin = Origin(topic_id, seq, 0)
+        if window[at + 4] & HAS_ORIGIN:
+            origin = Origin(*ORIGIN.unpack_from(window, at + HEADER_BYTES + len(record.node) + len(record.tag)))
+        opened[i] = OpenedRecord(origin, record.node, record.tag, record.meta, record.data)
+        record = next(records, None)
+    return opened
 
 
 def _decode(

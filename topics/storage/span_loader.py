@@ -139,7 +139,13 @@ class SpanLoader:
             span = spans[0]
             segment = span.segment
             assert isinstance(segment, Segment)
-            tags = await self.tags(segment)
+            tier = segment.tier
+            try:
+                tags = await self.tags(segment)
+            except FileNotFoundError:
+                if span.segment is segment and segment.tier == tier and topic.log.holds(span):
+                    raise
+                continue  # it was dropped or moved while it was looked for
             if span.segment is not segment or not topic.log.holds(span):
                 continue  # it was replaced while it was read
             seqs.extend(segment.first + i for i in tags.find(match) if done <= segment.first + i < topic.log.tags_from)

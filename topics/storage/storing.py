@@ -15,7 +15,7 @@ from __future__ import annotations
 import errno
 from array import array
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import ExitStack, closing
+from contextlib import ExitStack, closing, suppress
 from copy import copy
 from functools import partial
 from itertools import accumulate
@@ -26,7 +26,7 @@ import trio
 from topics.clock import Clock
 from topics.config import Settings
 from topics.log.copies import CopyTable, run_of
-from topics.log.index import FLAG_DERIVED, LIVE, LOST, NOT_DERIVED, Span
+from topics.log.index import FLAG_DERIVED, LIVE, LOST, NOT_DERIVED, NotLoaded, Span
 from topics.log.topic_config import config_to_wire
 from topics.log.topic_log import RawRun, TopicLog, grow_dump, set_unflagged, summary_first
 from topics.logs import get_logger
@@ -162,6 +162,10 @@ class Source(Protocol):
 
     def now_ms(self) -> int:
         """The retention clock."""
+        ...
+
+    def account(self, topic: Any) -> None:
+        """Bring the totals up to date after a change of a topic's log."""
         ...
 
     def copied_files(self) -> set[int]:
@@ -616,8 +620,10 @@ class Storing:
         if damaged:
             for seq in damaged:
                 log.error("record_damaged", topic=topic.name, seq=seq)
-                if topic.log.is_live(seq):
-                    topic.log.add_hole(seq, seq, "corrupt")
+                with suppress(NotLoaded):  # the next attempt will find it again
+                    if topic.log.is_live(seq):
+                        topic.log.add_hole(seq, seq, "corrupt")
+                        self._source.account(topic)
             raise OSError(errno.EIO, f"records of topic {topic.name!r} are damaged in the WAL")
         return b"".join(pieces), lens
 
@@ -878,7 +884,6 @@ class Storing:
         topic.part_end = Position(*captured.part.end)
         if topic.deleted:
             return
-        topic.copies_stored(captured.head_seq)
         shelf, log_ = topic.shelf, topic.log
         if shelf is not None:
             shelf.gone = captured.stale
@@ -917,6 +922,7 @@ class Storing:
             if newest is not None and newest.loaded:
                 self._cache.add_columns(log_, newest)
             await self._breathe()
+        topic.copies_stored(captured.head_seq)  # not before: others have looked at the topic in between
         if sealed_to:
             log_.drop_tags_below(sealed_to)
             while log_.tidy():
@@ -942,7 +948,8 @@ def _reads(run: RawRun, a: int, b: int) -> list[_Read]:
     whole = run.dead.count(LIVE, a, b) == b - a and run.file[a:b].count(run.file[a]) == b - a
     if whole and (min(run.flags[a:b]) >= FLAG_DERIVED if derived else max(run.flags[a:b]) < FLAG_DERIVED):
         starts = [at - begin for at in offset[a:b]]
-        if min(starts) >= 0 and end - begin <= sum(lens[a:b]) + READ_SLACK:
+        # The frames that copies are made of come in any order, and more than once.
+        if min(starts) >= 0 and max(starts) == starts[-1] and end - begin <= sum(lens[a:b]) + READ_SLACK:
             return [_Read(run.file[a], begin, end - begin, range(a, b), starts, derived)]
     reads: list[_Read] = []
     slots: list[int] = []

@@ -16,7 +16,7 @@ import trio
 
 from topics.clock import Clock
 from topics.storage.frames import FrameType, encode_control
-from topics.storage.shelf import Shelf
+from topics.storage.shelf import Segment, Shelf
 from topics.storage.store import Store
 from topics.storage.storing import LiveTopic, Source
 from topics.storage.wal import ControlBatch
@@ -37,12 +37,14 @@ class Upkeep:
         self._held_until_ms = 0
         self.busy: set[LiveTopic] = set()
         """Topics whose files are being replaced."""
+        self._moving: dict[LiveTopic, Segment] = {}
+        """Those of which it is only one segment."""
         self.littered: dict[LiveTopic, None] = {}
         """Topics with work that has failed: there may be files that no part names. The reclaimer clears them away."""
 
     def needed_segments(self, topic_id: int) -> set[int]:
         """The first seqs of those segments of a topic that copies in other topics are made of. They stay as they are
-        until the copies are in segments of their own (`crash.md` 18); relocation moves no byte of them."""
+        until the copies are in segments of their own (`crash.md` 18)."""
         places = map(self._store.files.place_of, self._source.copied_files())
         return {first for kind, owner, first in places if kind == "segment" and owner == topic_id}
 
@@ -77,9 +79,14 @@ class Upkeep:
                 with trio.CancelScope(shield=True):
                     yield
 
+    def is_replacing(self, topic: LiveTopic, segment: Segment) -> bool:
+        """Whether the files of this segment may be about to change."""
+        return topic in self.busy and self._moving.get(topic, segment) is segment
+
     @asynccontextmanager
-    async def replacing(self, topic: LiveTopic) -> AsyncIterator[bool]:
-        """Have a topic's files for oneself, to replace some of them. False: the topic is gone, there is nothing to do.
+    async def replacing(self, topic: LiveTopic, segment: Segment | None = None) -> AsyncIterator[bool]:
+        """Have a topic's files for oneself, to replace some of them; of one segment only, if there is one. False: the
+        topic is gone, there is nothing to do.
 
         Raises ApiError when the mark cannot be logged. What is begun is finished: cancellation comes after it.
         """
@@ -89,6 +96,8 @@ class Upkeep:
                 yield False
                 return
             self.busy.add(topic)
+            if segment is not None:
+                self._moving[topic] = segment
             try:
                 mark = encode_control(FrameType.CHECKPOINT_MARK, {}, topic_id=topic.id, ts=self._source.now_ms())
                 batch = ControlBatch(mark, 1, topic_id=topic.id, wants_sync=True)
@@ -100,3 +109,4 @@ class Upkeep:
                 raise
             finally:
                 self.busy.discard(topic)
+                self._moving.pop(topic, None)

@@ -1,11 +1,13 @@
 """`verify`: is everything in a data directory what was written? Offline, and nothing is changed.
 
 Responsible for the directory as a whole: FORMAT, snapshots and manifests, which of two parts of a topic counts, which
-files belong to whom, and what a start would say. The logs are `verify_wal`'s, single segments `verify_segments`'s.
+files belong to whom, and what a start would say. The logs are `verify_wal`'s, single segments `verify_segments`'s, what
+copies are made of is `verify_routers`'s.
 
 Theory of operation. Snapshots first: the newest that verifies says where replay begins. Then the logs, against the
-positions that snapshots and manifests name; they tell which topics have changed since. Then one topic after another, by
-the newer of its two parts. In the end recovery itself is asked, which changes nothing either: whatever would refuse a
+positions that snapshots and manifests name; they tell which topics have changed since. Then the frames that copies are
+made of, as long as those are in no segment of their own by the newest part. Then one topic after another, by the newer
+of its two parts. In the end recovery itself is asked, which changes nothing either: whatever would refuse a
 start is damage, whatever it would announce as `corrupt` is worth a note.
 
 What cannot be told from what was meant to be: bits of a log behind the last position that a sync is known to have
@@ -15,7 +17,7 @@ cuts the log there. Bytes that no checkpoint has counted, files of nobody, LOCK,
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Final
 
 import cbor2
@@ -36,12 +38,12 @@ from topics.storage.datadir import (
     segment_name,
     wal_path,
 )
-from topics.storage.finding import Finding
+from topics.storage.finding import DAMAGE, NOTE, Finding
 from topics.storage.frames import UnknownFrameType
 from topics.storage.fs import TEMPORARY_SUFFIX, Fs, join
 from topics.storage.parts import Part, holes_of, load_part
 from topics.storage.readonly import ReadOnlyFs, size_of
-from topics.storage.recovery import Damage, Progress, shard_of
+from topics.storage.recovery import Damage, Progress, Recovered, shard_of
 from topics.storage.segment_reader import Tiers
 from topics.storage.segment_store import DELETED_SUFFIX, DirectorySegmentStore
 from topics.storage.snapshot import (
@@ -55,9 +57,10 @@ from topics.storage.snapshot import (
     decode_snapshot,
     snapshot_numbers,
 )
+from topics.storage.verify_routers import CopyCheck
 from topics.storage.verify_segments import SegmentCheck
-from topics.storage.verify_wal import LogCheck, LogFacts, Mention
-from topics.storage.wal import Position
+from topics.storage.verify_wal import LogCheck, LogFacts, Mention, TopicFacts
+from topics.storage.wal import Position, WalFiles
 
 MANIFEST: Final = "topic.cbor"
 TRIES: Final = 10
@@ -81,6 +84,12 @@ class Verification:
         self._parts: dict[int, bytes] = {}
         self._mentions: dict[tuple[int, int], list[Mention]] = {}
         """By shard and ordinal of the file."""
+        self._known: dict[int, TopicFacts] = {}
+        """By topic, from the newer of its parts."""
+        self._files_of_logs = WalFiles()
+        self._log_directories: dict[int, str] = {}
+        self._copied: set[int] = set()
+        """Topics with segments that copies are made of."""
         self._damaged = False
 
     def findings(self) -> Iterator[Finding]:
@@ -99,6 +108,7 @@ class Verification:
         yield from self._snapshots()
         self._collect_mentions()
         yield from self._logs()
+        yield from self._copies()
         yield from self._topics()
         yield from self._kept_aside()
         if not self._in_use:
@@ -173,24 +183,24 @@ class Verification:
 
     def _collect_mentions(self) -> None:
         """The positions of parts, for the logs to be checked against; those that do not verify are reported later."""
-        shards = self._shards()
-        if not shards:
-            return
-        for topic_id, blob in self._parts.items():
-            self._mention_part("the snapshot", decode_part(blob), shard_of(topic_id, shards))
+        for blob in self._parts.values():
+            self._mention_part("the snapshot", decode_part(blob))
         for topic_id in self._tiers.hot.topics():
             path = self._datadir.manifest_path(topic_id)
             try:
                 part = decode_manifest(self._fs.read(path))
             except (SnapshotDamaged, FileNotFoundError):
                 continue
-            self._mention_part(path, part, shard_of(topic_id, shards))
+            self._mention_part(path, part)
 
-    def _mention_part(self, path: str, part: TopicPart, shard: int) -> None:
-        ordinal, offset = part.end
-        if offset:
+    def _mention_part(self, path: str, part: TopicPart) -> None:
+        ordinal, offset = end = Position(*part.end)
+        known = self._known.get(part.id)
+        if known is None or end >= known.end:
+            self._known[part.id] = TopicFacts(part.name, end, part.config.get("durability") == "ephemeral")
+        if offset and self._shards():
             mention = Mention(offset, None, path, f"topic {part.name!r} ends", False)
-            self._mentions.setdefault((shard, ordinal), []).append(mention)
+            self._mentions.setdefault((shard_of(part.id, self._shards()), ordinal), []).append(mention)
 
     def _shards(self) -> int:
         """How many the WAL has; 0 if nobody says so."""
@@ -215,6 +225,9 @@ class Verification:
                 yield from self._old_log(shard, directory, old if is_current else ordinals)
             if not is_current:
                 continue
+            self._log_directories[shard] = directory
+            for ordinal in current:
+                self._files_of_logs.add(shard, ordinal, wal_path(directory, ordinal))
             position = snapshot.positions.get(shard) if snapshot is not None else None
             if snapshot is None and current and current[0]:
                 problem = "the log does not reach back to its start, and no snapshot verifies"
@@ -233,6 +246,7 @@ class Verification:
                 begin=Position(*position[:2]) if position is not None else None,
                 mentions=mentions,
                 facts=self._facts,
+                topics=self._known,
                 in_use=self._in_use,
             )
             yield from check.findings()
@@ -256,9 +270,43 @@ class Verification:
             begin=None,
             mentions={},
             facts=LogFacts(),
+            topics={},
             in_use=self._in_use,
         )
         yield from check.findings()
+
+    # -- copies -------------------------------------------------------------------------------------------------------
+
+    def _copies(self) -> Iterator[Finding]:
+        """What the copies are made of that are in no segment of their own yet."""
+        roots = [self._datadir] + ([self._cold_dir] if self._cold_dir is not None else [])
+        copies = self._facts.copies
+        check = CopyCheck(self._fs, self._tiers, roots, self._log_directories, self._files_of_logs, copies)
+        for recipe in copies.recipes:
+            if not self._is_there(recipe.topic_id):
+                continue
+            known = self._known.get(recipe.topic_id)
+            name = known.name if known is not None else self._facts.created.get(recipe.topic_id, str(recipe.topic_id))
+            findings: Iterable[Finding] = check.findings(recipe, name)
+            if self._in_use and (findings := self._patiently(findings)):
+                newest, _ = self._newest(recipe.topic_id)
+                if newest is None or newest.end > recipe.position:
+                    continue  # they are in segments by now, or gone
+            yield from findings
+        self._copied = check.needed
+
+    @staticmethod
+    def _patiently(findings: Iterable[Finding]) -> list[Finding]:
+        """All of them; none where a file goes under us."""
+        try:
+            return list(findings)
+        except FileNotFoundError:
+            return []
+
+    def _is_there(self, topic_id: int) -> bool:
+        """Whether a start would find the topic."""
+        known = topic_id in self._parts or topic_id in self._facts.created or self._snapshot is None
+        return known and topic_id not in self._facts.deleted
 
     # -- topics -------------------------------------------------------------------------------------------------------
 
@@ -266,8 +314,7 @@ class Verification:
         hot = set(self._tiers.hot.topics())
         cold = set(self._tiers.cold.topics()) if self._tiers.cold is not None else set()
         for topic_id in sorted(hot | cold | set(self._parts)):
-            known = topic_id in self._parts or topic_id in self._facts.created or self._snapshot is None
-            if not known or topic_id in self._facts.deleted:
+            if not self._is_there(topic_id):
                 yield from self._nobodys(topic_id)
                 continue
             yield from self._topic(topic_id)
@@ -280,8 +327,11 @@ class Verification:
     def _nobodys(self, topic_id: int) -> Iterator[Finding]:
         for place in (self._datadir, self._cold_dir):
             path = place.topic_dir(topic_id) if place is not None else ""
+            until = "it stays as long as copies are made of it"
+            if topic_id not in self._copied:
+                until = "the next start removes it"
             if path and self._fs.exists(path):
-                yield Finding(path, None, "of a topic that is gone: the next start removes it", "note")
+                yield Finding(path, None, f"of a topic that is gone: {until}", "note")
 
     def _topic(self, topic_id: int) -> Iterator[Finding]:
         found, problems = self._newest(topic_id)
@@ -446,6 +496,36 @@ class Verification:
                     if reason == "corrupt":
                         problem = f"topic {topic.name!r}: seqs {first} to {last} are announced as corrupt"
                         yield Finding(root, None, problem, "note")
+            yield from self._routers(recovered)
+
+    def _routers(self, recovered: Recovered) -> Iterator[Finding]:
+        """What routers are between, and where they are. What a crash may have left is a note: a start sees to it."""
+        dests: dict[str, str] = {}
+        stopped = len(self._facts.stopped) >= len(recovered.shards)
+        for topic in recovered.topics.values():
+            part = self._newest(topic.id)[0]
+            path = part.path if part is not None else self._datadir.root
+            for router in part.routers if part is not None else ():
+                if router.source_id not in recovered.topics:
+                    problem = f"router {router.name!r}: its source, topic {router.source_id}, "
+                    if router.source_id < recovered.next_topic_id:
+                        yield Finding(path, None, f"{problem}is gone: the next start drops it", "note")
+                    else:
+                        yield Finding(path, None, f"{problem}was never there", "damage")
+            for router in topic.incoming.values():
+                source = recovered.topics[router.source_id]
+                between = router.config.source, router.config.dest
+                if between != (source.name, topic.name):
+                    problem = f"router {router.name!r} is from {between[0]!r} to {between[1]!r} by its config, and"
+                    yield Finding(path, None, f"{problem} from {source.name!r} to {topic.name!r} by its ids", "damage")
+                other = dests.setdefault(router.name, topic.name)
+                if other != topic.name:
+                    yield Finding(path, None, f"router {router.name!r} leads to {other!r} as well", "damage")
+                head = max(source.log.head_seq, source.ceiling)
+                if router.cursor > head:
+                    problem = f"router {router.name!r} is at seq {router.cursor} of {source.name!r}"
+                    severity = DAMAGE if stopped else NOTE
+                    yield Finding(path, None, f"{problem}, which ends at {head}", severity)
 
 
 def _span_of(found: Part, i: int) -> Span | None:

@@ -7,24 +7,29 @@ Where bytes are no frame the question is recovery's: the torn end of writes that
 answered as recovery does it (`recovery`), with one addition: a single bit set among the zeros behind the end cannot be
 what is left of a write, so that is damage too. Behind damage the search for frames goes on, so that all of it is found.
 
+Seqs of a topic go on from frame to frame, those of copies included (`verify_routers`); what an `ephemeral` topic hands
+out is not logged, so nothing can be told of those.
+
 Only offsets are kept in memory, 8 bytes a frame of the file that is read.
 """
 
 from __future__ import annotations
 
 from array import array
-from bisect import bisect_left
-from collections.abc import Generator, Iterator, Sequence
+from bisect import bisect_left, bisect_right
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
+from topics.routing.state import Router
 from topics.storage import frames
 from topics.storage.datadir import wal_path
 from topics.storage.finding import MAX_PER_FILE, SECTOR, Finding
-from topics.storage.frames import CONTINUES, MORE, Frame, FrameType, Scan
+from topics.storage.frames import CONTINUES, MORE, Frame, FrameType, Row, Scan
 from topics.storage.fs import File, Fs
 from topics.storage.readonly import WINDOW_BYTES
 from topics.storage.recovery import shard_of
 from topics.storage.resync import find_frames
+from topics.storage.verify_routers import CopyFacts, Cursors, RecipePlace, contradiction, copies_in
 from topics.storage.wal import Position
 
 _MORE: Final = bytes(bool(flags & MORE) for flags in range(256))
@@ -50,8 +55,76 @@ class LogFacts:
     def __init__(self) -> None:
         self.since: set[int] = set()
         """Ids with frames at or behind where replay begins: files may be ahead of what their part says."""
-        self.created: set[int] = set()
+        self.created: dict[int, str] = {}
+        """Name by id."""
         self.deleted: set[int] = set()
+        self.copies = CopyFacts()
+        self.stopped: set[int] = set()
+        """Shards whose log ends in a clean stop."""
+
+
+class TopicFacts(NamedTuple):
+    """What is known of a topic from its newest part."""
+
+    name: str
+    end: Position
+    """Frames before it are in the part."""
+    ephemeral: bool
+
+
+class _Seqs:
+    """How the seqs of each topic go on."""
+
+    def __init__(self) -> None:
+        self._next: dict[int, int] = {}
+        self._gaps: dict[int, tuple[str, int, str]] = {}
+        """The first one of each topic: path, offset and what is wrong. Of a topic that was `ephemeral` it does not
+        count."""
+        self._ephemeral: dict[int, bool] = {}
+
+    def forget(self) -> None:
+        """Something is missing: what comes now goes on from anywhere."""
+        self._next.clear()
+
+    def take(self, path: str, offset: int, topic_id: int, first: int, last: int) -> None:
+        """A frame takes these."""
+        expected = self._next.get(topic_id, first)
+        if first != expected and not self._ephemeral.get(topic_id):
+            again = "once more, after" if first < expected else "directly behind"
+            problem = f"topic {topic_id}: seq {first} comes {again} seq {expected - 1}"
+            self._gaps.setdefault(topic_id, (path, offset, problem))
+        self._next[topic_id] = last + 1
+
+    def run(self, path: str, rows: Sequence[Row]) -> None:
+        """Append frames that follow one another."""
+        if rows and rows[-1][5] - rows[0][5] == len(rows) - 1 and len({row[4] for row in rows}) == 1:
+            seqs = [row[5] for row in rows]
+            if seqs == list(range(seqs[0], seqs[0] + len(seqs))):
+                self.take(path, rows[0][0], rows[0][4], seqs[0], seqs[-1])
+                return
+        for row in rows:
+            self.take(path, row[0], row[4], row[5], row[5])
+
+    def skip(self, topic_id: int, last: int) -> None:
+        """A hole takes all up to `last`."""
+        if topic_id in self._next:
+            self._next[topic_id] = max(self._next[topic_id], last + 1)
+
+    def configure(self, topic_id: int, payload: Mapping[str, Any], *, created: bool) -> None:
+        """A topic has this class from here on. On leaving `ephemeral` its log says where it goes on."""
+        self._ephemeral[topic_id] = payload["config"].get("durability") == "ephemeral"
+        if created:
+            self._next[topic_id] = 1
+        if "log" in payload:
+            self._gaps.pop(topic_id, None)
+            self._next[topic_id] = payload["log"]["head_seq"] + 1
+
+    def gaps(self, known: Mapping[int, TopicFacts]) -> Iterator[tuple[str, int, str]]:
+        """What is wrong, when all has been read."""
+        for topic_id, gap in self._gaps.items():
+            facts = known.get(topic_id)
+            if not self._ephemeral.get(topic_id, facts is not None and facts.ephemeral):
+                yield gap
 
 
 class _File:
@@ -79,6 +152,9 @@ class _File:
         self.ended_at: int | None = None
         self.next: int | None = None
         self.clean_stop_at = -1
+        self.recipes: list[RecipePlace] = []
+        self.appends = 0
+        """In the batch that goes on at the end of the window."""
         self.findings = 0
 
     @property
@@ -113,6 +189,7 @@ class LogCheck:
         begin: Position | None,
         mentions: dict[int, list[Mention]],
         facts: LogFacts,
+        topics: Mapping[int, TopicFacts],
         in_use: bool,
     ) -> None:
         self._fs = fs
@@ -124,8 +201,11 @@ class LogCheck:
         self._begin = begin
         self._mentions = mentions
         self._facts = facts
+        self._topics = topics
         self._in_use = in_use
         self._ours: set[int] = {0}
+        self._seqs = _Seqs()
+        self._cursors = Cursors()
 
     def findings(self) -> Iterator[Finding]:
         """All that is wrong, in the order of the log."""
@@ -142,10 +222,24 @@ class LogCheck:
                 yield from self._file(handle, file, following)
             finally:
                 handle.close()
+            self._note_end(file)
+        for path, offset, problem in self._seqs.gaps(self._topics):
+            yield Finding(path, offset, problem, "damage")
         for ordinal, mentions in sorted(self._mentions.items()):
             for mention in mentions:
                 if mention.must_exist or (self._ordinals and ordinal > self._ordinals[0]):
                     yield Finding(mention.path, None, f"{mention.what}: there is no WAL file of {ordinal}", "damage")
+
+    def _note_end(self, file: _File) -> None:
+        """What of a file the others need to know."""
+        copies = self._facts.copies
+        copies.recipes += [recipe for recipe in file.recipes if recipe.position.offset < file.batch_at]
+        copies.ends[self._shard] = Position(file.ordinal, file.batch_at)
+        if not file.whole:
+            copies.damaged.add((self._shard, file.ordinal))
+        self._facts.stopped.discard(self._shard)
+        if file.clean_stop_at == file.batch_at:
+            self._facts.stopped.add(self._shard)
 
     # -- one file -----------------------------------------------------------------------------------------------------
 
@@ -174,7 +268,7 @@ class LogCheck:
                 yield self._damage(file, at, f"the bytes up to {stop} are no valid frames, and {why}")
             if resume is None:
                 break
-            at, file.more = resume, False
+            at, file.more, file.appends = resume, False, 0
         if file.ended:
             yield from self._after_end(handle, file, following)
         yield from self._positions(file)
@@ -214,7 +308,6 @@ class LogCheck:
         file.offsets.extend([row[0] for row in rows])
         if scan.ends:
             file.batch_at = Frame._make(rows[scan.ends[-1] - 1]).end
-        file.last_seqs.update({row[4]: row[5] for row in rows if row[2] == FrameType.APPEND})
         ids = {row[4] for row in rows}
         for topic_id in sorted(ids - self._ours):
             if self._shards and shard_of(topic_id, self._shards) != self._shard:
@@ -225,17 +318,60 @@ class LogCheck:
             self._facts.since |= ids
         elif self._begin <= (file.ordinal, rows[-1][0]):
             self._facts.since.update(row[4] for row in rows if row[0] >= self._begin.offset)
+        behind = 0
         for i in scan.controls:
             frame = Frame._make(rows[i])
+            self._appends(file, rows[behind:i])
+            behind = i + 1
             try:
                 payload = frames.control_payload(window, base, frame)
-                yield from self._control(file, frame, index + i, payload)
+                if frame.type == FrameType.FORWARDED:
+                    yield from self._forwarded(file, frame, payload, self._appends_before(scan, i, file))
+                else:
+                    yield from self._control(file, frame, index + i, payload)
             except Exception as error:  # what malformed CBOR raises depends on the bytes
                 yield self._damage(file, frame.offset, f"the payload does not decode: {error!r}")
             if file.ended:
                 if i + 1 < len(rows):
                     yield self._damage(file, frame.end, "a frame behind FileEnd")
                 return
+        self._appends(file, rows[behind:])
+        file.appends = self._appends_before(scan, len(rows), file)
+
+    def _appends(self, file: _File, rows: Sequence[Row]) -> None:
+        file.last_seqs.update({row[4]: row[5] for row in rows})
+        self._seqs.run(file.path, rows)
+
+    @staticmethod
+    def _appends_before(scan: Scan, i: int, file: _File) -> int:
+        """How many Appends the batch of row `i` has in front of it."""
+        at = bisect_right(scan.ends, i)
+        begin = scan.ends[at - 1] if at else 0
+        count = sum(row[2] == FrameType.APPEND for row in scan.rows[begin:i])
+        return count if at else count + file.appends
+
+    def _forwarded(self, file: _File, frame: Frame, payload: dict[str, Any], appends: int) -> Iterator[Finding]:
+        """A router has moved on."""
+        topic_id, offset = frame.topic_id, frame.offset
+        problem = contradiction(frame, payload) or self._cursors.forward(topic_id, payload)
+        if problem is None and appends and appends != payload["count"]:
+            problem = f"{payload['count']} copies, and {appends} records in its batch"
+        if problem is not None:
+            yield Finding(file.path, offset, f"a Forwarded frame of topic {topic_id}: {problem}", "damage")
+            self._seqs.forget()
+            return
+        if frame.seq:
+            last = frame.seq + copies_in(payload) - 1
+            self._seqs.take(file.path, offset, topic_id, frame.seq, last)
+            file.last_seqs[topic_id] = last
+        elif not appends:
+            file.last_seqs.pop(topic_id, None)  # of an `ephemeral` topic FileEnd may know more
+        position = Position(file.ordinal, offset)
+        known = self._topics.get(topic_id)
+        begins = max(self._begin or Position(0, 0), known.end if known is not None else Position(0, 0))
+        if "kinds" in payload and position >= begins:
+            size = frame.end - offset
+            file.recipes.append(RecipePlace(file.path, position, size, topic_id, frame.seq))
 
     def _control(self, file: _File, frame: Frame, index: int, payload: dict[str, Any]) -> Iterator[Finding]:
         kind = frame.type
@@ -257,14 +393,35 @@ class LogCheck:
                 file.extra.append((index, weight - 1))
             if "holes" in payload or "pad" in payload or "" in payload or not payload:
                 file.fillers.append((frame.offset, frame.end))
+                self._forget()
+            if "boot" in payload:
+                self._facts.copies.opened.setdefault((self._shard, file.ordinal), frame.offset)
             if payload.get("ends_file"):
                 file.ended_at = frame.end
         elif kind == FrameType.CLEAN_STOP:
             file.clean_stop_at = frame.end
         elif kind == FrameType.TOPIC_CREATE:
-            self._facts.created.add(frame.topic_id)
+            self._facts.created[frame.topic_id] = payload["name"]
+            self._seqs.configure(frame.topic_id, payload, created=True)
+        elif kind == FrameType.CONFIG_UPDATE:
+            self._seqs.configure(frame.topic_id, payload, created=False)
+            if "log" in payload:
+                file.last_seqs.pop(frame.topic_id, None)  # FileEnd does not count what was written out
+        elif kind == FrameType.HOLE:
+            self._hole(frame.topic_id, payload)
+        elif kind == FrameType.ROUTER_CREATE:
+            Router.load(payload["router"])
+            self._cursors.create(frame.topic_id, payload["router"])
+        elif kind == FrameType.ROUTER_DELETE:
+            self._cursors.delete(frame.topic_id, payload["name"])
         elif kind == FrameType.TOPIC_DELETE:
             self._facts.deleted.add(frame.topic_id)
+
+    def _hole(self, topic_id: int, payload: Mapping[str, Any]) -> None:
+        if payload.get("within"):
+            self._facts.copies.holes.setdefault(topic_id, []).append((payload["first"], payload["last"]))
+        else:
+            self._seqs.skip(topic_id, payload["last"])
 
     @staticmethod
     def _goes_on(handle: File, file: _File, at: int) -> bool:
@@ -342,7 +499,13 @@ class LogCheck:
     def _damage(self, file: _File, offset: int | None, problem: str) -> Finding:
         file.whole = False
         file.findings += 1
+        self._forget()
         return Finding(file.path, offset, problem, "damage")
+
+    def _forget(self) -> None:
+        """Frames are missing here."""
+        self._seqs.forget()
+        self._cursors.forget()
 
 
 def _batches_behind(handle: File, at: int, size: int) -> Iterator[int]:

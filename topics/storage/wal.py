@@ -542,6 +542,7 @@ class ShardWriter:
         if sync:
             figures.fsyncs += 1
             figures.fsync_latency.observe(sync_ns / 1000)
+        if sync or not self._dirty:  # a group without bytes, right behind a rotation
             self._synced()
 
     def _write_blocking(
