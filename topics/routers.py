@@ -157,33 +157,37 @@ class Routers:
                 if known is not None and config == known.config:
                     return self._state(known), False
                 self._graph.check(name, config.source, config.dest, config.allow_cycle)
+                ends = await self._ends(config, known)
+                if ends is None:
+                    continue  # topics have come or gone: everything has to be looked at again
+                source, dest = ends
+                self._commits.check_writable(dest)
                 if known is None:
-                    self._check_room(config)
-                    self._commits.check_all_writable()
-                    source, dest = await self._topic(config.source), await self._topic(config.dest)
+                    cursor = source.log.head_seq if config.start == "tail" else 0
+                    router = Router(name, source.id, cursor, 0, config)
                 else:
-                    source, dest = self._registry.topics.get(config.source), self._registry.topics.get(config.dest)
-                if source is None or dest is None:
-                    continue
-                waiting = dest.barrier if dest.barrier is not None else source.barrier
-                if waiting is not None:
-                    await waiting.wait()
-                    continue
-                break
-            self._commits.check_writable(dest)
-            if known is None:
-                cursor = source.log.head_seq if config.start == "tail" else 0
-                router = Router(name, source.id, cursor, 0, config)
-            else:
-                router = Router(name, known.source_id, known.cursor, known.forwarded, config)
-            payload = {"router": router.dump()}
-            commit = self._commit(dest, FrameType.ROUTER_CREATE, payload, partial(self._settle, router, source))
-            if not await commit.wait():
-                raise topic_not_found(config.source)
-            made = self._names.get(name)
-            if made is None:
-                raise topic_not_found(config.source)  # it has gone already, and the router with it
-            return self._state(made), known is None
+                    router = Router(name, known.source_id, known.cursor, known.forwarded, config)
+                payload = {"router": router.dump()}
+                commit = self._commit(dest, FrameType.ROUTER_CREATE, payload, partial(self._settle, router, source))
+                if await commit.wait():
+                    return self._state(known or router), known is None
+
+    async def _ends(self, config: RouterConfig, known: Router | None) -> tuple[Topic, Topic] | None:
+        """The source and the dest of a router, made where they are missing; None if something had to be waited for, or
+        one of them has gone."""
+        if known is None:
+            self._check_room(config)
+            self._commits.check_all_writable()
+            source, dest = await self._topic(config.source), await self._topic(config.dest)
+        else:
+            source, dest = self._registry.topics.get(config.source), self._registry.topics.get(config.dest)
+        if source is None or dest is None:
+            return None
+        waiting = dest.barrier if dest.barrier is not None else source.barrier
+        if waiting is not None:
+            await waiting.wait()
+            return None
+        return source, dest
 
     def _check_room(self, config: RouterConfig) -> None:
         """Whether what has to be created may be. Raises 404 and 429, and creates nothing."""
