@@ -9,7 +9,7 @@ may say is decided in `topics.log.topic_config`; deleting records is in `topics.
 from __future__ import annotations
 
 from array import array
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from contextlib import AsyncExitStack
 from functools import partial
 from typing import Any, Final
@@ -159,6 +159,25 @@ class Configuring:
         self._creating[name] = trio.Event()
         await self._background.finish(partial(self._create_synced, name, config))
         return True
+
+    async def create_missing(self, names: Sequence[str]) -> None:
+        """Make those of these topics that are not there, with the defaults; none of them if there is no room for all.
+        Some may be gone again by the time it returns. Raises 429."""
+        making = [self._creating[name] for name in names if name in self._creating]
+        missing = [name for name in names if name not in self._registry.topics and name not in self._creating]
+        self.check_topics(missing)
+        for name in missing:
+            self._creating[name] = trio.Event()
+        for i, name in enumerate(missing):
+            config = resolve_config(None, TopicConfigPatch(), topic=name)
+            try:
+                await self._background.finish(partial(self._create_synced, name, config))
+            except BaseException:
+                for other in missing[i + 1 :]:
+                    self._creating.pop(other).set()
+                raise
+        for event in making:
+            await event.wait()
 
     def check_topics(self, names: Collection[str]) -> None:
         """Whether there may be topics of all these names. Raises 429."""

@@ -38,9 +38,9 @@ from topics.config import Settings
 from topics.errors import ApiError
 from topics.loading import Loader, OpenedRun
 from topics.log.block import Block, block_with
-from topics.log.copies import MAX_HOPS, PLAIN, Kind, Look, Origin, each_kind, kinds_of, run_of, stamped
-from topics.log.index import FLAG_DERIVED, FLAG_NODE, FLAG_ORIGIN, FLAG_TAG, NotLoaded
-from topics.log.topic_log import Extent, Gap
+from topics.log.copies import MAX_HOPS, Kind, Look, Origin, each_kind, stamped
+from topics.log.index import FLAG_DERIVED, FLAG_ORIGIN, NotLoaded
+from topics.log.topic_log import Extent, Gap, Run
 from topics.logs import get_logger
 from topics.registry import EngineStatus, Registry
 from topics.routing.state import Router
@@ -52,15 +52,15 @@ from topics.storage.frames import FrameType, offsets_of, seal_batch
 from topics.storage.shelf import Segment
 from topics.storage.store import Store
 from topics.storage.wal import ControlBatch, Position
+from topics.taking import BATCH_BYTES, Taken, dress, take_opened, take_raw
 from topics.topic import Commit, Fanout, Gate, Topic
 
 log = get_logger(__name__)
 
-BATCH_RECORDS: Final = 500
-BATCH_BYTES: Final = 1 << 20
-"""What a step takes at most, so that it takes no more than some 2 ms; one record is always taken, whatever its size."""
+BATCH_RECORDS: Final = 250
+"""What a step takes at most, so that it takes about a millisecond."""
 
-HEAVY_RECORDS: Final = 200
+HEAVY_RECORDS: Final = 100
 """The same where more is done for each: stamps and origins, frames of their own, records out of segments."""
 
 BATCH_SPREAD: Final = 16_384
@@ -147,26 +147,6 @@ class Forwarder:
         if self.progress is not None:
             self.progress.set()
             self.progress = None
-
-
-class Taken(NamedTuple):
-    """Some live records of a source, column by column, as a copy may be made of them.
-
-    `origins` is None if all of them were appended to the source itself. `files` is None if no file holds their frames
-    that copies may be made of. `derived` are those that are copies of frames elsewhere, by index.
-    """
-
-    seqs: Sequence[int]
-    nodes: list[str | None] | None
-    tags: list[str | None] | None
-    metas: list[bytes] | None
-    datas: list[bytes]
-    sizes: array[int]
-    flags: bytes
-    origins: list[tuple[Kind, int]] | None
-    files: array[int] | None
-    offsets: array[int]
-    frame_lens: array[int]
 
 
 class Decided(NamedTuple):
@@ -294,7 +274,8 @@ class Forwarding:
     async def _reach(self, forwarder: Forwarder, target: int) -> None:
         asked = False
         while not forwarder.closed and not forwarder.blocked and forwarder.router.cursor < target:
-            if self._status.phase != "ready":
+            fanout = forwarder.source.fanout
+            if self._status.phase != "ready" or fanout is None or self._scheduler.is_paused(fanout):
                 return
             if not asked and self._waits_for_sync(forwarder) and self._bound(forwarder) < target:
                 asked = True
@@ -406,6 +387,7 @@ class Forwarding:
             return 1
         position, tombstone = source.log.start(forwarder.position, True)
         if tombstone is not None:
+            self._check_room_behind(forwarder, position)
             self._announce(forwarder, tombstone.gap_to, tombstone.reason)
             return 1
         following = source.log.step(position, self._most(forwarder))
@@ -413,6 +395,7 @@ class Forwarding:
             self._move(forwarder, bound)  # what is left was deleted
             return 1
         if isinstance(following, Gap):
+            self._check_room_behind(forwarder, following.last)
             self._announce(forwarder, min(following.last, bound), following.reason)
             return 1
         taken = self._take(forwarder, following.first, min(following.last, bound))
@@ -516,6 +499,21 @@ class Forwarding:
                 return n - 1
         return len(chosen)
 
+    def _check_room_behind(self, forwarder: Forwarder, position: int) -> None:
+        """A loss is told when there is room for what follows it, so that a full dest over a source that goes on losing
+        is told once. Raises _Full."""
+        source, dest = forwarder.source, forwarder.dest
+        config = dest.config
+        following = source.log.step(position, 1)
+        if config.discard != "reject" or not isinstance(following, Run):
+            return
+        raw = source.log.capture_raw(following.first, following.first)
+        size = raw[0].size[0] if raw else 1
+        self._expire(dest)
+        room = dest.log.room(config.cap_records, config.cap_bytes, dest.pending_records, dest.pending_bytes, 1, size)
+        if not room and not 0 < config.cap_bytes < size:
+            raise _Full
+
     def _expire(self, dest: Topic) -> None:
         try:
             self._registry.expire(dest)
@@ -542,7 +540,7 @@ class Forwarding:
         key = source.id, first, last
         taken = self._taken.get(key)
         if taken is None or (taken.files is None) is not source.ephemeral:
-            taken = _take_raw(source, block, first, last)
+            taken = take_raw(source, block, first, last)
             if taken.files is not None and 0 in taken.files:
                 return taken  # not written yet: it will have a place by the time that others want to know it
             self._taken[key] = taken
@@ -564,7 +562,7 @@ class Forwarding:
         # Nobody is to depend on a cold store but those who read what is in it: copies of that are logged.
         hot = opened.segment.tier == "hot"
         place = ("segment", source.id, opened.segment.first)
-        return _take_opened(source, opened, self._store.files.file_of(place) if hot else None)
+        return take_opened(source, opened, self._store.files.file_of(place) if hot else None)
 
     async def _open(self, forwarder: Forwarder, first: int, last: int) -> None:
         last = min(last, first + HEAVY_RECORDS - 1)
@@ -612,7 +610,7 @@ class Forwarding:
         def pick(column: Any) -> Any:
             return column if every else [column[i] for i in chosen]
 
-        made = _dress(source, taken, chosen, look)
+        made = dress(source, taken, chosen, look)
         datas = pick(taken.datas)
         nodes = None if look.drop_node or taken.nodes is None else pick(taken.nodes)
         tags = None if look.drop_tag or taken.tags is None else pick(taken.tags)
@@ -826,112 +824,3 @@ async def _deletions_over(dest: Topic) -> None:
     """Wait until nothing on its way deletes records. That may have happened before anybody waits."""
     while dest.pending and not only_appends(dest):
         await dest.next_change()
-
-
-class _Dressed(NamedTuple):
-    """What is the copies' own."""
-
-    kinds: list[tuple[int, Kind]]
-    origin_seqs: Sequence[int]
-    metas: list[bytes] | None
-    sizes: array[int]
-    flags: bytes
-
-
-def _dress(source: Topic, taken: Taken, chosen: Sequence[int], look: Look) -> _Dressed:
-    """Origins, metas, sizes and flags of the copies of some records."""
-    every = len(chosen) == len(taken.seqs)
-    if taken.origins is None:
-        seqs = taken.seqs if every else [taken.seqs[i] for i in chosen]
-        kinds = [(len(seqs), Kind(source.id, 1, look))]
-    else:
-        origins = taken.origins
-        kinds, seqs = kinds_of((_passed_on(origins[i][0], look), origins[i][1]) for i in chosen)
-    metas: list[bytes] | None = None
-    if taken.metas is not None:
-        metas = taken.metas if every else [taken.metas[i] for i in chosen]
-    sizes = taken.sizes if every else array("I", [taken.sizes[i] for i in chosen])
-    if look.stamp is not None:
-        plain = metas or [b""] * len(seqs)
-        owners = (kind.topic_id for kind in each_kind(kinds))
-        metas = [
-            stamped(meta, topic_id, seq, look.stamp) for meta, topic_id, seq in zip(plain, owners, seqs, strict=True)
-        ]
-        sizes = array("I", [size - len(old) + len(new) for size, old, new in zip(sizes, plain, metas, strict=True)])
-    kept = (0 if look.drop_node else FLAG_NODE) | (0 if look.drop_tag else FLAG_TAG)
-    flags = taken.flags if every else bytes([taken.flags[i] for i in chosen])
-    return _Dressed(kinds, seqs, metas if metas and any(metas) else None, sizes, bytes(flag & kept for flag in flags))
-
-
-def _passed_on(kind: Kind, look: Look) -> Kind:
-    """What a copy of a copy is, given the frame that both are made of."""
-    drops = kind.look.drop_node or look.drop_node, kind.look.drop_tag or look.drop_tag
-    return Kind(kind.topic_id, kind.hops + 1, Look(*drops, look.stamp or kind.look.stamp))
-
-
-def _take_raw(source: Topic, block: Block, first: int, last: int) -> Taken:
-    """Records whose frames are in the WAL, or of an `ephemeral` topic in memory."""
-    files, offsets, lens, sizes, flags = array("I"), array("I"), array("I"), array("I"), bytearray()
-    for run in source.log.capture_raw(last, first):
-        files += run.file
-        offsets += run.offset
-        lens += run.frame_len
-        sizes += run.size
-        flags += run.flags
-    n = len(flags)
-    while n > 1 and sum(sizes[:n]) > BATCH_BYTES:
-        n //= 2
-    last = first + n - 1
-    files, offsets, lens, sizes, flags = files[:n], offsets[:n], lens[:n], sizes[:n], flags[:n]
-    columns = block.columns(first, last)
-    origins: list[tuple[Kind, int]] | None = None
-    if max(flags) >= FLAG_ORIGIN:
-        assert source.copies is not None
-        runs = source.copies.runs
-        origins = []
-        for i, flag in enumerate(flags):
-            seq = first + i
-            if not flag & FLAG_ORIGIN:
-                origins.append((Kind(source.id, 0, PLAIN), seq))
-                continue
-            made = run_of(runs, seq)
-            # What is not derived is a frame of the source's own, with the stamp in it.
-            kind = made.kind(seq) if flag & FLAG_DERIVED else made.kind(seq)._replace(look=PLAIN)
-            origins.append((kind, made.origin(seq).seq))
-    return Taken(
-        range(first, last + 1),
-        columns.nodes,
-        columns.tags,
-        columns.metas,
-        columns.datas,
-        sizes,
-        bytes(flags),
-        origins,
-        None if source.ephemeral else files,
-        offsets,
-        lens,
-    )
-
-
-def _take_opened(source: Topic, opened: OpenedRun, file: int | None) -> Taken:
-    """Records whose frames are in a segment; `file` is None if copies may not be made of those."""
-    records = opened.records
-    nodes: list[str | None] = [record.node.decode() or None for record in records]
-    tags: list[str | None] = [record.tag.decode() or None for record in records]
-    metas = [record.meta for record in records]
-    origins = [(Kind(record.origin.topic_id, record.origin.hops, PLAIN), record.origin.seq) for record in records]
-    own = all(record.origin.topic_id == source.id and not record.origin.hops for record in records)
-    flags = [(FLAG_TAG if tag else 0) | (FLAG_NODE if node else 0) for node, tag in zip(nodes, tags, strict=True)]
-    return Taken(
-        opened.seqs,
-        nodes if any(nodes) else None,
-        tags if any(tags) else None,
-        metas if any(metas) else None,
-        [record.data for record in records],
-        array("I", [len(record.meta) + len(record.data) for record in records]),
-        bytes(flags),
-        None if own else origins,
-        array("I", (file,)) * len(records) if file is not None and not source.ephemeral else None,
-        opened.offsets,
-        opened.frame_lens,
-    )

@@ -16,7 +16,7 @@ import trio
 from topics.background import Background
 from topics.clock import Clock
 from topics.collecting import Collector, Columns, Need, Records
-from topics.errors import ApiError
+from topics.errors import ApiError, topic_not_found
 from topics.log.block import Block
 from topics.log.index import NotLoaded, Span
 from topics.log.match import Match
@@ -344,6 +344,8 @@ class Loader:
 
 
 def _unavailable(topic: Topic, error: OSError) -> ApiError:
+    if topic.deleted:  # and its files with it, while they were read
+        return topic_not_found(topic.name)
     return ApiError(
         "not_ready",
         f"records of topic {topic.name!r} cannot be read now: {error.strerror or error}",

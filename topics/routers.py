@@ -23,9 +23,8 @@ from topics.configuring import Configuring
 from topics.errors import ApiError, topic_not_found
 from topics.figures import RouterFigures
 from topics.forwarding import Forwarding
-from topics.log.topic_config import resolve_config
 from topics.logs import get_logger
-from topics.model import RouterPatch, RouterState, TopicConfigPatch
+from topics.model import RouterPatch, RouterState
 from topics.registry import Registry
 from topics.routing.graph import Graph
 from topics.routing.router import RouterConfig, resolve_router
@@ -178,9 +177,9 @@ class Routers:
         if known is None:
             self._check_room(config)
             self._commits.check_all_writable()
-            source, dest = await self._topic(config.source), await self._topic(config.dest)
-        else:
-            source, dest = self._registry.topics.get(config.source), self._registry.topics.get(config.dest)
+            await self._configuring.create_missing((config.source, config.dest))
+        topics = self._registry.topics
+        source, dest = topics.get(config.source), topics.get(config.dest)
         if source is None or dest is None:
             return None
         waiting = dest.barrier if dest.barrier is not None else source.barrier
@@ -196,13 +195,6 @@ class Routers:
             raise self._registry.throttle("max_routers", maximum)
         if not config.create_dest and config.dest not in self._registry.topics:
             raise topic_not_found(config.dest)
-        self._configuring.check_topics({config.source, config.dest})
-
-    async def _topic(self, name: str) -> Topic | None:
-        """The topic, made with the defaults if it is not there. None if it has gone meanwhile."""
-        if name not in self._registry.topics:
-            await self._configuring.create(name, resolve_config(None, TopicConfigPatch(), topic=name))
-        return self._registry.topics.get(name)
 
     def _settle(self, router: Router, source: Topic, commit: Commit) -> bool:
         """The commit point of a RouterCreate; False if the source has gone meanwhile, and the router with it."""

@@ -259,16 +259,14 @@ class _Captured:
 
 def _with_place(runs: list[RawRun]) -> list[RawRun]:
     """The captured records of an `ephemeral` topic that are in the WAL: those from before it became so."""
-    kept = []
-    for run in runs:
+    for at in range(len(runs) - 1, -1, -1):
+        run = runs[at]
         count = len(run.file)
         while count and run.file[count - 1] == 0:
             count -= 1
-        if count:
-            kept.append(run if count == len(run.file) else _shortened(run, count))
-        if count < len(run.file):
-            break
-    return kept
+        if count:  # what has no place in front of it was lost
+            return [*runs[:at], run if count == len(run.file) else _shortened(run, count)]
+    return []
 
 
 def _shortened(run: RawRun, n: int) -> RawRun:
