@@ -1399,7 +1399,6 @@ def test_a_topic_changes_its_class_while_it_is_routed(client: Client, end: str) 
     pair.has(*expected)
 
 
-@pytest.mark.slow
 def test_topics_change_their_classes_while_records_pass(client: Client, pair: Pair) -> None:
     after = fresh_name()
     connect_topics(client, pair.dest, after)
@@ -1516,7 +1515,6 @@ def test_a_dest_that_is_deleted_while_it_is_fed_is_gone(client: Client) -> None:
         assert client.state(pair.dest)["head_seq"] == 0
 
 
-@pytest.mark.slow
 def test_a_source_that_is_deleted_while_it_is_read_leaves_a_prefix(client: Client) -> None:
     for _ in range(5):
         pair = paired(client)
@@ -1861,7 +1859,6 @@ class Life:
         assert everything(self.client, pair.source).data == ["a", "b", "ab", "c"]
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("how", ["stopped", "killed", "compacted-and-killed"])
 def test_copies_are_as_they_were_after_a_restart_and_forwarding_goes_on(tmp_path: Path, how: str) -> None:
     life = Life(tmp_path, how)
@@ -1915,7 +1912,6 @@ def kill_under_load(
     return seen
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("source_class", "dest_class"),
     [("disk", "disk"), ("disk", "fsync"), ("fsync", "fsync"), ("memory", "fsync")],
@@ -1945,7 +1941,6 @@ def test_a_kill_while_records_pass_loses_none_and_repeats_none(
         daemon.kill()
 
 
-@pytest.mark.slow
 def test_a_kill_while_a_source_is_emptied_behind_its_router_loses_no_copy(tmp_path: Path) -> None:
     daemon = Daemon(tmp_path, **EAGER)
     try:
@@ -1967,7 +1962,6 @@ def test_a_kill_while_a_source_is_emptied_behind_its_router_loses_no_copy(tmp_pa
         daemon.kill()
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("shape", ["diamond", "mirror"])
 def test_a_kill_while_records_pass_on_several_ways_repeats_none(tmp_path: Path, shape: str) -> None:
     daemon = Daemon(tmp_path)
@@ -1988,7 +1982,6 @@ def test_a_kill_while_records_pass_on_several_ways_repeats_none(tmp_path: Path, 
         daemon.kill()
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("middle", ["memory", "ephemeral"])
 def test_a_kill_while_records_pass_a_weak_topic_repeats_none_and_announces_what_is_lost(
     tmp_path: Path, middle: str

@@ -856,7 +856,6 @@ def test_routers_have_figures(client: Client, router: str, source: str, dest: st
 # Caps
 
 
-@pytest.mark.slow
 def test_how_many_routers_there_are_is_a_setting(tmp_path: Path) -> None:
     with running(tmp_path, max_routers=2) as client:
         connect_topics(client, "a", "b", "c")
@@ -876,7 +875,6 @@ def test_how_many_routers_there_are_is_a_setting(tmp_path: Path) -> None:
         put_router(client, "fourth", "a", "x")
 
 
-@pytest.mark.slow
 def test_a_router_counts_against_the_topics_that_there_may_be(tmp_path: Path) -> None:
     with running(tmp_path, max_topics=3) as client:
         client.put_topic("a")
@@ -896,7 +894,6 @@ def test_a_router_counts_against_the_topics_that_there_may_be(tmp_path: Path) ->
 # Restarts and races
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL], ids=["SIGTERM", "SIGKILL"])
 def test_routers_are_there_after_a_restart_and_the_deleted_ones_are_not(tmp_path: Path, number: signal.Signals) -> None:
     daemon = Daemon(tmp_path)
