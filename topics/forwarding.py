@@ -73,6 +73,10 @@ TURN_COST: Final = 16
 BATCH_COST: Final = 16
 """Of a full batch, in units of a turn: one is enough."""
 
+LIVE_MS: Final = 100
+"""While somebody has appended in the last `LIVE_MS`, a fan that has more to do than a turn takes rests for as long as
+it has worked: what is appended now goes before what has waited anyway, and what waits is batched."""
+
 MIN_BACKOFF_S: Final = 0.05
 MAX_BACKOFF_S: Final = 1.0
 """Pauses of a forwarder whose dest is full or takes nothing: each twice as long as the one before."""
@@ -299,10 +303,14 @@ class Forwarding:
         audience = fanout.audience
         if self._status.phase != "ready" or source.working is not None or source.deleted:
             return Served(1, False)  # it is marked again when that is over
+        began = self._clock.perf_ns()
         cost = 0
         while audience.due and cost < TURN_COST:
             cost += self._serve(audience.next_due())
-        return Served(min(max(cost, 1), MAX_COST), bool(audience.due))
+        now = self._clock.perf_ns()
+        live = now - self._registry.common.committed_ns < LIVE_MS * 1_000_000
+        rest_ms = (now - began) / 1e6 if live else 0.0
+        return Served(min(max(cost, 1), MAX_COST), bool(audience.due), rest_ms)
 
     def _serve(self, forwarder: Forwarder) -> int:
         """One step of one forwarder, and what it waits for after that; what it cost."""
@@ -724,6 +732,7 @@ class Forwarding:
                 commit.leans = self._leans(dest, decided.extent)
             self._expect(dest, decided)
         commit.deletes = forwarded.trims  # what is evicted for those behind it cannot be told before it is there
+        commit.forwards = True
         commit.on_fail = partial(self._failed, forwarder)
         if last_seq:
             dest.assigned, dest.last_ts = last_seq, ts

@@ -68,7 +68,7 @@ class Common:
         self.bytes_on_the_way = 0
         """Of commits that have been decided and not published yet."""
         self.committed_ns = 0
-        """When a commit was last decided, by `Clock.perf_ns`."""
+        """When a commit that somebody waits for was last decided, by `Clock.perf_ns`."""
         self.changed: set[Topic] = set()
         """Topics that have changed since their part was made; the compactor takes them."""
         self.attention: set[Topic] = set()
@@ -416,6 +416,7 @@ class Commit:
         "end",
         "error",
         "file",
+        "forwards",
         "frame_lens",
         "frames",
         "gate",
@@ -462,6 +463,8 @@ class Commit:
         self.on_fail: Callable[[], None] | None = None
         self.needs: Callable[[], tuple[Span, ...]] | None = None
         """What has to be loaded before `apply` can be called."""
+        self.forwards = False
+        """Whether a router has made it, and nobody waits for it."""
         self.deletes = False
         """Whether it takes records away."""
         self.leans: Leans = ()
@@ -493,7 +496,8 @@ class Commit:
         topic.pending_records += self.records
         topic.pending_bytes += self.bytes
         topic.common.bytes_on_the_way += self.bytes
-        topic.common.committed_ns = self.submitted_ns
+        if not self.forwards:
+            topic.common.committed_ns = self.submitted_ns
 
     def on_written(self, file: WalFile, offset: int) -> None:
         topic = self.topic

@@ -111,6 +111,18 @@ class CopyRun:
             raise KeyError(seq)
         return self._kinds[number - 1]
 
+    def alike(self, seqs: Sequence[int]) -> tuple[Kind, list[int]] | None:
+        """The kind of these copies and the seqs of their origins, if all are of one kind; else None."""
+        first, last = seqs[0], seqs[-1]
+        if first < self.first or last >= self.end:
+            return None
+        a, b = first - self.first, last + 1 - self.first
+        number = self._which[a]
+        if len(seqs) != b - a or not number or self._which.count(number, a, b) != b - a:
+            return None
+        base = self._bases[number - 1]
+        return self._kinds[number - 1], [base + seq for seq in self._seqs[a:b]]
+
     def origin(self, seq: int) -> Origin:
         """The origin of one of its copies. Raises KeyError for what is no copy."""
         kind = self.kind(seq)

@@ -40,10 +40,12 @@ T = TypeVar("T", bound=Item)
 
 
 class Served(NamedTuple):
-    """What serving an item came to: its cost in units (at least 1), and whether there is more to do."""
+    """What serving an item came to: its cost in units (at least 1), whether there is more to do, and for how long that
+    may wait."""
 
     cost: int
     more: bool
+    rest_ms: float = 0.0
 
 
 class Scheduler(Generic[T]):
@@ -123,7 +125,9 @@ class Scheduler(Generic[T]):
         shard.ready.charge(band, served.cost)
         if self.coalesce_ms:
             shard.served_ms[item] = now
-        if served.more:
+        if served.more and served.rest_ms:
+            shard.hold(item, _now_ms() + served.rest_ms)
+        elif served.more:
             self._make_ready(shard, item)  # what is left over is not held: it is of before
         return True
 

@@ -12,7 +12,8 @@ frame there is the right one is told by its origin, which copies of copies pass 
 from __future__ import annotations
 
 from array import array
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from itertools import pairwise
 from typing import Any, Final, NamedTuple
 
@@ -20,7 +21,7 @@ from topics.log.copies import CopyRun, Kind, Look, run_of, stamped
 from topics.log.index import from_little_endian, little_endian
 from topics.log.topic_log import FrameRange
 from topics.storage.datadir import segment_name
-from topics.storage.frames import OpenedRecord, StoredRecord, open_append
+from topics.storage.frames import OpenedRecord, StoredRecord, are_appends, open_append
 from topics.storage.fs import Fs
 from topics.storage.segment_reader import Tiers
 from topics.storage.segments import open_records
@@ -242,27 +243,49 @@ def read_copies(
 def read_recipe(fs: Fs, tiers: Tiers, files: WalFiles, recipe: Recipe) -> list[OpenedRecord | None]:
     """Blocking: the frames that copies are made of; None for those that are not there."""
     opened: list[OpenedRecord | None] = []
+    for a, b, window, starts in _windows(fs, tiers, files, recipe):
+        if window is None:
+            opened += [None] * (b - a)
+        else:
+            opened += open_frames(files, recipe.files[a], window, starts, recipe.frame_lens[a:b])
+    return opened
+
+
+def holds(fs: Fs, tiers: Tiers, files: WalFiles, recipe: Recipe) -> bool:
+    """Blocking: whether every frame that these copies are made of is there, an Append of their origin. The short way to
+    what `read_recipe` finds out; False also where it takes that."""
+    if len(recipe.kinds) != 1:
+        return False
+    topic_id = recipe.kinds[0][1].topic_id
+    for a, b, window, starts in _windows(fs, tiers, files, recipe):
+        wal = bool(recipe.files[a]) and files.place_of(recipe.files[a])[0] == "wal"
+        if window is None or not wal:
+            return False
+        if not are_appends(window, starts, recipe.frame_lens[a:b], topic_id, recipe.origin_seqs[a:b]):
+            return False
+    return True
+
+
+def _windows(
+    fs: Fs, tiers: Tiers, files: WalFiles, recipe: Recipe
+) -> Iterator[tuple[int, int, bytes | None, list[int]]]:
+    """Copies `a` to `b` (exclusive) whose frames are read in one go, what was read (None: it is not there), and where
+    in it each frame begins."""
     at, n = 0, len(recipe.files)
     while at < n:
         to = at + 1
-        begin, end = recipe.offsets[at], recipe.offsets[at] + recipe.frame_lens[at]
+        file, begin, end = recipe.files[at], recipe.offsets[at], recipe.offsets[at] + recipe.frame_lens[at]
         while (
             to < n
-            and recipe.files[to] == recipe.files[at]
+            and recipe.files[to] == file
             and 0 <= recipe.offsets[to] - end <= READ_GAP
             and end - begin < READ_BYTES
         ):
             end = recipe.offsets[to] + recipe.frame_lens[to]
             to += 1
-        starts = [offset - begin for offset in recipe.offsets[at:to]]
-        file = recipe.files[at]
-        try:
-            if not file:
-                raise FileNotFoundError
-            window = read_window(fs, tiers, files, file, begin, end - begin)
-        except FileNotFoundError:
-            opened += [None] * (to - at)
-        else:
-            opened += open_frames(files, file, window, starts, recipe.frame_lens[at:to])
+        window: bytes | None = None
+        if file:
+            with suppress(FileNotFoundError):
+                window = read_window(fs, tiers, files, file, begin, end - begin)
+        yield at, to, window, [offset - begin for offset in recipe.offsets[at:to]]
         at = to
-    return opened

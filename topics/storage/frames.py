@@ -368,6 +368,27 @@ def decode_append(window: bytes, at: int, size: int) -> StoredRecord | None:
     )
 
 
+def are_appends(
+    window: bytes, starts: Sequence[int], frame_lens: Sequence[int], topic_id: int, seqs: Sequence[int]
+) -> bool:
+    """Whether there are verified Append frames of this topic and these seqs at these indices of `window`, none of which
+    carries an origin. A third of a microsecond each, where `open_append` takes five."""
+    view = memoryview(window)
+    size_of_window = len(window)
+    for at, size, seq in zip(starts, frame_lens, seqs, strict=True):
+        end = at + size
+        if end > size_of_window or size < HEADER_BYTES + 4 + CHECKSUM_BYTES:
+            return False
+        length, kind, flags, owner, number, _, node_len, tag_len, data_len = _HEADER.unpack_from(window, at)
+        if kind != 1 or flags & HAS_ORIGIN or owner != topic_id or number != seq or length != size - 4:
+            return False
+        if length != MIN_FRAME_LEN + node_len + tag_len + data_len or data_len < 4:
+            return False
+        if _xxh3(view[at + 4 : end - 8]) != _SUM.unpack_from(window, end - 8)[0]:
+            return False
+    return True
+
+
 class OpenedRecord(NamedTuple):
     """A frame taken apart with what a copy has to know of it: its origin, which is the frame's own topic and seq where
     it carries no other."""

@@ -42,7 +42,7 @@ from topics.model import TopicConfig
 from topics.routing.origins import OriginSet
 from topics.routing.state import Router, kept_origins
 from topics.storage import frames
-from topics.storage.copying import Recipe, decode_forwarded, decode_recipe, read_recipe
+from topics.storage.copying import Recipe, decode_forwarded, decode_recipe, holds, read_recipe
 from topics.storage.datadir import DataDir, DataDirError, FoundShard, discover_shards, parse_wal_name, wal_path
 from topics.storage.frames import CONTINUES, HAS_ORIGIN, HAS_TAG, Frame, FrameType, Row, Scan
 from topics.storage.fs import TEMPORARY_SUFFIX, File, Fs, parent, write_all
@@ -944,16 +944,18 @@ class _Replay:
     def _copy(self, topic: RecoveredTopic, frame: Frame, recipe: Recipe) -> None:
         """The copies of one recipe. Structure does not need the bytes; what is found of those tells their tags."""
         n = len(recipe.flags)
-        opened = read_recipe(self._fs, self.columns.tiers, self.files, recipe)
-        kinds = list(each_kind(recipe.kinds))
         flags = bytearray(recipe.flags)
         tags: list[str | None] = [None] * n
-        for i, (record, kind, seq) in enumerate(zip(opened, kinds, recipe.origin_seqs, strict=True)):
-            if record is None or record.origin[:2] != (kind.topic_id, seq):
-                topic.missing[frame.seq + i] = None
-                flags[i] &= ~HAS_TAG
-            elif flags[i] & HAS_TAG:
-                tags[i] = record.tag.decode()
+        if any(flag & HAS_TAG for flag in flags) or not holds(self._fs, self.columns.tiers, self.files, recipe):
+            opened = read_recipe(self._fs, self.columns.tiers, self.files, recipe)
+            for i, (record, kind, seq) in enumerate(
+                zip(opened, each_kind(recipe.kinds), recipe.origin_seqs, strict=True)
+            ):
+                if record is None or record.origin[:2] != (kind.topic_id, seq):
+                    topic.missing[frame.seq + i] = None
+                    flags[i] &= ~HAS_TAG
+                elif flags[i] & HAS_TAG:
+                    tags[i] = record.tag.decode()
         topic.log.extend_records(
             frame.seq,
             array("Q", (frame.ts,)) * n,
@@ -968,7 +970,7 @@ class _Replay:
         topic.copies.add(frame.seq, recipe.kinds, recipe.origin_seqs)
         topic.copies.need(set(recipe.files) - {0}, frame.seq + n - 1)
         if topic.origins is not None:
-            for i, (kind, seq) in enumerate(zip(kinds, recipe.origin_seqs, strict=True)):
+            for i, (kind, seq) in enumerate(zip(each_kind(recipe.kinds), recipe.origin_seqs, strict=True)):
                 if frame.seq + i not in topic.missing:  # what is lost may come another way
                     topic.origins.add(kind.topic_id, seq)
 

@@ -101,6 +101,7 @@ _SHORTER: Final = 8
 _LEN: Final = struct.Struct("<I")
 _SUM: Final = struct.Struct("<Q")
 _HEADER: Final = struct.Struct("<IBQQHHI")
+_WAL_LENGTHS: Final = struct.Struct("<B24xHHI")  # flags and lengths, from the flags on
 _COPY_HEAD: Final = struct.Struct("<BQQHHI")
 _TRAILER: Final = struct.Struct("<Qx")  # the padding is LIVE_FLAG
 _TRAILER_AND_LEN: Final = struct.Struct("<QxI")
@@ -212,6 +213,32 @@ def _convert(window: bytes, starts: Sequence[int], frame_lens: Sequence[int], se
     first_bytes = repeat(_BYTES[flags[0]]) if same else map(_BYTES.__getitem__, flags)
     bodies = list(map(add, first_bytes, map(_WAL_KEPT, whole)))
     lens = array("I", [size - _SHORTER for size in frame_lens])
+    return Converted(_join(bodies, lens), lens, [])
+
+
+def convert_derived(
+    window: bytes,
+    starts: Sequence[int],
+    frame_lens: Sequence[int],
+    seqs: Sequence[int],
+    times: Sequence[int],
+    topic_id: int,
+    origin_seqs: Sequence[int],
+    hops: int,
+) -> Converted | None:
+    """Segment frames of copies that look like the WAL Appends that they are made of, which are those of `topic_id` and
+    `origin_seqs`. None if any of them is not, does not verify, or carries an origin of its own. A microsecond each."""
+    if not frames.are_appends(window, starts, frame_lens, topic_id, origin_seqs):
+        return None
+    bodies = []
+    for at, size, seq, ts, origin_seq in zip(starts, frame_lens, seqs, times, origin_seqs, strict=True):
+        flags, node_len, tag_len, data_len = _WAL_LENGTHS.unpack_from(window, at + 5)
+        begin = at + frames.HEADER_BYTES
+        payload_at = begin + node_len + tag_len
+        head = _COPY_HEAD.pack(flags & KEPT_FLAGS | HAS_ORIGIN, seq, ts, node_len, tag_len, data_len + ORIGIN_BYTES)
+        origin = ORIGIN.pack(topic_id, origin_seq, hops)
+        bodies.append(head + window[begin:payload_at] + origin + window[payload_at : at + size - 8])
+    lens = array("I", [len(body) + 4 + TRAILER_BYTES for body in bodies])
     return Converted(_join(bodies, lens), lens, [])
 
 

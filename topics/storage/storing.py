@@ -25,7 +25,7 @@ import trio
 
 from topics.clock import Clock
 from topics.config import Settings
-from topics.log.copies import CopyTable, run_of
+from topics.log.copies import PLAIN, CopyTable, run_of
 from topics.log.index import FLAG_DERIVED, LIVE, LOST, NOT_DERIVED, NotLoaded, Span
 from topics.log.topic_config import config_to_wire
 from topics.log.topic_log import RawRun, TopicLog, grow_dump, set_unflagged, summary_first
@@ -46,6 +46,7 @@ from topics.storage.segments import (
     INDEX_ENTRY_BYTES,
     Converted,
     convert_appends,
+    convert_derived,
     decode_index,
     delete_flag_offset,
     encode_copies,
@@ -68,7 +69,7 @@ SLICE_NS: Final = 1_000_000
 """How long work on the loop goes on before others run."""
 
 SLICE_RECORDS: Final = 1000
-SLICE_COPIES: Final = 200
+SLICE_COPIES: Final = 250
 CHUNK_BYTES: Final = 2 << 20
 CHUNK_RECORDS: Final = 4000
 """What is read, framed and written in one go."""
@@ -655,6 +656,14 @@ class Storing:
         seqs = [run.first + i for i in slots]
         if not read.derived:
             return convert_appends(window, starts, sizes, seqs)
+        made = run_of(captured.copies, seqs[0])
+        alike = made.alike(seqs)
+        if alike is not None and alike[0].look == PLAIN and self._store.files.place_of(read.file)[0] == "wal":
+            (topic_id, hops, _), origin_seqs = alike
+            times = [run.ts[i] for i in slots]
+            converted = convert_derived(window, starts, sizes, seqs, times, topic_id, origin_seqs, hops)
+            if converted is not None:
+                return converted
         opened = open_frames(self._store.files, read.file, window, starts, sizes)
         runs = [run_of(captured.copies, seq) for seq in seqs]
         copies = [
