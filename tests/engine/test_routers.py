@@ -19,6 +19,7 @@ from topics.log.copies import MAX_HOPS
 from topics.model import RouterPatch, RouterState
 from topics.offload import Kind
 from topics.storage.frames import FrameType
+from topics.storage.shelf import Shelf
 
 pytestmark = pytest.mark.trio
 
@@ -778,3 +779,85 @@ async def test_a_slow_disk_holds_up_only_the_forwarder_that_needs_it(autojump_cl
         assert (count, reads, deleted) == (1, 0, True)
         await trio.sleep(1)
         assert await datas(life, "b") == []
+
+
+# ----------------------------------------------------------------- what copies are made of
+
+
+async def test_the_log_that_copies_are_made_of_stays_while_a_checkpoint_has_to_pass_over_their_topic(
+    autojump_clock: Any,
+) -> None:
+    async with living(settings(wal_shards=2, wal_file_bytes=1 << 14, cache_bytes=1000), housekeeping=False) as life:
+        await route(life, "r", "a", "b")
+        source, dest = life.engine.topic("a"), life.engine.topic("b")
+        for n in range(100):
+            await life.append("a", {"data": "x" * 200, "meta": {"n": str(n)}})
+        await life.engine.catch_up(["b"])
+        dest.shelf = Shelf()
+        made_of = {life.engine.store.files.get(file).path for file in dest.copy_table().files}
+        assert len(made_of) > 1
+
+        async def work_on_its_files(task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
+            assert dest.shelf is not None
+            async with dest.shelf.upkeep:
+                task_status.started()
+                await trio.sleep_forever()
+
+        async with trio.open_nursery() as nursery:
+            await nursery.start(work_on_its_files)
+            for _ in range(3):
+                await life.compactor.checkpoint()
+                await life.append("a", "more")
+            assert source.log.stored_to >= 100
+            assert not dest.log.stored_to
+            assert all(life.fs.exists(path) for path in made_of)
+            found, gaps = await life.all("b")
+            assert (len([record for record in found if record["data"] != "more"]), gaps) == (100, [])
+            nursery.cancel_scope.cancel()
+        for _ in range(3):
+            await life.append("a", "more")
+            await life.engine.catch_up(["b"])
+            await life.compactor.checkpoint()
+        assert dest.log.stored_to >= 100
+        assert sum(life.fs.exists(path) for path in made_of) <= 1  # that which the shard writes to now
+
+
+async def test_a_full_dest_over_a_source_that_goes_on_losing_is_told_of_it_once(autojump_clock: Any) -> None:
+    async with living() as life:
+        await life.put("a", cap_records=3)
+        await life.put("b", cap_records=2, discard="reject")
+        await route(life, "r", "a", "b")
+        for n in range(60):
+            await life.append("a", n)
+            await trio.sleep(0.1)
+        assert await datas(life, "b") == [0, 1]
+        assert (await life.engine.topic_state("b", touch=False)).head_seq == 2
+        await life.delete("b", before_seq=3)
+        await trio.sleep(CATCH_UP_S + 1)
+        found, gaps = await life.all("b")
+        assert ([record["data"] for record in found], gaps) == ([57, 58], [(1, 3, "source_trim")])
+
+
+async def test_a_refused_router_leaves_no_topic_behind_however_many_are_made_meanwhile(autojump_clock: Any) -> None:
+    async with living(settings(max_topics=2)) as life:
+        refused: list[str] = []
+
+        async def make_router() -> None:
+            try:
+                await route(life, "r", "a", "b")
+            except ApiError as error:
+                refused.append(error.code)
+
+        async def make_topic() -> None:
+            for _ in range(4):
+                await trio.lowlevel.checkpoint()
+            try:
+                await life.put("other")
+            except ApiError as error:
+                refused.append(error.code)
+
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(make_router)
+            nursery.start_soon(make_topic)
+        assert refused == ["throttled"]
+        assert set(life.engine.topics) in ({"a", "b"}, {"other"})
