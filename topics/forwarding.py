@@ -63,6 +63,9 @@ BATCH_RECORDS: Final = 250
 HEAVY_RECORDS: Final = 100
 """The same where more is done for each: stamps and origins, frames of their own, records out of segments."""
 
+READ_AHEAD: Final = 1000
+"""What is read from disk in one go, for several steps."""
+
 BATCH_SPREAD: Final = 16_384
 """Seqs of the source that a batch of copies is spread over at most: they are a bitmap in its frame."""
 
@@ -422,7 +425,8 @@ class Forwarding:
             last = taken.seqs[chosen[fitting]] - 1
             chosen = chosen[:fitting]
         self._copy(forwarder, taken, chosen, last)
-        forwarder.opened = None
+        if forwarder.opened is not None and forwarder.opened.seqs[-1] <= last:
+            forwarder.opened = None
         if forwarder.read and forwarder.read[-1].last_seq <= last:
             forwarder.read = []
         return 1 + BATCH_COST * len(chosen) // self._most(forwarder)
@@ -543,7 +547,7 @@ class Forwarding:
             return self._take_stored(forwarder, first, min(last, source.log.stored_to))
         block = source.blocks.find(first) or block_with(forwarder.read, first)
         if block is None:
-            raise _Wait(partial(self._load, forwarder, first, last))
+            raise _Wait(partial(self._load, forwarder, first, min(first + READ_AHEAD - 1, source.log.head_seq)))
         last = min(last, block.last_seq)
         key = source.id, first, last
         taken = self._taken.get(key)
@@ -561,10 +565,12 @@ class Forwarding:
         forwarder.read = await self._loader.load(forwarder.source, first, last)
 
     def _take_stored(self, forwarder: Forwarder, first: int, last: int) -> Taken:
-        source, opened = forwarder.source, forwarder.opened
+        source = forwarder.source
+        opened = forwarder.opened.part(first, last) if forwarder.opened is not None else None
         # Where they are is looked up once more: the segment may have been replaced while it was read.
-        if opened is None or opened.seqs[0] != first or not self._loader.is_current(source, opened):
-            raise _Wait(partial(self._open, forwarder, first, last))
+        if opened is None or not self._loader.is_current(source, opened):
+            forwarder.opened = None
+            raise _Wait(partial(self._open, forwarder, first, min(first + READ_AHEAD - 1, source.log.stored_to)))
         if self._is_busy(source, opened.segment):
             raise _Wait(partial(trio.sleep, MIN_BACKOFF_S))
         # Nobody is to depend on a cold store but those who read what is in it: copies of that are logged.
@@ -573,7 +579,6 @@ class Forwarding:
         return take_opened(source, opened, self._store.files.file_of(place) if hot else None)
 
     async def _open(self, forwarder: Forwarder, first: int, last: int) -> None:
-        last = min(last, first + HEAVY_RECORDS - 1)
         forwarder.opened = await self._loader.open_stored(forwarder.source, first, last, BATCH_BYTES)
 
     # -- commits -----------------------------------------------------------------------------------------------------

@@ -7,6 +7,7 @@ while the disk is waited for is dealt with here.
 from __future__ import annotations
 
 from array import array
+from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Final, NamedTuple, TypeVar
@@ -62,6 +63,13 @@ class OpenedRun(NamedTuple):
     segment: Segment
     offsets: array[int]
     frame_lens: array[int]
+
+    def part(self, first: int, last: int) -> OpenedRun | None:
+        """Those from `first`, which has to be one of them, up to `last`; None if it is not."""
+        a, b = bisect_left(self.seqs, first), bisect_right(self.seqs, last)
+        if a == b or self.seqs[a] != first:
+            return None
+        return OpenedRun(self.seqs[a:b], self.records[a:b], self.segment, self.offsets[a:b], self.frame_lens[a:b])
 
 
 class Loader:
