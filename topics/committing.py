@@ -97,13 +97,7 @@ class Commits:
 
     async def sync_all(self) -> None:
         """Everything that any shard has taken so far is on disk when it returns."""
-        batches = []
-        for writer in self._store.writers:
-            batch = ControlBatch(b"", 0, wants_sync=True)
-            writer.submit(batch)
-            batches.append(batch)
-        for batch in batches:
-            await batch.wait_synced()
+        await self._store.sync_shards()
 
 
 def time_commit(commit: Commit, perf: Performance) -> None:

@@ -18,6 +18,7 @@ from topics.forwarding import CATCH_UP_S, Forwarding
 from topics.log.copies import MAX_HOPS
 from topics.model import RouterPatch, RouterState
 from topics.offload import Kind
+from topics.sched.governor import CALM
 from topics.storage.frames import FrameType
 from topics.storage.shelf import Shelf
 
@@ -861,3 +862,20 @@ async def test_a_refused_router_leaves_no_topic_behind_however_many_are_made_mea
             nursery.start_soon(make_topic)
         assert refused == ["throttled"]
         assert set(life.engine.topics) in ({"a", "b"}, {"other"})
+
+
+# ----------------------------------------------------------------- under pressure
+
+
+async def test_under_pressure_routers_are_a_band_lower_and_never_so_low_as_to_be_paused(autojump_clock: Any) -> None:
+    async with living() as life:
+        for name, priority in {"high": 600, "low": 100, "negative": -5}.items():
+            await life.put(name, priority=priority)
+            await route(life, f"of-{name}", name, f"{name}-dest")
+        topics = [life.engine.topic(name) for name in ("high", "low", "negative")]
+        fans = [topic.fanout for topic in topics if topic.fanout is not None]
+        priority_of = life.engine.delivery.scheduler._priority_of
+        assert [priority_of(fan) for fan in fans] == [600, 100, -5]
+        life.engine.governor.steps = CALM._replace(routers_lowered=True)
+        assert [priority_of(fan) for fan in fans] == [350, 0, -5]
+        assert [priority_of(topic) for topic in topics] == [600, 100, -5]

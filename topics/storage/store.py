@@ -301,6 +301,16 @@ class Store:
         """Whether a shard is read-only."""
         return self.writers[shard].failed is not None
 
+    async def sync_shards(self) -> None:
+        """Everything that any shard has taken so far is on disk when it returns. Raises ApiError if one has failed."""
+        batches = []
+        for writer in self.writers:
+            batch = ControlBatch(b"", 0, wants_sync=True)
+            writer.submit(batch)
+            batches.append(batch)
+        for batch in batches:
+            await batch.wait_synced()
+
     async def watch_space(self) -> None:
         """Keep `space_low` true to the disk; until cancelled."""
         root = self.datadir.root

@@ -58,7 +58,7 @@ from topics.storage.shelf import Limits, Piece, Segment, Shelf, Tier, divide
 from topics.storage.snapshot import TopicPart, encode_manifest, encode_part
 from topics.storage.store import Store
 from topics.storage.tidy import tidy_topic
-from topics.storage.wal import ControlBatch, Position
+from topics.storage.wal import Position
 
 log = get_logger(__name__)
 
@@ -347,7 +347,7 @@ class Storing:
                 captured.append(self._capture(topic, moved))
                 await self._breathe()
             if sync_shards:
-                await self._sync_shards()
+                await self._store.sync_shards()
             touched: set[str] = set()
             for one in captured:
                 one.place_unwritten()
@@ -383,16 +383,6 @@ class Storing:
         if self._clock.perf_ns() - self._slice_from > SLICE_NS:
             await trio.lowlevel.checkpoint()
             self._slice_from = self._clock.perf_ns()
-
-    async def _sync_shards(self) -> None:
-        """Everything queued so far is on disk when it returns."""
-        batches = []
-        for writer in self._store.writers:
-            batch = ControlBatch(b"", 0, wants_sync=True)
-            writer.submit(batch)
-            batches.append(batch)
-        for batch in batches:
-            await batch.wait_synced()
 
     async def tidy(self, topic: LiveTopic) -> None:
         """Remove files of this topic that its part does not name. The caller holds its `upkeep`. Raises OSError."""
