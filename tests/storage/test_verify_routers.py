@@ -59,7 +59,7 @@ def test_a_router_whose_source_is_gone_is_a_note(killed: SimFs) -> None:
 
 
 @pytest.mark.parametrize(
-    ("stride", "count"), [(97, 20), pytest.param(7, 250, marks=pytest.mark.slow)], ids=["some", "many"]
+    ("stride", "count"), [(97, 20), pytest.param(17, 80, marks=pytest.mark.slow)], ids=["some", "many"]
 )
 def test_what_a_crash_leaves_is_no_damage(stride: int, count: int) -> None:
     world = World(5, config=CONFIG)
@@ -75,7 +75,7 @@ def test_what_a_crash_leaves_is_no_damage(stride: int, count: int) -> None:
             assert damage(left.fs) == [], (str(wreck), kind, seed)
 
 
-@pytest.mark.parametrize("count", [6, pytest.param(60, marks=pytest.mark.slow)], ids=["some", "many"])
+@pytest.mark.parametrize("count", [6, pytest.param(20, marks=pytest.mark.slow)], ids=["some", "many"])
 def test_what_the_start_after_a_crash_leaves_is_no_damage(count: int) -> None:
     world = World(6, config=CONFIG)
     wrecks = wrecks_of(world, lambda: 0, stride=23)
@@ -94,7 +94,7 @@ def test_what_the_start_after_a_crash_leaves_is_no_damage(count: int) -> None:
         assert damage(left.after("kill").fs) == [], (str(wreck), kind)
 
 
-@pytest.mark.parametrize("every", [97, pytest.param(11, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("every", [97, pytest.param(31, marks=pytest.mark.slow)])
 def test_a_working_daemon_is_no_damage(every: int) -> None:
     world = World(3, config=CONFIG)
     found: list[Finding] = []
