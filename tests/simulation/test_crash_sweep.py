@@ -471,6 +471,7 @@ def crash_in_recovery(sweep: Sweep, wrecks: list[Wreck], ends: Callable[[int], l
     return judged
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["all-classes", "rotation-in-two-shards"])
 def test_every_promise_survives_a_crash_in_the_recovery_after_a_crash(name: str) -> None:
     sweep = swept(name, stride=29)

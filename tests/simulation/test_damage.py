@@ -445,6 +445,7 @@ def test_appends_go_on_behind_what_was_salvaged() -> None:
     assert len(see(again.after("drop"))["events"].records) == 35
 
 
+@pytest.mark.slow
 def test_a_crash_anywhere_in_a_salvage_changes_nothing_about_its_outcome() -> None:
     world = written(History())
     (path,) = wal_files(world.fs)

@@ -231,6 +231,7 @@ def shards_on(fs: SimFs) -> int:
     return len({path.rpartition("/")[0] for path in fs.tree() if path.startswith("/data/wal/") and ".log" in path})
 
 
+@pytest.mark.slow
 def test_rule_14_a_crash_anywhere_in_a_change_of_the_number_of_shards_breaks_no_promise() -> None:
     history = History()
     world = World(config=settings(wal_shards=2))

@@ -352,7 +352,7 @@ def swept(name: str, *, stride: int, seed: int = 0, end: str = "kill") -> Router
 
 @pytest.mark.parametrize("name", SCENARIOS)
 def test_rules_16_to_20_no_promise_about_copies_is_broken_by_a_crash_at_a_sample_of_the_operations(name: str) -> None:
-    sweep = swept(name, stride=149)
+    sweep = swept(name, stride=307)
     judged = sweep.judge_all(lambda point: some_ends(point, 1))
     print(f"{name}: {len(sweep.points)} points, {judged} crashes")
 
