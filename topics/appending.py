@@ -238,9 +238,7 @@ class Appending:
         ts = topic.last_ts = max(self._registry.now_ms(), topic.last_ts)
         first_seq = topic.assigned + 1
         last_seq = topic.assigned = topic.assigned + count
-        gate = topic.gate
-        if gate is not Gate.SYNCED:
-            gate = self._ceilings.reserve(topic, last_seq, ts, gate)
+        gate = self._ceilings.gate(topic, last_seq, ts)
         watermark = self.watermark(topic, batch.sizes)
         if topic.ephemeral:
             frame_count = 0
@@ -286,22 +284,32 @@ class Appending:
     def _publish(self, decided: _Decided, commit: Commit) -> tuple[int, int]:
         """The commit point: from here on readers see the batch. Its first and last seq."""
         topic, first_seq, last_seq, ts, appended, tags, blocks, watermark, key = decided
-        offsets: Sequence[int] = (
-            offsets_of(commit.offset, appended.frame_lens) if commit.file else array("I", bytes(4 * commit.records))
-        )
-        file = 0 if topic.ephemeral else commit.file  # an ephemeral commit may have waited for a sync all the same
-        topic.log.extend(
-            Extent(first_seq, ts, file, offsets, appended.frame_lens, appended.sizes, appended.flags, tags)
-        )
-        for block in blocks:
-            topic.blocks.append(block)
-        if watermark:
-            topic.log.evict_below(watermark, "cap")
+        publish_records(topic, placed(commit, first_seq, ts, appended, tags), blocks, watermark)
         if key is not None:
             self._keys.remember(topic, key, first_seq, commit.records, ts)
-        topic.last_write_ms = ts
         self._registry.account(topic)
         return first_seq, last_seq
+
+
+def placed(commit: Commit, first_seq: int, ts: int, appended: Appends, tags: Sequence[str | None] | None) -> Extent:
+    """The records of a commit with the places of their frames, as far as it has been written."""
+    topic = commit.topic
+    offsets: Sequence[int] = (
+        offsets_of(commit.offset, appended.frame_lens) if commit.file else array("I", bytes(4 * commit.records))
+    )
+    file = 0 if topic.ephemeral else commit.file  # an ephemeral commit may have waited for a sync all the same
+    return Extent(first_seq, ts, file, offsets, appended.frame_lens, appended.sizes, appended.flags, tags)
+
+
+def publish_records(topic: Topic, extent: Extent, blocks: Sequence[Block], watermark: int) -> None:
+    """From here on readers see these records, and not those that they take the place of. Whoever calls accounts for
+    it."""
+    topic.log.extend(extent)
+    for block in blocks:
+        topic.blocks.append(block)
+    if watermark:
+        topic.log.evict_below(watermark, "cap")
+    topic.last_write_ms = extent.ts
 
 
 def _repeated(topic: Topic, known: tuple[int, int], perf: Performance) -> AppendResult:

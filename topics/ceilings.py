@@ -1,7 +1,7 @@
 """The reserve of seqs that topics keep ahead of their head (`semantics.md` section 1): raised, lowered, given back.
 
 `memory`, `disk` and `ephemeral` topics hand out seqs below a synced ceiling, so that no crash can make one be given out
-twice. Whether an append then waits for a sync is answered here (`reserve`); which seqs it gets is `topics.appending`'s
+twice. Whether an append then waits for a sync is answered here (`gate`); which seqs it gets is `topics.appending`'s
 business, and what a ceiling means after a crash is `topics.storage.recovery`'s.
 """
 
@@ -66,9 +66,12 @@ class Ceilings:
         """The topic is gone."""
         self._raised.pop(topic.id, None)
 
-    def reserve(self, topic: Topic, last_seq: int, ts: int, gate: Gate) -> Gate:
-        """Keep the ceiling ahead of the seqs; an append beyond it waits for the sync that raises it (`semantics.md`
-        section 1)."""
+    def gate(self, topic: Topic, last_seq: int, ts: int) -> Gate:
+        """What a commit of records up to `last_seq` waits for: what its class says, and for a sync where the ceiling
+        has to be raised first (`semantics.md` section 1). Keeps the ceiling ahead."""
+        gate = topic.gate
+        if gate is Gate.SYNCED:
+            return gate
         if last_seq + topic.ceiling_block // 2 > topic.ceiling_queued:
             now = self._clock.monotonic_ms()
             fast = now - topic.last_raise_ms < IDLE_MS

@@ -50,8 +50,7 @@ COLD_DECODE_RECORDS: Final = 100
 """Records taken apart and encoded before others run: a third of a millisecond, and less for what is cold."""
 
 COLD_SHARE: Final = 10
-LIVE_MS: Final = 100
-"""While something was appended in the last `LIVE_MS`, all readers of the cold store together get one part in so many of
+"""While somebody appends, all readers of the cold store together get one part in so many of
 the loop to decode what they have read; otherwise half of it. Replaying the past may be slow, what is live may not."""
 
 
@@ -249,9 +248,8 @@ class Loader:
 
     async def _pay_for_cold(self, began_ns: int) -> None:
         """Leave the loop to others for some times what decoding has taken of it."""
-        now = self._clock.perf_ns()
-        live = now - self._registry.common.committed_ns < LIVE_MS * 1_000_000
-        await trio.sleep((now - began_ns) / 1e9 * (COLD_SHARE - 1 if live else 1))
+        taken_ns = self._clock.perf_ns() - began_ns
+        await trio.sleep(taken_ns / 1e9 * (COLD_SHARE - 1 if self._registry.lively else 1))
 
     @staticmethod
     def is_current(topic: Topic, opened: OpenedRun) -> bool:

@@ -19,6 +19,8 @@ from topics.storage.payloads import PayloadCache
 from topics.storage.shelf import Shelf
 from topics.topic import Common, Topic
 
+LIVE_MS: Final = 100
+
 LAST_HEADS: Final = 10_000
 """Deleted topics whose heads are remembered, for watchers who hear of it late."""
 
@@ -134,6 +136,11 @@ class Registry:
     def monotonic_ms(self) -> int:
         """The clock by which waiting is judged."""
         return self._clock.monotonic_ms()
+
+    @property
+    def lively(self) -> bool:
+        """Whether somebody has appended in the last `LIVE_MS`: what can wait then leaves the loop to them."""
+        return self._clock.perf_ns() - self.common.committed_ns < LIVE_MS * 1_000_000
 
     def expire(self, topic: Topic) -> None:
         """Advance the floors to now (`crash.md` 7). Raises NotLoaded."""

@@ -27,8 +27,10 @@ from tests.simulation.offload import InlineOffload
 from tests.simulation.segment_lives import UNEXPECTED
 from tests.simulation.world import COLD, Life, World, settings
 from topics.appending import Appending
+from topics.copy_commits import CopyCommits, Decided, Seqs
 from topics.errors import ApiError
-from topics.forwarding import Decided, Forwarder, Forwarding
+from topics.forwarder import Forwarder
+from topics.forwarding import Forwarding
 from topics.log.copies import MAX_HOPS
 from topics.log.match import Match, parse_match
 from topics.log.topic_log import Extent, TopicLog
@@ -300,13 +302,12 @@ class Truth:
     def arrived(self, dest: Topic, first_seq: int, decided: Decided) -> None:
         """Copies are about to be published."""
         target = self.instances[dest.id]
-        n = len(decided.origin_seqs)
-        for seq, written in _parts(decided.blocks, first_seq, first_seq + n - 1):
+        for seq, written in _parts(decided.blocks, first_seq, decided.seqs.last):
             expected = target.coming.pop(seq)
             if dest.origins is not None:  # it may be so only since they were sent
                 target.taken.add((expected.topic_id, expected.seq))
             assert written[:4] == expected[:4], (dest.name, seq)
-            target.written[seq] = expected._replace(ts=decided.ts)
+            target.written[seq] = expected._replace(ts=decided.seqs.ts)
 
     # -- the end -------------------------------------------------------------------------------------------------
 
@@ -384,8 +385,8 @@ class Truth:
                 (Forwarding, "begin", self._hear_begin),
                 (Forwarding, "end", self._hear_end),
                 (Forwarding, "_step", self._hear_step),
-                (Forwarding, "_send", self._hear_send),
-                (Forwarding, "_publish", self._hear_copies),
+                (CopyCommits, "_send", self._hear_send),
+                (CopyCommits, "_publish", self._hear_copies),
             ):
                 patch.setattr(owner, name, _heard(getattr(owner, name), hear))
             yield
@@ -459,28 +460,28 @@ class Truth:
     def _hear_send(
         self,
         call: Callable[..., Any],
-        forwarding: Forwarding,
+        commits: CopyCommits,
         forwarder: Forwarder,
         forwarded: Forwarded,
-        *args: Any,
-        **options: Any,
+        seqs: Seqs,
+        decided: Decided | None = None,
     ) -> None:
-        self.sent(forwarder, forwarded, options.get("first_seq", 0), options.get("decided"))
-        call(forwarding, forwarder, forwarded, *args, **options)
+        self.sent(forwarder, forwarded, seqs.first, decided)
+        call(commits, forwarder, forwarded, seqs, decided)
 
     def _hear_copies(
         self,
         call: Callable[..., Any],
-        forwarding: Forwarding,
+        commits: CopyCommits,
         forwarder: Forwarder,
         forwarded: Forwarded,
-        first_seq: int,
+        seqs: Seqs,
         decided: Decided | None,
         commit: Commit,
     ) -> None:
         if decided is not None:
-            self.arrived(commit.topic, first_seq, decided)
-        call(forwarding, forwarder, forwarded, first_seq, decided, commit)
+            self.arrived(commit.topic, seqs.first, decided)
+        call(commits, forwarder, forwarded, seqs, decided, commit)
 
 
 class Wrong(BaseException):

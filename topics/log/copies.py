@@ -250,8 +250,3 @@ def stamped(meta: bytes, topic_id: int, seq: int, router: str | None) -> bytes:
         meta = meta[:at] + b"}"
     stamp = b'%b"%d:%d:%b"}' % (_STAMP_FIRST if len(meta) <= 2 else _STAMP_LAST, topic_id, seq, router.encode())
     return stamp if len(meta) <= 2 else meta[:-1] + stamp
-
-
-def stamp_growth(meta: bytes, topic_id: int, seq: int, router: str | None) -> int:
-    """By how many bytes a copy's meta is longer."""
-    return len(stamped(meta, topic_id, seq, router)) - len(meta)
