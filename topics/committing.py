@@ -6,12 +6,14 @@ Used by everything that writes. What a change consists of is decided by `topics.
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from topics.config import Settings
 from topics.errors import ApiError, read_only
 from topics.model import Performance
 from topics.registry import Registry
+from topics.storage.frames import FrameType, seal_batch
 from topics.storage.store import Store
 from topics.storage.wal import ControlBatch, ShardWriter
 from topics.topic import Commit, Gate, Topic
@@ -121,3 +123,14 @@ def unlogged_floor(topic: Topic) -> dict[str, Any] | None:
         return None
     topic.floor_logged = floor
     return {"below": floor, "reason": "ttl"}
+
+
+def deletion_batch(
+    topic: Topic, selector: Mapping[str, Any], ts: int, lead: Sequence[tuple[FrameType, Mapping[str, Any]]] = ()
+) -> tuple[bytes, int]:
+    """The batch that replay repeats a deletion from, and how many frames it has. `lead` comes before the deletion."""
+    entries = [*lead, (FrameType.DELETE, selector)]
+    mark = unlogged_floor(topic)
+    if mark is not None:
+        entries.insert(0, (FrameType.EVICT_WATERMARK, mark))
+    return seal_batch(entries, topic_id=topic.id, ts=ts, opened=False), len(entries)

@@ -255,6 +255,7 @@ class Settings:
     max_tag_bytes: int = _count(256, 1, 65_535, LIMITS, "A tag.", unit="bytes")
     max_node_bytes: int = _count(128, 1, 65_535, LIMITS, "A node name.", unit="bytes")
     max_limit: int = _count(1000, 1, 100_000, LIMITS, "Records of one read; larger requests are clamped.")
+    max_claim: int = _count(1000, 1, 10_000, LIMITS, "Jobs of one claim, and seqs of one ack, nack or extend.")
 
     max_topics: int = _count(100_000, 0, MAX_COUNT, CAPS, "Topics; 0 is off.")
     max_routers: int = _count(10_000, 0, MAX_COUNT, CAPS, "Routers; 0 is off.")

@@ -29,6 +29,7 @@ from topics.log.index import FLAG_ORIGIN, NotLoaded
 from topics.log.topic_config import config_to_wire, resolve_config
 from topics.log.topic_log import Gap, Run
 from topics.model import TopicConfig, TopicConfigPatch
+from topics.queue.events import Instant
 from topics.registry import Registry
 from topics.storage import frames
 from topics.storage.frames import FrameType, encode_control, offsets_of, seal_batch
@@ -66,6 +67,8 @@ class Configuring:
         self._background = background
         self.on_gone: Callable[[Topic], list[str]] | None = None
         """Told that a topic goes; answers with the names of the routers that go with it."""
+        self.on_changed: Callable[[Topic], None] | None = None
+        """Told that a topic has another config."""
         self._creating: dict[str, trio.Event] = {}
         self._dead_letters: dict[str, set[int]] = {}
         """Which topics name a dead-letter topic."""
@@ -278,6 +281,8 @@ class Configuring:
                 update["log"] = topic.log.dump()
                 update["keys"] = topic.keys.dump() if topic.keys is not None else []
                 update["origins"] = topic.origins.dump() if topic.origins is not None else None
+                if topic.queue is not None:
+                    update["queue"] = topic.queue.leases.dump(Instant(self._registry.monotonic_ms(), now))
             entries: list[tuple[FrameType, dict[str, Any]]] = []
             if topic.log.evict_floor > 1:
                 entries.append((FrameType.EVICT_WATERMARK, {"below": topic.log.earliest_seq, "reason": "ttl"}))
@@ -324,6 +329,8 @@ class Configuring:
         topic.config = config
         topic.ceiling = topic.ceiling_queued = ceiling
         self._ceilings.watch(topic)
+        if self.on_changed is not None:
+            self.on_changed(topic)
 
     async def _write_out(self, topic: Topic) -> None:
         """Log the live records of an `ephemeral` topic that is about to be stored (`crash.md` 24); a barrier keeps new

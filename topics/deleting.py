@@ -16,7 +16,7 @@ import trio
 
 from topics.background import Background
 from topics.clock import Clock
-from topics.committing import Commits, time_commit, unlogged_floor
+from topics.committing import Commits, deletion_batch, time_commit
 from topics.config import Settings
 from topics.errors import ApiError
 from topics.loading import Loader
@@ -24,8 +24,6 @@ from topics.log.index import NotLoaded, Span
 from topics.log.match import Match
 from topics.model import DeleteResult, Performance
 from topics.registry import Registry
-from topics.storage import frames
-from topics.storage.frames import FrameType, encode_control
 from topics.topic import Commit, Gate, Topic
 
 DELETE_SLICE: Final = 10_000
@@ -140,15 +138,7 @@ class Deleting:
             selector["before_seq"] = before_seq
         if match is not None:
             selector["match"] = match.to_wire()
-        now = self._registry.now_ms()
-        mark = unlogged_floor(topic)
-        if mark is None:
-            return encode_control(FrameType.DELETE, selector, topic_id=topic.id, seq=bound, ts=now), 1
-        floor = encode_control(FrameType.EVICT_WATERMARK, mark, topic_id=topic.id, ts=now, flags=frames.MORE)
-        delete = encode_control(
-            FrameType.DELETE, selector, topic_id=topic.id, seq=bound, ts=now, flags=frames.CONTINUES
-        )
-        return floor + delete, 2
+        return deletion_batch(topic, selector, self._registry.now_ms())
 
     @staticmethod
     def _needs_below(topic: Topic, end: int) -> tuple[Span, ...]:
@@ -175,6 +165,8 @@ class Deleting:
     def _delete_slice(self, topic: Topic, seqs: Sequence[int]) -> int:
         deleted = topic.log.delete_seqs(seqs)
         topic.blocks.free(seqs)
+        if topic.queue is not None:
+            topic.queue.gone(seqs)
         self._registry.account(topic)
         return deleted
 

@@ -8,6 +8,7 @@ putting the parts together that do the rest:
     reading       one diff and its long poll                            loading      records that are not in memory
     configuring   topics created, reconfigured, deleted                 ceilings     reserves of seqs
     committing    the way of a decided change into its shard            background   work that outlives its request
+    queueing      the calls of a queue                                  claiming     who gets which jobs
     registry      which topics there are, totals, the clock             topic        a live topic, and a commit
     watching      live delivery                                         collecting   what is deliverable, in steps
 
@@ -23,20 +24,25 @@ from functools import partial
 from typing import Any, Final
 
 import trio
+from msgspec import UNSET
 from sortedcontainers import SortedDict
 
 from topics.appending import Appending
 from topics.background import Background
 from topics.ceilings import Ceilings
+from topics.claiming import Claiming
 from topics.clock import Clock
 from topics.committing import Commits
 from topics.config import Settings
 from topics.configuring import Configuring
+from topics.dead_letters import DeadLetters
 from topics.deleting import Deleting
 from topics.errors import ApiError, read_only, topic_not_found
 from topics.figures import DeliveryFigures, EngineFigures, TopicFigures, WalFigures
 from topics.forwarding import Forwarding
 from topics.idempotency import IdempotencyKeys
+from topics.job_queue import JobQueue
+from topics.lease_commits import LeaseCommits
 from topics.loading import Loader
 from topics.log.index import NotLoaded, Span
 from topics.log.match import Match
@@ -44,7 +50,12 @@ from topics.logs import get_logger
 from topics.model import (
     AppendRequest,
     AppendResult,
+    ClaimRequest,
+    ClaimResult,
     DeleteResult,
+    HeldRequest,
+    HeldResult,
+    Job,
     Performance,
     ReadRequest,
     ReadResult,
@@ -56,6 +67,7 @@ from topics.model import (
     TopicSummary,
 )
 from topics.offload import Kind, Offload
+from topics.queueing import Queueing, Work
 from topics.reading import Reading
 from topics.registry import EngineStatus, Registry
 from topics.routers import Routers
@@ -109,17 +121,28 @@ class Engine:
         )
         self.cache = PayloadCache(settings.cache_bytes)
         self.registry = Registry(clock, self.cache)
+        self._fs = fs
         self._offload = offload
         self._background = Background()
-        commits = Commits(settings, self.store, self.registry)
-        indexes = IndexCache(settings.cache_bytes)
-        loader = Loader(self.registry, self.store, indexes, self._background, fs=fs, clock=clock, offload=offload)
-        self._ceilings = Ceilings(clock, self.registry, commits)
-        self._keys = IdempotencyKeys(settings, self.registry)
+        self._commits = Commits(settings, self.store, self.registry)
+        self._indexes = IndexCache(settings.cache_bytes)
+        self._loader = Loader(
+            self.registry, self.store, self._indexes, self._background, fs=fs, clock=clock, offload=offload
+        )
+        self._make_records()
+        self._make_delivery()
+        self._make_routing(self._make_upkeep())
+        self._make_queues()
+
+    def _make_records(self) -> None:
+        """Topics, and what is done to their records."""
+        settings, registry, commits, loader = self.settings, self.registry, self._commits, self._loader
+        self._ceilings = Ceilings(self.clock, registry, commits)
+        self._keys = IdempotencyKeys(settings, registry)
         self._configuring = Configuring(
             settings,
             self.store,
-            self.registry,
+            registry,
             commits=commits,
             ceilings=self._ceilings,
             keys=self._keys,
@@ -128,8 +151,8 @@ class Engine:
         )
         self._appending = Appending(
             settings,
-            clock,
-            self.registry,
+            self.clock,
+            registry,
             commits=commits,
             ceilings=self._ceilings,
             keys=self._keys,
@@ -137,63 +160,106 @@ class Engine:
             loader=loader,
         )
         self._deleting = Deleting(
-            settings, clock, self.registry, commits=commits, loader=loader, background=self._background
+            settings, self.clock, registry, commits=commits, loader=loader, background=self._background
         )
-        self._reading = Reading(self.status, self.registry, loader)
-        scheduler: Scheduler[Topic | Fanout[Any]] = Scheduler(settings.delivery_workers, self._priority_of, self._serve)
-        self.registry.common.news = scheduler.mark
-        self.registry.common.is_synced = self._is_synced
-        self.registry.common.when_synced = self._when_synced
-        self.delivery = Delivery(self.registry, loader, self._background, scheduler)
-        self.watching = Watching(settings, self.registry, self.delivery)
+        self._reading = Reading(self.status, registry, loader)
+
+    def _make_delivery(self) -> None:
+        """Who is told of news, and when."""
+        self._scheduler: Scheduler[Topic | Fanout[Any]] = Scheduler(
+            self.settings.delivery_workers, self._priority_of, self._serve
+        )
+        common = self.registry.common
+        common.news = self._scheduler.mark
+        common.is_synced = self._is_synced
+        common.when_synced = self._when_synced
+        self.delivery = Delivery(self.registry, self._loader, self._background, self._scheduler)
+        self.watching = Watching(self.settings, self.registry, self.delivery)
         hands = Hands(
-            busy_share=offload.busy_share,
-            set_commit_window=commits.set_window,
-            set_saturated=commits.set_saturated,
+            busy_share=self._offload.busy_share,
+            set_commit_window=self._commits.set_window,
+            set_saturated=self._commits.set_saturated,
             announce_pause=self.delivery.announce_pause,
         )
-        self.governor = Governor(self.delivery.scheduler, hands)
-        self._loader = loader
-        storing = Storing(settings, self.store, self.registry, indexes, fs=fs, clock=clock, offload=offload)
-        upkeep = Upkeep(self.store, self.registry, clock)
-        self.compactor = Compactor(settings, self.store, self.registry, storing, upkeep, fs=fs, offload=offload)
+        self.governor = Governor(self._scheduler, hands)
+
+    def _make_upkeep(self) -> Upkeep:
+        """What keeps the files in order."""
+        settings, registry, offload = self.settings, self.registry, self._offload
+        storing = Storing(settings, self.store, registry, self._indexes, fs=self._fs, clock=self.clock, offload=offload)
+        upkeep = Upkeep(self.store, registry, self.clock)
+        self.compactor = Compactor(settings, self.store, registry, storing, upkeep, fs=self._fs, offload=offload)
         self.reclaimer = Reclaimer(
             settings,
-            self.registry,
+            registry,
             storing,
             upkeep,
-            loader.spans,
-            indexes,
-            loader.expire,
-            clock=clock,
+            self._loader.spans,
+            self._indexes,
+            self._loader.expire,
+            clock=self.clock,
             offload=offload,
         )
-        self.relocator = Relocator(settings, self.registry, storing, upkeep, offload=offload)
-        self.registry.on_removed = self.reclaimer.remove_topic
+        self.relocator = Relocator(settings, registry, storing, upkeep, offload=offload)
+        registry.on_removed = self.reclaimer.remove_topic
+        return upkeep
+
+    def _make_routing(self, upkeep: Upkeep) -> None:
+        """Routers, and who forwards for them."""
         self.forwarding = Forwarding(
-            settings,
-            clock,
+            self.settings,
+            self.clock,
             self.status,
             self.registry,
             self.store,
-            commits=commits,
+            commits=self._commits,
             ceilings=self._ceilings,
             appending=self._appending,
-            loader=loader,
+            loader=self._loader,
             background=self._background,
-            scheduler=scheduler,
+            scheduler=self._scheduler,
             is_busy=upkeep.is_replacing,
         )
         self._routers = Routers(
-            settings,
-            clock,
+            self.settings,
+            self.clock,
             self.registry,
-            commits=commits,
+            commits=self._commits,
             configuring=self._configuring,
             forwarding=self.forwarding,
             background=self._background,
         )
         self._configuring.on_gone = self._routers.forget_topic
+
+    def _make_queues(self) -> None:
+        """Jobs: who is given which, and what becomes of them."""
+        lease_commits = LeaseCommits(self.clock, self.registry, commits=self._commits, loader=self._loader)
+        dead_letters = DeadLetters(
+            self.status,
+            self.registry,
+            commits=self._commits,
+            lease_commits=lease_commits,
+            appending=self._appending,
+            loader=self._loader,
+            background=self._background,
+        )
+        claiming = Claiming(
+            self.status,
+            commits=lease_commits,
+            loader=self._loader,
+            background=self._background,
+            dead_letters=dead_letters,
+        )
+        self.queueing = Queueing(
+            self.settings,
+            self.registry,
+            commits=self._commits,
+            lease_commits=lease_commits,
+            claiming=claiming,
+            dead_letters=dead_letters,
+            background=self._background,
+        )
+        self._configuring.on_changed = self.queueing.look_after
 
     @property
     def topics(self) -> SortedDict[str, Topic]:
@@ -246,6 +312,8 @@ class Engine:
         self.status.replay_progress = 1.0
         self.wake_all()
         self.forwarding.start_all()
+        for topic in self.topics.values():
+            self.queueing.look_after(topic)
 
     def start_draining(self) -> None:
         """No new work; long polls end with 503."""
@@ -287,6 +355,8 @@ class Engine:
         for i, found in enumerate(recovered.topics.values()):
             topic = registry.make(found.id, found.name, found.config, self.store.shard_of(found.id))
             topic.log = found.log
+            if found.queue is not None:
+                topic.set_queue(JobQueue(found.queue))
             topic.assigned = topic.synced_seq = topic.blocks.written_seq = found.log.head_seq
             topic.last_ts = found.log.last_ts
             topic.ceiling = topic.ceiling_queued = found.ceiling
@@ -415,6 +485,38 @@ class Engine:
         """Before these topics are read: forward to them what is due now, within a second (`api.md` section 7)."""
         await self._routers.catch_up(names)
 
+    # -- queues ------------------------------------------------------------------------------------------------------
+
+    async def claim(self, name: str, request: ClaimRequest, perf: Performance) -> ClaimResult:
+        """Lease jobs to a node (`api.md` section 9). Cancelling leaves nothing leased that nobody has heard of."""
+        await self.catch_up((name,))
+        return await self.queueing.claim(name, request, perf)
+
+    async def ack(self, name: str, request: HeldRequest, perf: Performance) -> HeldResult:
+        """Delete jobs that a node holds."""
+        return await self.queueing.ack(name, request, perf)
+
+    async def nack(self, name: str, request: HeldRequest, delay_ms: int, perf: Performance) -> HeldResult:
+        """Give jobs back that a node holds, to be claimed again in `delay_ms`."""
+        return await self.queueing.nack(name, request, delay_ms, perf)
+
+    async def extend(self, name: str, request: HeldRequest, lease_ms: int, perf: Performance) -> HeldResult:
+        """Hold jobs that a node holds until `lease_ms` from now."""
+        return await self.queueing.extend(name, request, lease_ms, perf)
+
+    async def open_work(self, name: str, node: str, most: int, lease_ms: int | None) -> Work:
+        """A stream of jobs, for `next_jobs`; `close_work` has to be called."""
+        await self.catch_up((name,))
+        return self.queueing.open_work(name, node, most, lease_ms)
+
+    async def next_jobs(self, work: Work) -> list[Job]:
+        """Jobs for a stream, once it has room for some and there are any."""
+        return await self.queueing.next_jobs(work)
+
+    def close_work(self, work: Work) -> None:
+        """A stream has ended: everybody else may have its jobs."""
+        self.queueing.close_work(work)
+
     # -- topics ------------------------------------------------------------------------------------------------------
 
     def topic(self, name: str) -> Topic:
@@ -442,6 +544,9 @@ class Engine:
             raise topic_not_found(name)
         if touch:
             self.registry.touch(topic)
+        queue = await self.queueing.state(topic)
+        if topic.deleted:
+            raise topic_not_found(name)
         log_ = topic.log
         return TopicState(
             topic=name,
@@ -457,6 +562,7 @@ class Engine:
             effective_priority=self.registry.priority(topic),
             last_write_ts=topic.last_write_ms,
             last_read_ts=topic.last_read_ms,
+            queue=UNSET if queue is None else queue,
         )
 
     async def list_topics(self, prefix: str, after: str | None, page_size: int) -> tuple[list[TopicSummary], bool]:
@@ -508,13 +614,26 @@ class Engine:
             wal.add(writer.figures)
         by_class = dict.fromkeys(("ephemeral", "memory", "disk", "fsync"), 0)
         samples: list[TopicFigures] = []
+        queue_topics = queue_leases = 0
         for topic in self.topics.values():
             by_class[topic.config.durability] += 1
             if len(samples) < METRIC_TOPICS:
                 with suppress(NotLoaded):  # metrics wait for nobody
                     self.registry.expire(topic)
                 log_ = topic.log
-                samples.append(TopicFigures(topic.name, log_.head_seq, log_.earliest_seq, log_.count, log_.bytes))
+                samples.append(
+                    TopicFigures(
+                        topic.name,
+                        log_.head_seq,
+                        log_.earliest_seq,
+                        log_.count,
+                        log_.bytes,
+                        self.queueing.figures(topic),
+                    )
+                )
+            if topic.queue is not None:
+                queue_topics += 1
+                queue_leases += topic.queue.leases.in_flight
         routers, routers_truncated = self._routers.samples(METRIC_ROUTERS)
         return EngineFigures(
             topics=len(self.topics),
@@ -529,6 +648,8 @@ class Engine:
             topics_truncated=len(self.topics) > METRIC_TOPICS,
             throttled=dict(self.registry.throttled),
             segments=self._segments(),
+            queue_topics=queue_topics,
+            queue_leases=queue_leases,
             routers=len(self._routers),
             router_samples=routers,
             routers_truncated=routers_truncated,

@@ -93,6 +93,8 @@ class TopicFigures:
     earliest_seq: int
     records: int
     bytes: int
+    jobs: tuple[int, int] | None = None
+    """Ready ones and leased ones, of a queue."""
 
 
 @dataclass(slots=True)
@@ -139,6 +141,9 @@ class EngineFigures:
     wal: WalFigures = field(default_factory=WalFigures)
     topic_samples: list[TopicFigures] = field(default_factory=list)
     topics_truncated: bool = False
+    queue_topics: int = 0
+    queue_leases: int = 0
+    """Leases that hold, in all queues."""
     routers: int = 0
     router_samples: list[RouterFigures] = field(default_factory=list)
     routers_truncated: bool = False

@@ -5,7 +5,7 @@ No rule is applied here; ranges and sizes are checked in `topics.log.topic_confi
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import msgspec
 from msgspec import UNSET, UnsetType
@@ -243,6 +243,61 @@ class DeleteResult(msgspec.Struct, kw_only=True):
     bytes: int
 
 
+class ClaimRequest(msgspec.Struct, kw_only=True):
+    """A claim after clamping (`api.md` section 9). `lease_ms` is None for what the topic says."""
+
+    node: str
+    most: int
+    lease_ms: int | None
+    wait_ms: int
+
+
+class Job(NamedTuple):
+    """A job as somebody was given it. `record` is the JSON of its record without the opening brace."""
+
+    seq: int
+    lease_id: int
+    deadline: int
+    deliveries: int
+    record: bytes
+
+
+class ClaimResult(NamedTuple):
+    """What a claim was given, ascending, and how many jobs are ready after it."""
+
+    jobs: list[Job]
+    ready: int
+
+
+class HeldRequest(msgspec.Struct, kw_only=True):
+    """What an ack, nack or extend is about: jobs that `node` says it holds, each under its lease id if there are
+    any."""
+
+    node: str
+    seqs: list[int]
+    lease_ids: list[int] | None
+
+
+class HeldResult(msgspec.Struct, kw_only=True):
+    """What became of them: those that it was done to, ascending, those that were not the caller's, and the counters
+    after it. `deadlines` (epoch ms, by seq) are those of an extension."""
+
+    done: list[int]
+    skipped: list[int]
+    ready: int
+    in_flight: int
+    deadlines: dict[str, int] = {}
+
+
+class QueueState(msgspec.Struct, kw_only=True):
+    """The counters of a queue (`api.md` section 3)."""
+
+    ready: int
+    in_flight: int
+    delayed: int
+    dead_lettered: int
+
+
 class TopicState(msgspec.Struct, kw_only=True):
     """A topic's state read (`api.md` section 3)."""
 
@@ -259,6 +314,7 @@ class TopicState(msgspec.Struct, kw_only=True):
     effective_priority: int
     last_write_ts: int | None
     last_read_ts: int | None
+    queue: QueueState | UnsetType = UNSET
 
 
 class TopicSummary(msgspec.Struct, kw_only=True):

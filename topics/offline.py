@@ -261,6 +261,9 @@ def _topic_lines(topic: TopicFacts, *, segments: bool) -> Iterator[str]:
         yield f"    {'; '.join(tiers)}"
     if topic.derived:
         yield f"    {topic.derived:,} of them copies of frames of other topics"
+    if topic.queue is not None:
+        jobs = f"{topic.queue.ready:,} ready, {topic.queue.leased:,} leased, {topic.queue.delayed:,} delayed"
+        yield f"    jobs: {jobs}, {topic.queue.parked:,} parked; {topic.queue.dead_lettered:,} dead-lettered so far"
     for router in topic.routers:
         source = router.source or f"topic {router.source_id}"
         yield f"    router {router.name} from {source}: cursor {router.cursor}, {router.copies:,} copies"

@@ -13,7 +13,9 @@ from sortedcontainers import SortedDict
 
 from topics.clock import Clock
 from topics.errors import ApiError, throttled, topic_not_found
+from topics.job_queue import JobQueue
 from topics.model import TopicConfig
+from topics.queue.leases import Leases
 from topics.sched.priority import effective_priority
 from topics.storage.payloads import PayloadCache
 from topics.storage.shelf import Shelf
@@ -85,7 +87,10 @@ class Registry:
 
     def make(self, topic_id: int, name: str, config: TopicConfig, shard: int) -> Topic:
         """A topic that nobody finds before `add`."""
-        return Topic(topic_id, name, config, shard, self.cache, self.common)
+        topic = Topic(topic_id, name, config, shard, self.cache, self.common)
+        if config.type == "queue":
+            topic.set_queue(JobQueue(Leases()))
+        return topic
 
     def add(self, topic: Topic) -> None:
         """From here on the topic is found."""
@@ -124,6 +129,8 @@ class Registry:
         self.total_bytes += log_.bytes - topic.counted_bytes
         topic.counted_records, topic.counted_bytes = log_.count, log_.bytes
         topic.blocks.drop_below(log_.earliest_seq)
+        if topic.queue is not None:
+            topic.queue.gone_below(log_.earliest_seq)
 
     def now_ms(self) -> int:
         """The clock by which retention judges: wall time that never steps back."""

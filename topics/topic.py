@@ -11,11 +11,13 @@ from array import array
 from collections import deque
 from collections.abc import Callable, Sequence
 from enum import IntEnum
+from functools import partial
 from typing import Any, Final, Generic, TypeVar
 
 import trio
 
 from topics.errors import ApiError
+from topics.job_queue import JobQueue
 from topics.log.copies import CopyTable
 from topics.log.dedupe import DedupeWindow
 from topics.log.index import NotLoaded, Span
@@ -124,6 +126,7 @@ class Topic:
         "pending",
         "pending_bytes",
         "pending_records",
+        "queue",
         "shard",
         "shelf",
         "synced_seq",
@@ -189,6 +192,8 @@ class Topic:
         self.lagging: deque[tuple[int, Leans]] | None = None
         """Published and synced copies, by last seq, whose sources' bytes are not on disk yet; and what was synced after
         them."""
+        self.queue: JobQueue | None = None
+        """Its jobs, if it is a queue."""
         self.deleted = False
         self.counted_records = 0
         self.counted_bytes = 0
@@ -256,6 +261,8 @@ class Topic:
 
     def close_audience(self) -> None:
         """The topic is gone: everybody is to be told."""
+        if self.queue is not None:
+            self.queue.end_streams()
         if self.audience is not None:
             for consumer in self.audience.consumers:
                 self.audience.set_due(consumer)
@@ -276,6 +283,11 @@ class Topic:
     def dump_routers(self) -> list[list[Any]]:
         """The routers that feed it, as its part has them."""
         return [router.dump() for router in self.incoming.values()] if self.incoming else []
+
+    def set_queue(self, queue: JobQueue) -> None:
+        """These are its jobs from here on."""
+        self.queue = queue
+        self.log.on_lost = partial(queue.lost, live_among=self.log.live_among)
 
     def copy_table(self) -> CopyTable:
         """Its copies, made where there are none."""

@@ -19,7 +19,12 @@ from topics.log.topic_config import resolve_config
 from topics.model import (
     AppendRequest,
     AppendResult,
+    ClaimRequest,
+    ClaimResult,
     DeleteResult,
+    HeldRequest,
+    HeldResult,
+    Job,
     Performance,
     ReadRequest,
     ReadResult,
@@ -30,6 +35,7 @@ from topics.model import (
     TopicState,
     TopicSummary,
 )
+from topics.queueing import Work
 from topics.watching.sessions import Watching
 
 NO_ROUTER = RouterState(
@@ -77,6 +83,8 @@ class FakeEngine:
         self.appends: list[AppendRequest] = []
         self.reads: list[ReadRequest] = []
         self.holds: list[int] = []
+        self.asked: list[Any] = []
+        """What queues were asked for."""
         self.before: Callable[[], Awaitable[None]] | None = None
         self.changed = trio.Event()
         self.cancelled_reads = 0
@@ -282,6 +290,40 @@ class FakeEngine:
             count=state.count,
             bytes=0,
         )
+
+    async def claim(self, name: str, request: ClaimRequest, perf: Performance) -> ClaimResult:
+        await self._enter()
+        self.asked.append(request)
+        jobs = [
+            Job(record["$seq"], 7, 1234, 1, msgspec.json.encode(record)[1:])
+            for record in self._topic(name).records[: request.most]
+        ]
+        return ClaimResult(jobs, 5)
+
+    async def ack(self, name: str, request: HeldRequest, perf: Performance) -> HeldResult:
+        await self._enter()
+        self.asked.append(request)
+        self._topic(name)
+        return HeldResult(done=request.seqs[:1], skipped=request.seqs[1:], ready=1, in_flight=2)
+
+    async def nack(self, name: str, request: HeldRequest, delay_ms: int, perf: Performance) -> HeldResult:
+        self.asked.append(delay_ms)
+        return await self.ack(name, request, perf)
+
+    async def extend(self, name: str, request: HeldRequest, lease_ms: int, perf: Performance) -> HeldResult:
+        self.asked.append(lease_ms)
+        result = await self.ack(name, request, perf)
+        result.deadlines = {str(seq): 99 for seq in result.done}
+        return result
+
+    async def open_work(self, name: str, node: str, most: int, lease_ms: int | None) -> Work:
+        raise AssertionError("streams are tested with the real engine")
+
+    async def next_jobs(self, work: Work) -> list[Job]:
+        raise AssertionError("streams are tested with the real engine")
+
+    def close_work(self, work: Work) -> None:
+        raise AssertionError("streams are tested with the real engine")
 
     async def checkpoint(self, hold_ms: int) -> tuple[list[str], dict[int, list[int]]]:
         await self._enter()

@@ -19,7 +19,12 @@ from topics.log.match import Match
 from topics.model import (
     AppendRequest,
     AppendResult,
+    ClaimRequest,
+    ClaimResult,
     DeleteResult,
+    HeldRequest,
+    HeldResult,
+    Job,
     Performance,
     ReadRequest,
     ReadResult,
@@ -30,6 +35,7 @@ from topics.model import (
     TopicState,
     TopicSummary,
 )
+from topics.queueing import Work
 from topics.watching.sessions import Watching
 
 T = TypeVar("T")
@@ -104,6 +110,20 @@ class Engine(Protocol):
     ) -> DeleteResult: ...
 
     async def checkpoint(self, hold_ms: int) -> tuple[list[str], dict[int, list[int]]]: ...
+
+    async def claim(self, name: str, request: ClaimRequest, perf: Performance) -> ClaimResult: ...
+
+    async def ack(self, name: str, request: HeldRequest, perf: Performance) -> HeldResult: ...
+
+    async def nack(self, name: str, request: HeldRequest, delay_ms: int, perf: Performance) -> HeldResult: ...
+
+    async def extend(self, name: str, request: HeldRequest, lease_ms: int, perf: Performance) -> HeldResult: ...
+
+    async def open_work(self, name: str, node: str, most: int, lease_ms: int | None) -> Work: ...
+
+    async def next_jobs(self, work: Work) -> list[Job]: ...
+
+    def close_work(self, work: Work) -> None: ...
 
     @property
     def watching(self) -> Watching: ...

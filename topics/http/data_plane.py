@@ -1,4 +1,4 @@
-"""Append, diff and streams: what is called most or lasts longest, answered without Quart.
+"""Append, diff, queues and streams: what is called most or lasts longest, answered without Quart.
 
 Quart costs 0.3 ms a request (`runtime.md` section 3), which is as much as everything else that happens here.
 """
@@ -10,10 +10,11 @@ from collections.abc import Awaitable, Callable, Mapping
 from topics.errors import invalid
 from topics.http import bodies
 from topics.http.calls import Call, Engine, Response, append_answer, encode
-from topics.http.streams import EventStream, Streams
+from topics.http.queues import Queues
+from topics.http.streams import OpenStream, Streams
 from topics.model import Performance, ReadRequest, ReadResult
 
-Handler = Callable[[Call], Awaitable[Response | EventStream]]
+Handler = Callable[[Call], Awaitable[Response | OpenStream]]
 
 
 class DataPlane:
@@ -22,6 +23,7 @@ class DataPlane:
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
         streams = Streams(engine)
+        queues = Queues(engine)
         self.handlers: Mapping[str, Handler] = {
             "append": self.append,
             "diff_post": self.diff_post,
@@ -30,6 +32,11 @@ class DataPlane:
             "watch": streams.watch,
             "stream": streams.stream,
             "ws": self.ws,
+            "claim": queues.claim,
+            "ack": queues.ack,
+            "nack": queues.nack,
+            "extend": queues.extend,
+            "work": queues.work,
         }
 
     async def append(self, call: Call) -> Response:

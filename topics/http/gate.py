@@ -27,7 +27,7 @@ from topics.http.metrics import Exposition, RequestFigures
 from topics.http.protocols import stop_receiving
 from topics.http.reading import SMALL_BODY, SMALL_BODY_S, BodyReader, discard_body, has_small_rest
 from topics.http.routes import Body, Plane, RouteTable
-from topics.http.streams import EventStream
+from topics.http.streams import OpenStream
 from topics.http.websocket import WebSocket
 from topics.logs import get_logger
 
@@ -78,13 +78,13 @@ class Gate:
 
     async def _handle(self, call: Call) -> None:
         status = CLIENT_GONE
-        stream: EventStream | None = None
+        stream: OpenStream | None = None
         try:
             call.request_id = _request_id(call)
             structlog.contextvars.bind_contextvars(request_id=call.request_id)
             try:
                 answer = await self._answer(call)
-                if isinstance(answer, EventStream):
+                if isinstance(answer, OpenStream):
                     stream = answer
                     status = 200
                     return
@@ -114,7 +114,7 @@ class Gate:
             if stream is not None:
                 await self._show(stream)
 
-    async def _show(self, stream: EventStream) -> None:
+    async def _show(self, stream: OpenStream) -> None:
         try:
             await stream.run()
         except ClientGone:
@@ -124,7 +124,7 @@ class Gate:
         finally:
             stream.close()
 
-    async def _answer(self, call: Call) -> Response | EventStream:
+    async def _answer(self, call: Call) -> Response | OpenStream:
         refusal = self.refusal()
         try:
             found = self._routes.find(call.method, call.scope["raw_path"])

@@ -91,6 +91,8 @@ def _of_engine(figures: EngineFigures) -> Iterator[Metric]:
         ("tier",),
         (((tier,), count) for tier, count in sorted(figures.segments.items())),
     )
+    yield _gauge("queue_topics", "Topics that are queues", figures.queue_topics)
+    yield _gauge("queue_leases_in_flight", "Leased jobs in all queues", figures.queue_leases)
     yield _gauge("ready", "Whether the daemon answers requests", int(figures.ready))
     yield _gauge("recovery_progress", "Replay of the WAL, 0 to 1", figures.recovery_progress)
     yield _gauge("uptime_ms", "Time since the start of the process, in milliseconds", figures.uptime_ms)
@@ -105,6 +107,16 @@ def _of_topics(figures: EngineFigures) -> Iterator[Metric]:
         ("topic_bytes_live", "Live payload bytes of a topic", "bytes"),
     ):
         yield _gauges(name, text, ("topic",), (((sample.name,), getattr(sample, attribute)) for sample in samples))
+    queues = [(sample.name, *sample.jobs) for sample in samples if sample.jobs is not None]
+    yield _gauges(
+        "topic_queue_ready",
+        "Jobs of a queue that can be claimed",
+        ("topic",),
+        (((n,), ready) for n, ready, _ in queues),
+    )
+    yield _gauges(
+        "topic_queue_in_flight", "Leased jobs of a queue", ("topic",), (((n,), held) for n, _, held in queues)
+    )
     yield _gauge("topic_metrics_truncated", "Whether there are topics without figures", int(figures.topics_truncated))
 
 

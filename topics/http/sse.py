@@ -62,6 +62,11 @@ def with_id(cursors: bytes) -> bytes:
     return b"id: %b\n" % cursors
 
 
+def job_event(seq: int, data: bytes) -> bytes:
+    """A job for a `/work` stream; `data` is its JSON."""
+    return b"event: job\nid: %d\ndata: %b\n\n" % (seq, data)
+
+
 def heartbeat(now_ms: int) -> bytes:
     """A comment that says that the connection lives."""
     return b": hb %d\n\n" % now_ms

@@ -86,27 +86,22 @@ def _last_event_id(call: Call) -> str | None:
     return value.decode("latin-1") or None
 
 
-class EventStream:
-    """One open stream. The gate calls `run` and then, whatever happens, `close`."""
+class OpenStream:
+    """One open stream of events. The gate calls `run` and then, whatever happens, `close`."""
 
-    outbox: Outbox
-
-    def __init__(self, engine: Engine, session: Session, call: Call) -> None:
-        self._engine = engine
-        self._session = session
-        self._call = call
+    def __init__(self, engine: Engine, call: Call) -> None:
         self.scope = trio.CancelScope()
+        self._engine = engine
+        self._call = call
 
     def close(self) -> None:
-        """The session has no connection any more, and half a frame is on no connection that goes on."""
+        """The stream has ended; half a frame is on no connection that goes on."""
         connection: Connection = self._call.scope["state"]["connection"]
         connection.end_direct()
-        watching = self._engine.watching
-        watching.sse_connections -= 1
-        watching.disconnect(self._session, self.outbox)
+        self._engine.watching.sse_connections -= 1
 
     async def run(self) -> None:
-        """Send frames until the session ends, the client leaves (`ClientGone`), or the stream is aborted."""
+        """Send frames until the stream ends by itself, the client leaves (`ClientGone`), or it is aborted."""
         call = self._call
         connection: Connection = call.scope["state"]["connection"]
         connection.allow_slow_reader()
@@ -114,13 +109,33 @@ class EventStream:
             headers = [*HEADERS, (b"x-request-id", call.request_id.encode())]
             await call.send({"type": "http.response.start", "status": 200, "headers": headers})
             await call.send({"type": "http.response.body", "body": OPENING, "more_body": True})
-            await call.while_connected(self._send)
+            await call.while_connected(self.send)
             await call.send({"type": "http.response.body", "body": b"", "more_body": False})
         if self.scope.cancelled_caught:
             raise ClientGone
 
-    async def _send(self) -> None:
-        await self.outbox.send_all(self._session.heartbeat_ms / 1000, self._heartbeat)
+    async def send(self) -> None:
+        """Send frames until there will be no more."""
+        raise NotImplementedError
 
-    def _heartbeat(self) -> bytes:
+    def heartbeat(self) -> bytes:
+        """What is sent when nothing else has been for a while."""
         return heartbeat(self._engine.clock.now_ms())
+
+
+class EventStream(OpenStream):
+    """A watch session that is shown."""
+
+    outbox: Outbox
+
+    def __init__(self, engine: Engine, session: Session, call: Call) -> None:
+        super().__init__(engine, call)
+        self._session = session
+
+    def close(self) -> None:
+        """The session has no connection any more."""
+        super().close()
+        self._engine.watching.disconnect(self._session, self.outbox)
+
+    async def send(self) -> None:
+        await self.outbox.send_all(self._session.heartbeat_ms / 1000, self.heartbeat)

@@ -221,6 +221,14 @@ class Block:
                 j = i + 1
         return bytes(body[starts[i] : starts[j] - 1]), self.first_seq + j - 1
 
+    def record_of(self, seq: int) -> bytes:
+        """A record that is there as JSON, with its tag and without the opening brace."""
+        i = seq - self.first_seq
+        record = bytes(self.body[self.starts[i] + 1 : self.starts[i + 1] - 1])
+        if self.tags is None or self.tag_starts is None:
+            return record
+        return bytes(self.tags[self.tag_starts[i] : self.tag_starts[i + 1]]) + record
+
     def node_of(self, seq: int) -> str | None:
         """The node of a record."""
         if self.nodes is None or self.node_ids is None:

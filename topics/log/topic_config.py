@@ -17,11 +17,13 @@ from topics.model import TopicConfig, TopicConfigPatch
 
 MAX_U64: Final = 2**64 - 1
 MAX_IDEMPOTENCY_WINDOW_MS: Final = 7 * 24 * 3600 * 1000
+MIN_LEASE_MS: Final = 100
+MAX_LEASE_MS: Final = 86_400_000
 
 _U64_FIELDS: Final = ("ttl_ms", "cap_records", "cap_bytes", "idempotency_window_ms", "max_deliveries")
 _CLAMPED: Final[Mapping[str, tuple[int, int]]] = {
     "priority": (-1000, 1000),
-    "lease_ms": (100, 86_400_000),
+    "lease_ms": (MIN_LEASE_MS, MAX_LEASE_MS),
     "claim_jitter_ms": (0, 5000),
 }
 _CHOICES: Final[Mapping[str, tuple[str, ...]]] = {

@@ -67,7 +67,7 @@ from __future__ import annotations
 import re
 from array import array
 from bisect import bisect_left
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import islice, pairwise
 from typing import Any, Final, Literal, NamedTuple, cast
 
@@ -222,7 +222,8 @@ class TopicLog:
 
     `head_seq`: the last seq given out to a published record or a hole, 0 for none. `earliest_seq`, `evict_floor`: see
     above. `count`, `bytes`: live records and their payload bytes. `last_ts`: time of the newest record ever (epoch ms).
-    `tags_from`: the first seq whose tag `matching` knows.
+    `tags_from`: the first seq whose tag `matching` knows. `on_lost(first, last)` is told when records above the front
+    were found to be lost: some of those seqs are not live any more.
 
     Any method may raise NotLoaded that does not say otherwise.
     """
@@ -239,6 +240,7 @@ class TopicLog:
         "evict_floor",
         "head_seq",
         "last_ts",
+        "on_lost",
         "tags_from",
     )
 
@@ -250,6 +252,7 @@ class TopicLog:
         self.bytes = 0
         self.last_ts = 0
         self.tags_from = 1
+        self.on_lost: Callable[[int, int], None] | None = None
         self._index = RecordIndex()
         self._tags: TagIndex | None = None
         # Ascending, disjoint, all at or above earliest_seq; neighbours that touch differ in their reason.
@@ -473,6 +476,8 @@ class TopicLog:
             self._lose_after_head(last, reason)
         if self._front_is_gone():
             self._move_front(self._index.next_live(self.earliest_seq), None, 0)
+        if self.on_lost is not None and first <= old_head:
+            self.on_lost(max(first, self.earliest_seq), min(last, old_head))
 
     def _still_live(self, first: int, last: int) -> list[tuple[int, int]]:
         """What is to become holes if `first` to `last` (inclusive) is lost. Asks for what it takes to do so."""
@@ -702,6 +707,8 @@ class TopicLog:
         changed = _summary(span)._replace(first_ts=before.first_ts) != before
         if front != self.earliest_seq:
             self._move_front(front, None, 0)
+        if changed and self.on_lost is not None:
+            self.on_lost(max(span.first, self.earliest_seq), span.end - 1)
         return changed
 
     def detach(self, span: Span) -> None:

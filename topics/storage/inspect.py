@@ -15,9 +15,10 @@ from typing import Any, Final
 import msgspec
 
 from topics.log.copies import Origin
-from topics.log.index import FLAG_DERIVED
+from topics.log.index import FLAG_DERIVED, from_little_endian
 from topics.log.topic_log import TopicLog
 from topics.model import TopicConfig
+from topics.queue.leases import Leases
 from topics.routing.origins import OriginSet
 from topics.routing.router import router_to_wire
 from topics.routing.state import Router
@@ -45,6 +46,9 @@ from topics.storage.snapshot import (
 SHOWN: Final = 80
 ROUTER_SHOWN: Final = 240
 """Characters of a payload that a dump shows; of one about a router, which has much to say."""
+
+SEQS_SHOWN: Final = 4
+"""Seqs of jobs that a dump shows of each frame about them."""
 
 _FLAGS: Final = (
     (frames.HAS_TAG, "tag"),
@@ -123,6 +127,17 @@ class RouterFacts:
 
 
 @dataclass(frozen=True, slots=True)
+class QueueFacts:
+    """The jobs of a queue; a lease or a delay counts until somebody looks, whatever the time is."""
+
+    ready: int
+    leased: int
+    delayed: int
+    parked: int
+    dead_lettered: int
+
+
+@dataclass(frozen=True, slots=True)
 class TopicFacts:
     """One topic. `unstored` are records that are in the WAL only; `derived` are those of them that are copies of frames
     of other topics. `keeps_origins`: it knows which records it has taken, as a router brings each only once."""
@@ -143,6 +158,7 @@ class TopicFacts:
     derived: int
     routers: list[RouterFacts]
     keeps_origins: bool
+    queue: QueueFacts | None
     holes: list[Hole]
     segments: list[SegmentFacts]
 
@@ -334,6 +350,7 @@ class Inspection:
                 topic.segments,
                 [*topic.incoming.values()],
                 topic.origins,
+                topic.queue,
                 {source.id: source.name for source in found.topics.values()},
                 shards,
             )
@@ -370,6 +387,7 @@ class Inspection:
             part.segments,
             part.routers,
             part.origins,
+            part.queue,
             names,
             shards,
         )
@@ -489,6 +507,7 @@ def _topic(
     segments: list[Segment],
     routers: list[Router],
     origins: OriginSet | None,
+    queue: Leases | None,
     names: dict[int, str],
     shards: int,
 ) -> TopicFacts:
@@ -525,9 +544,15 @@ def _topic(
             for router in sorted(routers, key=lambda router: router.name)
         ],
         keeps_origins=origins is not None,
+        queue=_queue(queue, log.count) if queue is not None else None,
         holes=holes_of(log.dump(raw=False)),
         segments=[_segment(segment, log) for segment in segments],
     )
+
+
+def _queue(queue: Leases, count: int) -> QueueFacts:
+    parked = len(queue.parked())
+    return QueueFacts(queue.ready(count), queue.in_flight, queue.delayed - parked, parked, queue.dead_lettered)
 
 
 def _segment(segment: Segment, log: TopicLog) -> SegmentFacts:
@@ -593,7 +618,15 @@ def _wal_frame(
 
 
 def _readable(kind: int, fields: dict[str, Any], names: dict[int, str]) -> dict[str, Any]:
-    """The fields of a frame about a router, in an order and a form for people."""
+    """The fields of a frame about a router or about jobs, in an order and a form for people."""
+    if kind == FrameType.LEASE:
+        return {
+            "op": fields["op"],
+            "seqs": _Text(_few(fields["seqs"])),
+            **{name: fields[name] for name in ("node", "deadline", "available_at") if name in fields},
+        }
+    if kind == FrameType.DELETE and "seqs" in fields:
+        return {**fields, "seqs": _Text(_few(fields["seqs"]))}
     if kind == FrameType.ROUTER_CREATE:
         name, source_id, cursor, copies, config = fields["router"]
         source = names.get(source_id, source_id)
@@ -609,6 +642,13 @@ def _readable(kind: int, fields: dict[str, Any], names: dict[int, str]) -> dict[
         places = [f"{kind}/{owner}/{first}+{offsets[i]}" for i, (kind, owner, first) in enumerate(fields["files"])]
         shown["frames"] = _Text(", ".join(places))
     return shown
+
+
+def _few(packed: bytes) -> str:
+    """The first of some seqs, and how many there are."""
+    seqs = from_little_endian("Q", packed)
+    shown = ", ".join(map(str, seqs[:SEQS_SHOWN]))
+    return shown if len(seqs) <= SEQS_SHOWN else f"{shown}, ... ({len(seqs)})"
 
 
 class _Text(str):

@@ -8,8 +8,10 @@ from typing import Any, NamedTuple
 from topics.log.topic_config import config_from_wire
 from topics.log.topic_log import TopicLog
 from topics.model import TopicConfig
+from topics.queue.leases import Leases
 from topics.routing.origins import OriginSet
 from topics.routing.state import Router, kept_origins
+from topics.storage.recovery import NO_LEASES_RUN
 from topics.storage.shelf import Segment
 from topics.storage.snapshot import SnapshotDamaged, TopicPart
 from topics.storage.wal import Position
@@ -25,6 +27,7 @@ class Part(NamedTuple):
     segments: list[Segment]
     routers: list[Router]
     origins: OriginSet | None
+    queue: Leases | None
 
     @property
     def end(self) -> Position:
@@ -51,7 +54,12 @@ def load_part(path: str, part: TopicPart) -> Part:
             raise ValueError("a router twice")
         if (kept_origins(origins, routers) is None) is not (origins is None):
             raise ValueError("origins are kept where a router is exactly_once, and nowhere else")
-        return Part(path, part, config, log, segments, routers, origins)
+        queue = Leases.load(part.queue, NO_LEASES_RUN) if part.queue is not None else None
+        if (queue is None) is (config.type == "queue"):
+            raise ValueError("a queue has jobs, and nothing else has")
+        if queue is not None and len(queue) > log.count:
+            raise ValueError(f"it knows of {len(queue)} jobs, and has {log.count} records")
+        return Part(path, part, config, log, segments, routers, origins, queue)
     except (TypeError, ValueError) as error:
         raise SnapshotDamaged(f"the part of topic {part.id} contradicts itself: {error}") from error
 

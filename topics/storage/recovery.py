@@ -33,12 +33,14 @@ from typing import Any, Final, NamedTuple, TypeVar
 
 from topics.log.copies import PLAIN, CopyTable, Kind, Origin, each_kind
 from topics.log.dedupe import DedupeWindow
-from topics.log.index import FLAG_DERIVED, NotLoaded, Span
+from topics.log.index import FLAG_DERIVED, NotLoaded, Span, from_little_endian
 from topics.log.match import parse_match
 from topics.log.topic_config import config_from_wire
 from topics.log.topic_log import LossReason, TopicLog
 from topics.logs import get_logger
 from topics.model import TopicConfig
+from topics.queue.events import Instant, event_from_wire
+from topics.queue.leases import Leases
 from topics.routing.origins import OriginSet
 from topics.routing.state import Router, kept_origins
 from topics.storage import frames
@@ -65,6 +67,9 @@ log = get_logger(__name__)
 WINDOW_BYTES: Final = 4 << 20
 """Files are read in windows of this size (or of one frame, where that is larger)."""
 
+NO_LEASES_RUN: Final = Instant(0, 0)
+"""For those who only look at a directory: when leases end is not asked."""
+
 T = TypeVar("T")
 
 
@@ -87,6 +92,7 @@ class RecoveredTopic:
         "name",
         "origins",
         "part",
+        "queue",
         "segments",
         "stash",
     )
@@ -104,6 +110,7 @@ class RecoveredTopic:
         self.part: bytes | None = None
         """Its part of the snapshot, as long as nothing has been found that is newer."""
         self.segments: list[Segment] = []
+        self.queue = Leases() if config.type == "queue" else None
         self.copies: CopyTable | None = None
         self.incoming: dict[str, Router] = {}
         self.origins: OriginSet | None = None
@@ -295,8 +302,8 @@ class Progress:
         return self.done / self.total if self.total else 0.0
 
 
-def recover(fs: Fs, datadir: DataDir, tiers: Tiers, progress: Progress) -> Recovered:
-    """Read everything. Changes nothing on disk.
+def recover(fs: Fs, datadir: DataDir, tiers: Tiers, progress: Progress, now: Instant = NO_LEASES_RUN) -> Recovered:
+    """Read everything. Changes nothing on disk. `now` is the moment from which leases run on.
 
     Raises `Damage` for the first bad range below a synced position, `DataDirError` where the directory cannot be used
     at all, `UnknownFrameType` for frames of a newer version.
@@ -305,7 +312,7 @@ def recover(fs: Fs, datadir: DataDir, tiers: Tiers, progress: Progress) -> Recov
     for sentence in damaged:
         log.error("snapshot_damaged", problem=sentence)
     try:
-        replay = _Replay(fs, datadir, tiers, snapshot, progress)
+        replay = _Replay(fs, datadir, tiers, snapshot, progress, now)
     except (SnapshotDamaged, ValueError) as error:  # its checksum holds, so it was written like this
         raise DataDirError(f"the newest snapshot of {datadir.root} cannot be understood: {error}") from error
     shards = [found for found in discover_shards(fs, datadir) if _ordinals(fs, found.path)]
@@ -435,7 +442,15 @@ def _runs(scan: Scan, *, open_batch: bool) -> Iterator[tuple[int, int, int]]:
 class _Replay:
     """The state while the shards are read one after another."""
 
-    def __init__(self, fs: Fs, datadir: DataDir, tiers: Tiers, snapshot: Snapshot | None, progress: Progress) -> None:
+    def __init__(
+        self,
+        fs: Fs,
+        datadir: DataDir,
+        tiers: Tiers,
+        snapshot: Snapshot | None,
+        progress: Progress,
+        now: Instant,
+    ) -> None:
         self.columns = Columns(tiers)
         self.first_ordinal = 0
         """Files below it belong to an old layout."""
@@ -444,6 +459,7 @@ class _Replay:
         self._datadir = datadir
         self._snapshot = snapshot
         self._progress = progress
+        self._started = now
         self.topics: dict[int, RecoveredTopic] = {}
         self.files = WalFiles()
         self.next_topic_id = 1
@@ -475,7 +491,15 @@ class _Replay:
         topic.keys = DedupeWindow.load(part.keys) if part.keys else None
         topic.incoming = {router.name: router for router in map(Router.load, part.routers)}
         topic.origins = OriginSet.load(part.origins) if part.origins is not None else None
+        if part.queue is not None:
+            topic.queue = Leases.load(part.queue, self._now)
         self.topics[topic.id] = topic
+
+    @property
+    def _now(self) -> Instant:
+        """The moment of the start; the wall clock may have been set back since what is replayed was written, and then
+        no lease runs longer than it was given for."""
+        return Instant(self._started.mono, max(self._started.epoch, self.clock))
 
     def check_files(self) -> None:
         """No topic may be without its files. Raises DataDirError."""
@@ -1050,6 +1074,9 @@ class _Replay:
             self.columns.run(topic, partial(topic.log.evict_below, payload["below"], payload["reason"]))
         elif kind == FrameType.DELETE:
             self._delete(topic, payload)
+        elif kind == FrameType.LEASE:
+            if topic.queue is not None:
+                topic.queue.apply(event_from_wire(payload, self._now))
         elif kind == FrameType.CONFIG_UPDATE:
             self._configure(topic, payload)
         elif kind == FrameType.ROUTER_CREATE:
@@ -1086,6 +1113,12 @@ class _Replay:
     def _delete(self, topic: RecoveredTopic, payload: dict[str, Any]) -> None:
         bound, before = payload["bound"], payload.get("before_seq")
         log_ = topic.log
+        if "seqs" in payload:
+            named = from_little_endian("Q", payload["seqs"])
+            self.columns.run(topic, partial(log_.delete_seqs, named))
+            if topic.queue is not None:
+                topic.queue.gone(named)
+            return
         if "match" not in payload:
             if before is not None:
                 self.columns.run(topic, partial(log_.delete_below, before, bound))
@@ -1104,8 +1137,7 @@ class _Replay:
         rest = self.columns.run(topic, partial(log_.matching, match, before_seq=before, bound=bound))
         self.columns.run(topic, partial(log_.delete_seqs, rest))
 
-    @staticmethod
-    def _configure(topic: RecoveredTopic, payload: dict[str, Any]) -> None:
+    def _configure(self, topic: RecoveredTopic, payload: dict[str, Any]) -> None:
         topic.config = config_from_wire(payload["config"])
         topic.ceiling = payload["ceiling"]
         if "log" in payload:
@@ -1121,6 +1153,8 @@ class _Replay:
             topic.keys = DedupeWindow.load(payload["keys"]) if payload["keys"] else None
             if payload.get("origins") is not None:
                 topic.origins = OriginSet.load(payload["origins"])
+            if payload.get("queue") is not None:
+                topic.queue = Leases.load(payload["queue"], self._now)
         topic.stash = []
 
 
@@ -1178,6 +1212,14 @@ def decide(
         if verdict is not None:
             verdicts.setdefault(number, []).append(verdict)
     return verdicts
+
+
+def settle_queues(recovered: Recovered) -> None:
+    """Now that it is known which records there are: forget the jobs that are gone."""
+    for topic in recovered.topics.values():
+        if topic.queue is not None:
+            topic.queue.gone_below(topic.log.earliest_seq)
+            recovered.columns.run(topic, partial(topic.queue.reconcile, topic.log.live_among))
 
 
 def _decide_topic(topic: RecoveredTopic, columns: Columns, *, stayed_up: bool) -> Verdict | None:

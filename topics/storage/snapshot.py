@@ -75,6 +75,8 @@ class TopicPart(msgspec.Struct, kw_only=True):
     """The routers that feed it: name, source id, cursor, copies made, config."""
     origins: list[Any] | None = None
     """Which records it has taken, if a router may bring each only once (`OriginSet.dump`)."""
+    queue: dict[str, Any] | None = None
+    """The jobs of a queue (`Leases.dump`)."""
 
 
 class SnapshotDamaged(Exception):
@@ -84,7 +86,7 @@ class SnapshotDamaged(Exception):
 def encode_part(part: TopicPart) -> bytes:
     """The bytes that stand in `Snapshot.topics`."""
     fields = msgspec.structs.asdict(part)
-    for name in ("routers", "origins"):  # most topics have none
+    for name in ("routers", "origins", "queue"):  # most topics have none
         if fields[name] is None or (name == "routers" and not fields[name]):
             del fields[name]
     return cbor2.dumps(fields, canonical=True)

@@ -19,6 +19,7 @@ from topics.errors import ApiError
 from topics.figures import WalFigures
 from topics.logs import get_logger
 from topics.offload import Kind, Offload
+from topics.queue.events import Instant
 from topics.storage import frames, recovery
 from topics.storage.datadir import DataDir, DataDirError, lock_data_dir, open_data_dir, parse_wal_name
 from topics.storage.frames import FrameType
@@ -119,6 +120,7 @@ class Store:
             failed=self._failure_noted,
             shards=shards,
         )
+        recovery.settle_queues(recovered)
         by_number = {shard.shard: shard for shard in recovered.shards}
         # What recovery relied on is made durable first: names may have been visible that no crash would have left.
         fs.sync_dir(self.datadir.meta_dir)
@@ -149,7 +151,8 @@ class Store:
             finish_repairs(self._fs, directory)
         for _ in range(MAX_REPAIRS):
             try:
-                return recovery.recover(self._fs, self.datadir, self.tiers, self.progress)
+                now = Instant(self._clock.monotonic_ms(), self._clock.now_ms())
+                return recovery.recover(self._fs, self.datadir, self.tiers, self.progress, now)
             except Damage as damage:
                 if self._settings.recovery != "salvage":
                     raise

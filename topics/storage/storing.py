@@ -32,6 +32,7 @@ from topics.log.topic_log import RawRun, TopicLog, grow_dump, set_unflagged, sum
 from topics.logs import get_logger
 from topics.model import TopicConfig
 from topics.offload import Kind, Offload
+from topics.queue.events import Instant
 from topics.storage.copying import dressed, open_frames, read_window
 from topics.storage.fs import TEMPORARY_SUFFIX, File, Fs, join, parent, write_all
 from topics.storage.index_cache import IndexCache
@@ -117,6 +118,7 @@ class LiveTopic(Protocol):
     keys: Any
     copies: CopyTable | None
     origins: Any
+    queue: Any
     shard: int
     shelf: Shelf | None
     ceiling: int
@@ -190,7 +192,7 @@ class _Growth(NamedTuple):
 class _Captured:
     """A topic as of one step of the loop, and what is written of it."""
 
-    def __init__(self, topic: LiveTopic, now_ms: int) -> None:
+    def __init__(self, topic: LiveTopic, now: Instant) -> None:
         log_ = topic.log
         self.topic = topic
         self.ephemeral = topic.config.durability == "ephemeral"
@@ -219,7 +221,9 @@ class _Captured:
             routers=topic.dump_routers(),
             origins=topic.origins.dump() if topic.origins is not None else None,
         )
-        self.now_ms = now_ms
+        if topic.queue is not None:
+            self.part.queue = topic.queue.dump(now, keeps_jobs=not self.ephemeral)
+        self.now_ms = now.epoch
         self.growths: list[_Growth] = []
         self.sealed: Segment | None = None
         """The segment that was active and is sealed as it is."""
@@ -372,7 +376,7 @@ class Storing:
             raise
 
     def _capture(self, topic: LiveTopic, moved: Segment | None) -> _Captured:
-        captured = _Captured(topic, self._source.now_ms())
+        captured = _Captured(topic, Instant(self._clock.monotonic_ms(), self._source.now_ms()))
         # A segment on its way has been copied: a flag that is written to its old files now would be lost with them.
         captured.unflagged = [(span, seqs) for span, seqs in captured.unflagged if span.segment is not moved]
         self._source.changed.discard(topic)

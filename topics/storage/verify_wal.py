@@ -20,6 +20,7 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
+from topics.queue.events import event_from_wire
 from topics.routing.state import Router
 from topics.storage import frames
 from topics.storage.datadir import wal_path
@@ -27,7 +28,7 @@ from topics.storage.finding import MAX_PER_FILE, SECTOR, Finding
 from topics.storage.frames import CONTINUES, MORE, Frame, FrameType, Row, Scan
 from topics.storage.fs import File, Fs
 from topics.storage.readonly import WINDOW_BYTES
-from topics.storage.recovery import shard_of
+from topics.storage.recovery import NO_LEASES_RUN, shard_of
 from topics.storage.resync import find_frames
 from topics.storage.verify_routers import CopyFacts, Cursors, RecipePlace, contradiction, copies_in
 from topics.storage.wal import Position
@@ -412,6 +413,8 @@ class LogCheck:
         elif kind == FrameType.ROUTER_CREATE:
             Router.load(payload["router"])
             self._cursors.create(frame.topic_id, payload["router"])
+        elif kind == FrameType.LEASE:
+            event_from_wire(payload, NO_LEASES_RUN)
         elif kind == FrameType.ROUTER_DELETE:
             self._cursors.delete(frame.topic_id, payload["name"])
         elif kind == FrameType.TOPIC_DELETE:

@@ -109,9 +109,10 @@ class Outbox:
             return False
         return self._bytes + size <= OUTBOX_BYTES or not (self._queue or self._flight)
 
-    async def room(self) -> bool:
-        """Wait until something may be put in. False: nothing will be any more. Cancelling leaves nothing behind."""
-        while not self.has_room():
+    async def room(self, size: int = 0) -> bool:
+        """Wait until a frame of `size` bytes may be put in. False: nothing will be any more. Cancelling leaves nothing
+        behind."""
+        while not self.has_room(size):
             if self.closing:
                 return False
             await self._freed.park()

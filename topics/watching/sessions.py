@@ -305,8 +305,8 @@ class Watching:
 
     # -- sockets -----------------------------------------------------------------------------------------------------
 
-    def open_socket(self, form: Format, transport: Transport, slots: int) -> Outbox:
-        """An outbox for a connection whose feeds come and go (`subscribe`). `close_socket` ends it."""
+    def open_socket(self, form: Format, transport: Transport, slots: int | None = None) -> Outbox:
+        """An outbox for a connection whose feeds come and go (`subscribe`), if it has any. `close_socket` ends it."""
         outbox = Outbox(
             form,
             transport,
