@@ -197,7 +197,9 @@ class Claiming:
             return
         if topic.config.claim_jitter_ms:
             if queue.leases.ready(topic.log.count) or self._has_unserved(queue):
-                await trio.sleep(topic.config.claim_jitter_ms / 1000)
+                bell = queue.bell
+                with trio.move_on_after(topic.config.claim_jitter_ms / 1000):
+                    await bell.wait()
                 await self._divide(topic, queue)
                 self._check(topic)
                 if not await self._commits.settle(topic, queue):

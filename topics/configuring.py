@@ -9,8 +9,8 @@ may say is decided in `topics.log.topic_config`; deleting records is in `topics.
 from __future__ import annotations
 
 from array import array
-from collections.abc import Callable, Collection, Sequence
-from contextlib import AsyncExitStack
+from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import AsyncExitStack, contextmanager
 from functools import partial
 from typing import Any, Final
 
@@ -72,6 +72,8 @@ class Configuring:
         self._creating: dict[str, trio.Event] = {}
         self._dead_letters: dict[str, set[int]] = {}
         """Which topics name a dead-letter topic."""
+        self._intended: list[tuple[str, TopicConfig]] = []
+        """Topics that are being made or changed, and what they will be."""
 
     # -- coming and going --------------------------------------------------------------------------------------------
 
@@ -103,7 +105,6 @@ class Configuring:
             topic = self._registry.topics.get(name)
             if topic is None:
                 config = resolve_config(None, patch, topic=name)
-                self.check_dead_letter(name, config)
                 if await self.create(name, config):
                     return config, True
                 continue
@@ -116,7 +117,8 @@ class Configuring:
             self.check_dead_letter(name, config)
             self._commits.check_writable(topic)
             topic.barrier = trio.Event()
-            return await self._background.finish(partial(self._reconfigure, topic, config)), False
+            with self._intending(name, config):
+                return await self._background.finish(partial(self._reconfigure, topic, config)), False
 
     async def delete(self, name: str, *, if_empty: bool) -> tuple[bool, list[str]]:
         """Delete a topic with all it has (`api.md` section 3); whether it was there, and the routers that went with
@@ -137,14 +139,18 @@ class Configuring:
 
     def check_dead_letter(self, name: str, config: TopicConfig) -> None:
         """A dead-letter topic must survive a restart (`semantics.md` section 6)."""
-        if config.durability == "ephemeral" and self._dead_letters.get(name):
+        named = self._dead_letters.get(name) or any(other.dead_letter == name for _, other in self._intended)
+        if config.durability == "ephemeral" and named:
             raise ApiError(
                 "invalid_request",
                 f"durability: {name!r} is a dead-letter topic and cannot be ephemeral",
                 detail={"field": "durability"},
             )
-        target = self._registry.topics.get(config.dead_letter) if config.dead_letter is not None else None
-        if target is not None and target.ephemeral:
+        if config.dead_letter is None:
+            return
+        target = self._registry.topics.get(config.dead_letter)
+        becomes = any(of == config.dead_letter and other.durability == "ephemeral" for of, other in self._intended)
+        if becomes or (target is not None and target.ephemeral):
             raise ApiError(
                 "invalid_request",
                 f"dead_letter: {config.dead_letter!r} is ephemeral",
@@ -159,9 +165,21 @@ class Configuring:
             await making.wait()
             return False
         self.check_topics((name,))
+        self.check_dead_letter(name, config)
         self._creating[name] = trio.Event()
-        await self._background.finish(partial(self._create_synced, name, config))
+        with self._intending(name, config):
+            await self._background.finish(partial(self._create_synced, name, config))
         return True
+
+    @contextmanager
+    def _intending(self, name: str, config: TopicConfig) -> Iterator[None]:
+        """What a topic will be counts for others while it is waited for. To be entered in the step of the check."""
+        intention = name, config
+        self._intended.append(intention)
+        try:
+            yield
+        finally:
+            self._intended.remove(intention)
 
     async def create_missing(self, names: Sequence[str]) -> None:
         """Make those of these topics that are not there, with the defaults; none of them if there is no room for all.
@@ -282,7 +300,7 @@ class Configuring:
                 update["keys"] = topic.keys.dump() if topic.keys is not None else []
                 update["origins"] = topic.origins.dump() if topic.origins is not None else None
                 if topic.queue is not None:
-                    update["queue"] = topic.queue.leases.dump(Instant(self._registry.monotonic_ms(), now))
+                    update["queue"] = topic.queue.dump(Instant(self._registry.monotonic_ms(), now))
             entries: list[tuple[FrameType, dict[str, Any]]] = []
             if topic.log.evict_floor > 1:
                 entries.append((FrameType.EVICT_WATERMARK, {"below": topic.log.earliest_seq, "reason": "ttl"}))

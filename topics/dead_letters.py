@@ -75,8 +75,11 @@ class DeadLetters:
     async def _move_all(self, topic: Topic, queue: JobQueue) -> None:
         """Until nothing is parked, or the topic is gone."""
         backoff = _Backoff()
+        config = topic.config
         try:
             while not topic.deleted:
+                if topic.config is not config:
+                    backoff, config = _Backoff(), topic.config  # what has failed may not fail now
                 queue.parked_more = trio.Event()
                 parked = queue.leases.parked()
                 if not parked and topic.quiet:
@@ -115,6 +118,9 @@ class DeadLetters:
             if unparked is not None:
                 await self._lease_commits.lease(topic, unparked).wait()
             return {}
+        target = self._registry.topics.get(config.dead_letter)
+        if target is not None and target.ephemeral:
+            raise ApiError("invalid_request", f"{config.dead_letter!r} is ephemeral")  # configs do not allow it
         jobs = await self._jobs(topic, seqs)
         failed: dict[int, ApiError] = {}
         moved = list(jobs)

@@ -324,6 +324,8 @@ class Engine:
         """Let every waiting reader look at the state of the daemon again."""
         for topic in list(self.topics.values()):
             topic.wake()
+            if topic.queue is not None:
+                topic.queue.ring()
 
     async def quiesce(self) -> None:
         """Wait until nothing is on its way on any topic (after `start_draining`), changes whose client has gone
@@ -491,6 +493,10 @@ class Engine:
         """Lease jobs to a node (`api.md` section 9). Cancelling leaves nothing leased that nobody has heard of."""
         await self.catch_up((name,))
         return await self.queueing.claim(name, request, perf)
+
+    def has_window(self, name: str) -> bool:
+        """Whether claims of a topic wait, whatever they say."""
+        return self.queueing.has_window(name)
 
     async def ack(self, name: str, request: HeldRequest, perf: Performance) -> HeldResult:
         """Delete jobs that a node holds."""

@@ -65,7 +65,7 @@ class Holder:
 class JobQueue:
     """See the module."""
 
-    __slots__ = ("_held", "attended", "leases", "line", "moving", "now", "parked_more")
+    __slots__ = ("_held", "attended", "bell", "leases", "line", "moving", "now", "parked_more")
 
     def __init__(self, leases: Leases) -> None:
         self.leases = leases
@@ -79,16 +79,19 @@ class JobQueue:
         """Set when there may be more for it to move, or another place to move it to."""
         self.now = Instant(0, 0)
         """When it was last swept. Decisions are as of then, so that no lease ends by one without its stream hearing."""
+        self.bell = trio.Event()
+        """Set when no window is to be waited for any more."""
         self._held: dict[int, Holder] = {}
         """Which stream has a job."""
 
-    def dump(self, now: Instant, *, keeps_jobs: bool) -> dict[str, Any]:
-        """What a part of a snapshot has of it. An `ephemeral` queue keeps no jobs, but counts over its life."""
-        if keeps_jobs:
-            return self.leases.dump(now)
-        counts = Leases()
-        counts.dead_lettered = self.leases.dead_lettered
-        return counts.dump(now)
+    def dump(self, now: Instant, *, keeps_jobs: bool = True) -> list[Any]:
+        """What a part of a snapshot has of it: the time in epoch ms, and the projection as of then. An `ephemeral`
+        queue keeps no jobs, but counts over its life."""
+        leases = self.leases
+        if not keeps_jobs:
+            leases = Leases()
+            leases.dead_lettered = self.leases.dead_lettered
+        return [now.epoch, leases.dump(now)]
 
     # -- streams -----------------------------------------------------------------------------------------------------
 
@@ -105,8 +108,14 @@ class JobQueue:
         leases, holder.leases = holder.leases, {}
         return leases
 
-    def end_streams(self) -> None:
-        """The topic is gone: those who hold jobs are to look."""
+    def ring(self) -> None:
+        """Windows end at once: the topic is gone, has another config, or the daemon stops."""
+        self.bell.set()
+        self.bell = trio.Event()
+
+    def end(self) -> None:
+        """The topic is gone: everybody is to look."""
+        self.ring()
         for holder in self._held.values():
             holder.changed.set()
 
@@ -166,6 +175,6 @@ class JobQueue:
 
     def lost(self, first: int, last: int, live_among: Callable[[array[int]], array[int]]) -> None:
         """Some records from `first` to `last` were found damaged: those that are not live are gone."""
-        known = array("Q", [seq for seq in range(first, last + 1) if self.leases.deliveries(seq)])
-        live = set(live_among(known))
-        self.gone([seq for seq in known if seq not in live])
+        seqs = array("Q", range(first, last + 1))
+        live = set(live_among(seqs))
+        self.gone([seq for seq in seqs if seq not in live])

@@ -217,6 +217,11 @@ class Queueing:
             dead_lettered=leases.dead_lettered,
         )
 
+    def has_window(self, name: str) -> bool:
+        """Whether claims of a topic wait, whatever they say."""
+        topic = self._registry.topics.get(name)
+        return topic is not None and topic.config.claim_jitter_ms > 0
+
     def figures(self, topic: Topic) -> tuple[int, int] | None:
         """Ready jobs and leased ones, for metrics, which wait for nobody; nothing for a log."""
         queue = topic.queue
@@ -233,6 +238,7 @@ class Queueing:
             return
         if queue.leases.parked():
             self._dead_letters.attend(topic, queue)
+        queue.ring()
         if queue.line:
             self._claiming.attend(topic, queue)
 

@@ -262,7 +262,7 @@ class Topic:
     def close_audience(self) -> None:
         """The topic is gone: everybody is to be told."""
         if self.queue is not None:
-            self.queue.end_streams()
+            self.queue.end()
         if self.audience is not None:
             for consumer in self.audience.consumers:
                 self.audience.set_due(consumer)
@@ -577,7 +577,7 @@ class Commit:
         self._leave()
         if self.end is not None:
             topic.applied_end = self.end
-        elif not topic.ephemeral:
+        elif not topic.ephemeral or self.frames:
             if topic.unwritten is None:
                 topic.unwritten = deque()
             topic.unwritten.append(self)

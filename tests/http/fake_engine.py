@@ -300,6 +300,9 @@ class FakeEngine:
         ]
         return ClaimResult(jobs, 5)
 
+    def has_window(self, name: str) -> bool:
+        return False
+
     async def ack(self, name: str, request: HeldRequest, perf: Performance) -> HeldResult:
         await self._enter()
         self.asked.append(request)

@@ -35,7 +35,7 @@ class Queues:
         """`POST /v0/topics/{topic}/claim`."""
         engine, topic = self._engine, call.params["topic"]
         request = decode_claim(call.body, engine.settings)
-        if request.wait_ms:
+        if request.wait_ms or engine.has_window(topic):
             # Nobody is given jobs who has left.
             result = await call.while_connected(lambda: engine.claim(topic, request, call.perf))
         else:

@@ -11,7 +11,7 @@ from topics.model import TopicConfig
 from topics.queue.leases import Leases
 from topics.routing.origins import OriginSet
 from topics.routing.state import Router, kept_origins
-from topics.storage.recovery import NO_LEASES_RUN
+from topics.storage.recovery import NO_LEASES_RUN, load_queue
 from topics.storage.shelf import Segment
 from topics.storage.snapshot import SnapshotDamaged, TopicPart
 from topics.storage.wal import Position
@@ -54,7 +54,7 @@ def load_part(path: str, part: TopicPart) -> Part:
             raise ValueError("a router twice")
         if (kept_origins(origins, routers) is None) is not (origins is None):
             raise ValueError("origins are kept where a router is exactly_once, and nowhere else")
-        queue = Leases.load(part.queue, NO_LEASES_RUN) if part.queue is not None else None
+        queue = load_queue(part.queue, NO_LEASES_RUN) if part.queue is not None else None
         if (queue is None) is (config.type == "queue"):
             raise ValueError("a queue has jobs, and nothing else has")
         if queue is not None and len(queue) > log.count:

@@ -492,7 +492,7 @@ class _Replay:
         topic.incoming = {router.name: router for router in map(Router.load, part.routers)}
         topic.origins = OriginSet.load(part.origins) if part.origins is not None else None
         if part.queue is not None:
-            topic.queue = Leases.load(part.queue, self._now)
+            topic.queue = load_queue(part.queue, self._now)
         self.topics[topic.id] = topic
 
     @property
@@ -1154,7 +1154,7 @@ class _Replay:
             if payload.get("origins") is not None:
                 topic.origins = OriginSet.load(payload["origins"])
             if payload.get("queue") is not None:
-                topic.queue = Leases.load(payload["queue"], self._now)
+                topic.queue = load_queue(payload["queue"], self._now)
         topic.stash = []
 
 
@@ -1212,6 +1212,16 @@ def decide(
         if verdict is not None:
             verdicts.setdefault(number, []).append(verdict)
     return verdicts
+
+
+def load_queue(dumped: Sequence[Any], now: Instant) -> Leases:
+    """The jobs of a queue as a part has them. A wall clock by which that was made in the future is not believed. Raises
+    ValueError."""
+    try:
+        as_of, leases = dumped
+        return Leases.load(leases, Instant(now.mono, max(now.epoch, int(as_of))))
+    except TypeError as error:
+        raise ValueError(f"jobs of a queue: {error}") from error
 
 
 def settle_queues(recovered: Recovered) -> None:

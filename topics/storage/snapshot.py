@@ -75,8 +75,8 @@ class TopicPart(msgspec.Struct, kw_only=True):
     """The routers that feed it: name, source id, cursor, copies made, config."""
     origins: list[Any] | None = None
     """Which records it has taken, if a router may bring each only once (`OriginSet.dump`)."""
-    queue: dict[str, Any] | None = None
-    """The jobs of a queue (`Leases.dump`)."""
+    queue: list[Any] | None = None
+    """The jobs of a queue: as of which time, and `Leases.dump`."""
 
 
 class SnapshotDamaged(Exception):
