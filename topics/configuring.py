@@ -300,7 +300,7 @@ class Configuring:
                 update["keys"] = topic.keys.dump() if topic.keys is not None else []
                 update["origins"] = topic.origins.dump() if topic.origins is not None else None
                 if topic.queue is not None:
-                    update["queue"] = topic.queue.dump(Instant(self._registry.monotonic_ms(), now))
+                    update["queue"] = topic.queue.freeze(Instant(self._registry.monotonic_ms(), now)).dump()
             entries: list[tuple[FrameType, dict[str, Any]]] = []
             if topic.log.evict_floor > 1:
                 entries.append((FrameType.EVICT_WATERMARK, {"below": topic.log.earliest_seq, "reason": "ttl"}))

@@ -8,13 +8,16 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Callable, Sequence
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import trio
 
 from topics.errors import ApiError
 from topics.queue.events import Claimed, Event, Extended, Instant
-from topics.queue.leases import Leases
+from topics.queue.leases import Frozen, Leases
+
+LARGE_PAGES: Final = 256
+"""Pages of jobs that are dumped in about 3 ms."""
 
 SWEEP_SLICE: Final = 2000
 """Leases and delays that end in one step: what has ended together with many others takes several."""
@@ -62,6 +65,22 @@ class Holder:
         self.changed = trio.Event()
 
 
+class FrozenQueue(NamedTuple):
+    """A queue as of a time (epoch ms)."""
+
+    as_of: int
+    leases: Frozen
+
+    @property
+    def is_large(self) -> bool:
+        """Whether dumping it takes longer than a step of the loop may."""
+        return len(self.leases.pages) > LARGE_PAGES
+
+    def dump(self) -> list[Any]:
+        """As CBOR takes it. May be called in a worker thread."""
+        return [self.as_of, self.leases.dump()]
+
+
 class JobQueue:
     """See the module."""
 
@@ -84,14 +103,13 @@ class JobQueue:
         self._held: dict[int, Holder] = {}
         """Which stream has a job."""
 
-    def dump(self, now: Instant, *, keeps_jobs: bool = True) -> list[Any]:
-        """What a part of a snapshot has of it: the time in epoch ms, and the projection as of then. An `ephemeral`
-        queue keeps no jobs, but counts over its life."""
+    def freeze(self, now: Instant, *, keeps_jobs: bool = True) -> FrozenQueue:
+        """What a part of a snapshot has of it. An `ephemeral` queue keeps no jobs, but counts over its life."""
         leases = self.leases
         if not keeps_jobs:
             leases = Leases()
             leases.dead_lettered = self.leases.dead_lettered
-        return [now.epoch, leases.dump(now)]
+        return FrozenQueue(now.epoch, leases.freeze(now))
 
     # -- streams -----------------------------------------------------------------------------------------------------
 
@@ -159,8 +177,7 @@ class JobQueue:
 
     def behind(self, now: Instant) -> bool:
         """Whether time has freed jobs that no sweep has come to."""
-        due_ms = self.leases.next_due_ms()
-        return due_ms is not None and due_ms <= now.mono
+        return self.leases.behind(now.mono)
 
     def gone(self, seqs: Sequence[int]) -> None:
         """Records are gone: deleted, or lost."""
@@ -175,6 +192,4 @@ class JobQueue:
 
     def lost(self, first: int, last: int, live_among: Callable[[array[int]], array[int]]) -> None:
         """Some records from `first` to `last` were found damaged: those that are not live are gone."""
-        seqs = array("Q", range(first, last + 1))
-        live = set(live_among(seqs))
-        self.gone([seq for seq in seqs if seq not in live])
+        self._freed(self.leases.forget_dead(first, last, live_among))

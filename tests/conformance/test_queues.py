@@ -325,10 +325,10 @@ def test_deliveries_count_up(client: Client) -> None:
 
 def test_a_lease_that_is_over_comes_again(client: Client, durability: str) -> None:
     queue = new_queue(client, 1, 2, 3, durability=durability)
-    first = queue.claim(most=2, lease_ms=SHORT_MS)
+    first = queue.claim(most=2, lease_ms=1000)
     assert queue.counts() == Counts(ready=1, in_flight=2)
     assert seqs_of(queue.claim("other", most=2)) == [3]
-    time.sleep(0.15)
+    time.sleep(1.05)
     assert queue.counts() == Counts(ready=2, in_flight=1)
     again = queue.claim("other", most=2)
     assert deliveries_of(again) == {1: 2, 2: 2}

@@ -1,8 +1,9 @@
-"""`Leases` against a model that looks at every job at every question and knows no heaps, cursor or reserved arrays.
+"""`Leases` against a model that looks at every job at every question and knows no pages, cursor or reserved arrays.
 
-Many workers claim, ack, nack and extend, rightly and wrongly; events are committed late, in any order, or not at all;
-records are deleted and evicted under them; both clocks move; and the daemon restarts, from any snapshot, with any
-beginning of what was committed after it.
+Many workers claim, ack, nack and extend, rightly and wrongly; what is due is swept, or only in part, or not; events are
+committed late, in any order, or not at all; records are deleted, evicted and lost under them; both clocks move; and the
+daemon restarts, from any snapshot, which is written long after it was taken, with any beginning of what was committed
+after it. The pages are tiny, so that everything happens at their borders.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from topics.log.index import from_little_endian
-from topics.queue import heaps, leases
+from topics.queue import leases, pages
 from topics.queue.events import (
     MAX_AHEAD_MS,
     Acked,
@@ -33,7 +34,8 @@ from topics.queue.events import (
     Released,
     event_from_wire,
 )
-from topics.queue.leases import DELAYED, FREE, LEASED, PARKED, Leases
+from topics.queue.leases import Frozen, Leases
+from topics.queue.pages import ABSENT, DELAYED, FREE, LEASED, PARKED
 
 PARKED_AT_ONCE = 3
 # No wall clock is set back to before this: times before the epoch are not kept apart.
@@ -44,8 +46,11 @@ EPOCH_FLOOR = 10**7
 def _tiny_limits() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(leases, "MAX_PARKED", PARKED_AT_ONCE)
-        patch.setattr(leases, "TIDY_MIN", 1)
-        patch.setattr(heaps, "TIDY_MIN", 1)
+        # Decisions do not sweep: the machine does, so that it knows what was swept.
+        patch.setattr(leases, "SWEEP_MOST", 0)
+        patch.setattr(leases, "_LOOK", 1)
+        patch.setattr(leases, "_SCAN", 3)
+        patch.setattr(pages, "PAGE", 4)
         yield
 
 
@@ -148,7 +153,7 @@ class Model:
 
 @dataclass
 class Snapshot:
-    dump: bytes
+    frozen: Frozen
     model: Model
     taken: Instant
     position: int
@@ -160,6 +165,8 @@ LEASE_MS = st.sampled_from([100, 100, 150, 1000])
 PICKS = st.lists(st.integers(0, 14), min_size=1, max_size=5)
 # Most events are committed when they are decided, as without a sync. The others wait for a rule.
 LATE = st.sampled_from([False, False, True])
+# How much of what is due is swept before a decision.
+SWEPT = st.sampled_from([None, None, 0, 1, 2])
 
 
 class LeaseMachine(RuleBasedStateMachine):
@@ -173,9 +180,10 @@ class LeaseMachine(RuleBasedStateMachine):
         self.in_flight: list[tuple[Event, int]] = []
         """Decided and not committed, with the time of the decision."""
         self.log: list[tuple[str, Any]] = []
-        self.snapshots = [Snapshot(cbor2.dumps(self.leases.dump(self.now)), Model(), self.now, 0)]
+        self.snapshots = [Snapshot(self.leases.freeze(self.now), Model(), self.now, 0)]
         self.told: dict[int, tuple[str, int, int]] = {}
         """What clients were told, and have to rely on: seq to node, lease id and deadline. Not the model's."""
+        self.looks = 0
 
     # -- The engine's part ---------------------------------------------------------------------------------------------
 
@@ -212,6 +220,35 @@ class LeaseMachine(RuleBasedStateMachine):
             if not isinstance(event, Claimed | Extended):
                 self.told.pop(seq, None)
 
+    def sweep_first(self, most: int | None) -> None:
+        """All, in slices, or only so many."""
+        if most is None:
+            while self.leases.behind(self.now.mono):
+                self.freed(self.leases.sweep(self.now.mono, 2), 2)
+            assert not self.over()
+        else:
+            self.freed(self.leases.sweep(self.now.mono, most), most)
+
+    def over(self) -> set[int]:
+        return {seq for seq, job in self.model.jobs.items() if job.is_over(self.now.mono)} - self.model.reserved
+
+    def freed(self, seqs: Sequence[int], most: int) -> None:
+        assert len(set(seqs)) == len(seqs) <= most
+        assert set(seqs) <= self.over()
+        for seq in seqs:
+            self.model.jobs[seq].move(FREE)
+
+    def may_act(self, seq: int) -> bool:
+        """Whether somebody holds `seq`: swept or not, a lease that is over is nobody's."""
+        job = self.model.jobs.get(seq)
+        return (
+            job is not None and job.state == LEASED and (seq in self.model.reserved or not job.is_over(self.now.mono))
+        )
+
+    def live_among(self, seqs: array[int]) -> array[int]:
+        assert list(seqs) == sorted(set(seqs))
+        return array("Q", [seq for seq in seqs if seq in self.model.live])
+
     def next_live(self, after: int, limit: int) -> Sequence[int]:
         return sorted(seq for seq in self.model.live if seq > after)[:limit]
 
@@ -236,10 +273,11 @@ class LeaseMachine(RuleBasedStateMachine):
         shares=st.lists(st.tuples(NODES, st.integers(1, 4)), min_size=1, max_size=3),
         lease_ms=LEASE_MS,
         late=LATE,
+        swept=SWEPT,
     )
-    def claim(self, limit: int, shares: list[tuple[str, int]], lease_ms: int, late: bool) -> None:
+    def claim(self, limit: int, shares: list[tuple[str, int]], lease_ms: int, late: bool, swept: int | None) -> None:
         """A cohort shares what there is; what is left over (a byte budget, a client that hung up) is aborted."""
-        self.model.sweep(self.now.mono)
+        self.sweep_first(swept)
         selection = self.leases.decide_claim(limit, self.now, self.next_live, self.max_deliveries)
         expected = self.model.claimable(limit, self.max_deliveries)
         assert (list(selection.seqs), list(selection.exhausted), selection.more) == expected
@@ -263,15 +301,18 @@ class LeaseMachine(RuleBasedStateMachine):
         ids=st.sampled_from(["none", "right", "right", "wrong"]),
         ms=st.sampled_from([0, 60, 200]),
         late=LATE,
+        swept=SWEPT,
     )
-    def call_about_jobs(self, call: str, node: str | None, picks: list[int], ids: str, ms: int, late: bool) -> None:
+    def call_about_jobs(
+        self, call: str, node: str | None, picks: list[int], ids: str, ms: int, late: bool, swept: int | None
+    ) -> None:
         """By `node`, or by whoever holds the first of the jobs."""
         seqs = self.seqs_of(picks)
         node = node or self.model.jobs.get(seqs[0], Job()).node or "a"
         lease_ids = None
         if ids != "none":
             lease_ids = [self.model.jobs.get(seq, Job()).lease_id + (ids == "wrong") for seq in seqs]
-        self.model.sweep(self.now.mono)
+        self.sweep_first(swept)
         decision = (
             self.leases.decide_ack(node, seqs, lease_ids, self.now)
             if call == "ack"
@@ -282,25 +323,20 @@ class LeaseMachine(RuleBasedStateMachine):
         held = [
             seq
             for seq in dict.fromkeys(seqs)
-            if seq in self.model.jobs
-            and self.model.jobs[seq].state == LEASED
-            and self.model.jobs[seq].node == node
-            and ids != "wrong"
+            if self.may_act(seq) and self.model.jobs[seq].node == node and ids != "wrong"
         ]
         self.expect(decision.event, decision.skipped, decision.busy, seqs, held, late)
 
-    @rule(node=NODES, late=LATE)
-    def disconnect(self, node: str, late: bool) -> None:
+    @rule(node=NODES, late=LATE, swept=SWEPT)
+    def disconnect(self, node: str, late: bool, swept: int | None) -> None:
         """A connection of `node` ends, and takes all of its leases with it that clients know of."""
         connection = {seq: lease_id for seq, (holder, lease_id, _) in self.told.items() if holder == node}
-        self.model.sweep(self.now.mono)
+        self.sweep_first(swept)
         decision = self.leases.decide_release(connection, self.now)
         held = [
             seq
             for seq, lease_id in connection.items()
-            if seq in self.model.jobs
-            and self.model.jobs[seq].state == LEASED
-            and self.model.jobs[seq].lease_id == lease_id
+            if self.may_act(seq) and self.model.jobs[seq].lease_id == lease_id
         ]
         self.expect(decision.event, decision.skipped, decision.busy, list(connection), held, late)
 
@@ -355,14 +391,26 @@ class LeaseMachine(RuleBasedStateMachine):
         for seq in seqs:
             self.told.pop(seq, None)
 
+    @rule(first=st.integers(1, 30), n=st.integers(0, 8))
+    def lose(self, first: int, n: int) -> None:
+        """Records turn out to be damaged, every other one of some."""
+        seqs = sorted(seq for seq in self.model.live if first <= seq <= first + n and seq % 2)
+        leased = [seq for seq in seqs if seq in self.model.jobs and self.model.jobs[seq].state == LEASED]
+        self.model.remove(seqs)
+        assert list(self.leases.forget_dead(first, first + n, self.live_among)) == leased
+        self.log.append(("delete", seqs))
+        for seq in seqs:
+            self.told.pop(seq, None)
+
     @precondition(lambda self: len(self.model.live) > 6)
-    @rule(n=st.integers(1, 4))
+    @rule(n=st.integers(1, 9))
     def evict(self, n: int) -> None:
         below = min([*sorted(self.model.live)[n:], self.model.head + 1])
         seqs = sorted(seq for seq in self.model.live if seq < below)
-        leased = [seq for seq in seqs if seq in self.model.jobs and self.model.jobs[seq].state == LEASED]
+        lease_ids = {seq: job.lease_id for seq, job in self.model.jobs.items() if job.state == LEASED}
         self.model.remove(seqs)
-        assert list(self.leases.gone_below(below)) == leased
+        self.leases.gone_below(below)
+        assert all(self.leases.holds(seq, id_) == (seq in self.model.live) for seq, id_ in lease_ids.items())
         self.log.append(("evict", below))
         for seq in seqs:
             self.told.pop(seq, None)
@@ -377,8 +425,8 @@ class LeaseMachine(RuleBasedStateMachine):
 
     @rule()
     def sweep(self) -> None:
-        over = [seq for seq, job in self.model.jobs.items() if job.is_over(self.now.mono)]
-        assert set(self.leases.sweep(self.now.mono)) == set(over) - self.model.reserved
+        assert set(self.leases.sweep(self.now.mono)) == self.over()
+        assert not self.leases.behind(self.now.mono)
         self.model.sweep(self.now.mono)
         rest = (
             job.until + (job.state == LEASED)
@@ -393,9 +441,14 @@ class LeaseMachine(RuleBasedStateMachine):
 
     @rule()
     def take_snapshot(self) -> None:
-        dump = cbor2.dumps(self.leases.dump(self.now), canonical=True)
         model = self.model.restarted(self.now, self.now)
-        self.snapshots.append(Snapshot(dump, model, self.now, len(self.log)))
+        self.snapshots.append(Snapshot(self.leases.freeze(self.now), model, self.now, len(self.log)))
+
+    @rule(which=st.integers(0, 3))
+    def write_snapshot(self, which: int) -> None:
+        """Whatever has happened since it was taken."""
+        snapshot = self.snapshots[-1 - which % len(self.snapshots)]
+        assert read_dump(snapshot.frozen.dump(), snapshot.taken) == snapshot.model.jobs
 
     @rule(
         which=st.integers(0, 3),
@@ -411,12 +464,12 @@ class LeaseMachine(RuleBasedStateMachine):
         self.snapshots = [it for it in self.snapshots if it.position <= len(self.log)]
         self.now = Instant(mono, max(EPOCH_FLOOR, self.now.epoch + wall_ms))
         self.in_flight.clear()
-        self.leases = Leases.load(cbor2.loads(snapshot.dump), self.now)
+        self.leases = Leases.load(cbor2.loads(cbor2.dumps(snapshot.frozen.dump(), canonical=True)), self.now)
         self.model = snapshot.model.restarted(snapshot.taken, self.now)
         for kind, value in self.log[snapshot.position :]:
             self.replay(kind, value, gone_is_told)
             self.leases.check()
-        self.leases.reconcile(lambda seqs: array("Q", [seq for seq in seqs if seq in self.model.live]))
+        self.leases.reconcile(self.live_among)
         # Of what clients were told, what has survived; for the rest see `it_is_what_the_model_says`.
         leased = [(seq, job) for seq, job in self.model.jobs.items() if job.state == LEASED]
         self.told = {seq: (job.node, job.lease_id, job.until) for seq, job in leased}
@@ -445,8 +498,14 @@ class LeaseMachine(RuleBasedStateMachine):
 
     @invariant()
     def it_is_what_the_model_says(self) -> None:
-        assert read_dump(self.leases.dump(self.now), self.now) == self.model.jobs
         assert self.leases.dead_lettered == self.model.dead_lettered
+        assert len(self.leases) == len(self.model.jobs)
+        for seq, job in self.model.jobs.items():
+            assert self.leases.deliveries(seq) == job.deliveries
+            assert self.leases.holds(seq, job.lease_id) == (job.state == LEASED)
+        self.looks += 1
+        if self.looks % 3 == 0:  # for what is dumped is then shared, and it is not to be shared always
+            assert read_dump(self.leases.dump(self.now), self.now) == self.model.jobs
 
     @invariant()
     def the_counters_add_up(self) -> None:
@@ -461,6 +520,7 @@ class LeaseMachine(RuleBasedStateMachine):
         while self.in_flight:
             self.commit(0)
         self.now = self.now.after(2 * MAX_AHEAD_MS)
+        self.leases.sweep(self.now.mono)
         unparked = self.leases.decide_unpark(self.leases.parked()).event
         if unparked is not None:
             self.leases.apply(unparked)
@@ -477,6 +537,7 @@ TestLeases.settings = settings(max_examples=80, stateful_step_count=50, deadline
 def step_of_a_life(machine: LeaseMachine, random: Random) -> None:
     """One rule, drawn with weights as in a queue that is worked on."""
     late = random.random() < 0.4
+    swept = random.choice([None, None, 0, 1, 2])
     node = random.choice("abc")
     picks = [random.randrange(15) for _ in range(random.randint(1, 5))]
     model = machine.model
@@ -485,13 +546,14 @@ def step_of_a_life(machine: LeaseMachine, random: Random) -> None:
             machine.append(random.randint(1, 4))
         case "claim":
             shares = [(random.choice("abc"), random.randint(1, 4)) for _ in range(random.randint(1, 3))]
-            machine.claim(random.randint(1, 8), shares, random.choice([100, 150, 1000]), late)
+            machine.claim(random.randint(1, 8), shares, random.choice([100, 150, 1000]), late, swept)
         case "call":
             call = random.choice(["ack", "nack", "extend"])
             ids = random.choice(["none", "right", "right", "wrong"])
-            machine.call_about_jobs(call, random.choice([None, None, node]), picks, ids, random.choice([0, 200]), late)
+            who, ms = random.choice([None, None, node]), random.choice([0, 200])
+            machine.call_about_jobs(call, who, picks, ids, ms, late, swept)
         case "disconnect":
-            machine.disconnect(node, late)
+            machine.disconnect(node, late, swept)
         case "finish moves" if any(job.state == PARKED for job in model.jobs.values()):
             machine.finish_moves(picks, random.random() < 0.5, late)
         case "commit" if machine.in_flight:
@@ -500,8 +562,10 @@ def step_of_a_life(machine: LeaseMachine, random: Random) -> None:
             machine.fail_one(random.randrange(9))
         case "delete" if model.live:
             machine.delete(picks[:2])
+        case "lose" if model.live:
+            machine.lose(random.choice(sorted(model.live)), random.randint(0, 6))
         case "evict" if len(model.live) > 6:
-            machine.evict(random.randint(1, 3))
+            machine.evict(random.randint(1, 6))
         case "wait":
             machine.time_passes(random.choice([0, 1, 20, 60, 100, 101]))
         case "step":
@@ -512,6 +576,8 @@ def step_of_a_life(machine: LeaseMachine, random: Random) -> None:
             machine.configure(random.choice([0, 2, 3]))
         case "snapshot":
             machine.take_snapshot()
+        case "write":
+            machine.write_snapshot(random.randrange(4))
         case "restart":
             lost = random.choice([0, 0, 1, 4])
             machine.restart(random.randrange(3), lost, 0, random.choice([0, 50, 500, -300]), late)
@@ -527,12 +593,14 @@ RULES, WEIGHTS = zip(
         "commit": 12,
         "fail": 2,
         "delete": 1,
+        "lose": 1,
         "evict": 1,
         "wait": 8,
         "step": 1,
         "sweep": 2,
         "configure": 1,
         "snapshot": 2,
+        "write": 2,
         "restart": 1,
     }.items(),
     strict=True,
@@ -555,14 +623,16 @@ def test_the_long_life_of_a_busy_queue(seed: int) -> None:
 
 def read_dump(dump: dict[str, Any], now: Instant) -> dict[int, Job]:
     """The jobs of a dump, as the model keeps them."""
-    columns = {key: from_little_endian("Q", dump[key]) for key in ("seqs", "deliveries", "times", "lease_ids")}
-    times, lease_ids = iter(columns["times"]), iter(columns["lease_ids"])
-    holders = iter(from_little_endian("I", dump["holders"]))
     jobs = {}
-    for seq, state, deliveries in zip(columns["seqs"], dump["states"], columns["deliveries"], strict=True):
-        job = jobs[seq] = Job(state, deliveries)
-        if state in (LEASED, DELAYED):
-            job.until = next(times) - now.epoch + now.mono
-        if state == LEASED:
-            job.node, job.lease_id = dump["nodes"][next(holders)], next(lease_ids)
+    for number, states, *columns, nodes in dump["pages"]:
+        seqs = [(number * dump["page"] + slot, state) for slot, state in enumerate(states) if state != ABSENT]
+        items = [
+            from_little_endian(code, column) or [0] * len(seqs) for code, column in zip("IqQH", columns, strict=True)
+        ]
+        for (seq, state), deliveries, due_ms, lease_id, holder in zip(seqs, *items, strict=True):
+            job = jobs[seq] = Job(state, deliveries, lease_id=lease_id)
+            if state in (LEASED, DELAYED):
+                job.until = due_ms - (state == LEASED) + dump["to_epoch_ms"] - now.epoch + now.mono
+            if state == LEASED:
+                job.node = nodes[holder]
     return jobs

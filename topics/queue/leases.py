@@ -31,10 +31,15 @@ Extended gives a lease another deadline. From every state a job also goes when i
 expires (`gone`, `gone_below`). Of the counters, `in_flight` is leased jobs, `delayed` is delayed and parked ones, and
 `ready` is the rest of the live records: fresh and free ones.
 
-**Time.** Two arrows are drawn by time alone, and nothing is logged for them: `sweep` follows those that are due, and
-every decision begins with it. The log therefore shows a job leased that is claimed again, or parked: in replay, where
-no time passes, Claimed and Parked apply to whatever the state is. Nothing has a timer. A lease is over when
-`now > deadline`, so it is due a millisecond later; a delay is over at its time. Both are in one heap.
+**Time.** Two arrows are drawn by time alone, and nothing is logged for them: `sweep` follows those that are due. The
+log therefore shows a job leased that is claimed again, or parked: in replay, where no time passes, Claimed and Parked
+apply to whatever the state is. Nothing has a timer. A lease is over when `now > deadline`, so it is due a millisecond
+later; a delay is over at its time.
+
+Every decision begins with a sweep, but of so many jobs only (`SWEEP_MOST`) that a step of the event loop stays short.
+Where a multitude is due together, whoever is about to decide sweeps in slices, and takes pauses, until it is not
+`behind`: for otherwise claims and counters do not see all that is free. What is right does not depend on that: a lease
+that is over is nobody's, swept or not.
 
 **Deliveries.** Claimed adds one, nothing takes one away. A free job that has had `max_deliveries` of them is not
 claimed again but parked, by the claim that comes across it; parked and released, if the limit still holds, it will be
@@ -52,9 +57,9 @@ before. What it does is to *reserve* the seqs of the event, and reserved seqs ar
 So a seq never has two events in flight, and each is applied to the state in which it was decided. Events about
 different seqs do not touch one another, so in which order those are committed does not matter.
 
-**Records that go.** Their jobs are forgotten at once, and heaps still hold their seqs, which nobody minds. If a
-reserved seq goes, its event passes it over. In replay it may come to be claimed after it has gone: for that the log of
-live records is asked once at the end (`reconcile`).
+**Records that go.** Their jobs are forgotten at once. If a reserved seq goes, its event passes it over. In replay it
+may come to be claimed after it has gone: for that the log of live records is asked once at the end (`reconcile`), and
+about some of them when it turns out later that records are lost (`forget_dead`).
 
 **Replay.** Events of a log, or of any beginning of it, in its order, on the projection as it was dumped or on an empty
 one. Where the log is cut off, the last events have not happened, and their jobs are still, or again, to be claimed. An
@@ -68,37 +73,57 @@ What can never happen: a seq is in two states, or reserved for two events; a lea
 job cannot be claimed, is not leased, delayed or parked, and not about to be one of these; a counter disagrees with the
 states; `ready < 0`, if whoever counts live records tells of those that go when they are counted off.
 
-Costs: nothing per fresh job, about 200 bytes for any other. O(log n) per seq for everything; a `sweep` is O(k log n)
-for k jobs that move, `gone_below` for k jobs that go.
+The structure: the jobs that are kept are in pages of neighbours (`pages`), in a table that knows which pages have free
+jobs and when which one is due (`table`, `due`). There is no object or entry per job, and no heap that has to be tidied.
+
+Costs: nothing per fresh job; 26 bytes for each of many neighbours, 6.7 KB for a job that is alone on its page. A job
+that is claimed and acked takes 4 us in calls of 32, and 40 us alone, however many others there are. A million leased
+jobs are frozen in 0.2 ms, swept in steps of 1 ms, evicted in 4 ms (later sweeps give back their memory), dumped in
+40 ms and loaded in 300 ms.
 """
 
 from __future__ import annotations
 
 import sys
 from array import array
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from itertools import pairwise, repeat
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import repeat
 from typing import Any, Final, Generic, NamedTuple, TypeVar
 
-import msgspec
-
-from topics.log.index import from_little_endian, little_endian
-from topics.queue.events import Acked, Claimed, DeadLettered, Event, Extended, Instant, Parked, Released
-from topics.queue.heaps import TIDY_MIN, DueHeap, SeqHeap
-
-FREE: Final = 0
-LEASED: Final = 1
-DELAYED: Final = 2
-PARKED: Final = 3
-"""The states of jobs in the table, as dumps have them."""
-_STATES: Final = 4
-_TIMED: Final = (LEASED, DELAYED)
+from topics.queue import pages
+from topics.queue.events import (
+    MAX_AHEAD_MS,
+    Acked,
+    Claimed,
+    DeadLettered,
+    Event,
+    Extended,
+    Instant,
+    Parked,
+    Released,
+)
+from topics.queue.pages import ABSENT, DELAYED, FAR_MS, FREE, LEASED, PARKED, Page
+from topics.queue.table import Table
 
 # One claim parks no more than that: as many as a call can claim. A step of the loop stays short, and so does the frame.
 MAX_PARKED: Final = 1000
 
-# The most seqs that a claim asks for at a time when it has to pass over known ones, after a replay: 32 KiB.
+# A decision frees no more than that of what is due: 1 ms. Nearly always it is all.
+SWEEP_MOST = 2000
+
+# What looking at a page in vain counts for in a sweep, in jobs: it takes as long as freeing so many.
+_LOOK: Final = 32
+
+# So many pages may be looked at to find out what is due next: 1 ms.
+_LOOKS: Final = 64
+
+# The most seqs that a claim asks for at a time when it has to pass over known ones, after a replay: 32 KiB. And so many
+# it passes over at most: 2 ms.
 _SCAN: Final = 4096
+_SCAN_MOST: Final = 16_384
+
+_MOST_SEQ: Final = (1 << 64) - 1
 
 NextLive = Callable[[int, int], Sequence[int]]
 """`next_live(after, limit)`: the first `limit` live seqs above `after`, ascending. Fewer is fine, none means that there
@@ -110,7 +135,8 @@ E = TypeVar("E", bound=Event)
 class Selection(NamedTuple):
     """What a claim can have: `seqs` (ascending), for `Claimed`, and `exhausted`, for `Parked`. All are reserved.
 
-    `more`: it ended early because there were so many exhausted ones, and should be repeated at once.
+    `more`: it ended early because there were so many exhausted ones, or known ones to be passed over, and should be
+    repeated at once. There may be nothing in it then.
     """
 
     seqs: array[int]
@@ -132,50 +158,36 @@ class Leases:
     """See the module. `dead_lettered` counts over the topic's life. Methods that say *array* return ascending seqs or,
     where events are concerned, in the order of the event."""
 
-    __slots__ = (
-        "_by_seq",
-        "_by_state",
-        "_cursor",
-        "_due",
-        "_floor",
-        "_free",
-        "_jobs",
-        "_parked",
-        "_reserved",
-        "dead_lettered",
-    )
+    __slots__ = ("_cursor", "_floor", "_reconciled", "_reserved", "_table", "dead_lettered")
 
     def __init__(self) -> None:
         self.dead_lettered = 0
-        self._jobs: dict[int, _Job] = {}
-        self._by_state = [0] * _STATES
-        # Every live seq up to it is in _jobs or in _reserved.
+        self._table = Table()
+        # Every live seq up to it is in the table or in _reserved.
         self._cursor = 0
         # Everything below it is gone.
         self._floor = 1
-        # Seqs with an event on its way, and whether their records are still there, as far as `gone` was told.
+        # Seqs with an event on its way, and whether their records are still there, as far as `gone` was told. The kept
+        # ones are flagged in the table.
         self._reserved: dict[int, bool] = {}
-        self._parked: set[int] = set()
-        # Lazy, all three: free jobs, when leases and delays are over, and all jobs in the order of their seqs.
-        self._free = SeqHeap()
-        self._due = DueHeap()
-        self._by_seq = SeqHeap()
+        # Where `reconcile` is: those up to it were asked for.
+        self._reconciled = 0
 
     # -- as of now ---------------------------------------------------------------------------------------------------
 
     def __len__(self) -> int:
         """How many jobs are kept: all that are not fresh."""
-        return len(self._jobs)
+        return len(self._table)
 
     @property
     def in_flight(self) -> int:
         """Leased jobs, as of the last sweep; the next three likewise."""
-        return self._by_state[LEASED]
+        return self._table.totals[LEASED]
 
     @property
     def delayed(self) -> int:
         """Delayed jobs, parked ones included."""
-        return self._by_state[DELAYED] + self._by_state[PARKED]
+        return self._table.totals[DELAYED] + self._table.totals[PARKED]
 
     def ready(self, count: int) -> int:
         """What can be claimed, or is about to be, of `count` live records."""
@@ -185,38 +197,47 @@ class Leases:
 
     def holds(self, seq: int, lease_id: int) -> bool:
         """Whether `seq` is leased under `lease_id`."""
-        job = self._jobs.get(seq)
-        return job is not None and job.state == LEASED and job.lease_id == lease_id
+        page, slot = self._table.at(seq)
+        return page.holder(slot) is not None and page.lease_ids[slot] == lease_id
 
     def deliveries(self, seq: int) -> int:
         """How often `seq` was claimed, a claim that holds included and one on its way not. 0 if it is not kept."""
-        job = self._jobs.get(seq)
-        return job.deliveries if job is not None else 0
+        page, slot = self._table.at(seq)
+        return page.deliveries[slot]
 
     def parked(self) -> array[int]:
         """The parked jobs, an array. For taking up the moves after a restart, and for giving them up."""
-        return array("Q", sorted(self._parked))
+        return self._table.seqs_in(PARKED)
+
+    # -- time --------------------------------------------------------------------------------------------------------
 
     def next_due_ms(self) -> int | None:
-        """When, by the monotonic clock, the next job comes free by time alone; None if none will."""
-        return self._due.first_time(self._due_job)
+        """When, by the monotonic clock, the next job comes free by time alone; None if none will.
+
+        It may be a time before that, even one that has passed, where many leases were extended or have ended: sweep
+        then, and ask again.
+        """
+        return self._table.next_due(_LOOKS)
+
+    def behind(self, now_ms: int) -> bool:
+        """Whether a sweep until `now_ms` has something to do. It may come to free nothing."""
+        return self._table.is_due(now_ms)
 
     def sweep(self, now_ms: int, most: int | None = None) -> array[int]:
         """Free what time has freed until `now_ms` (monotonic): leases and delays that are over. Returns an array of
         them, in no order.
 
-        With `most` it stops soon after as many, so that whoever comes first after a long time can take pauses.
+        With `most` it frees at most as many, or fewer when there is much to look at for it, so that a long sweep can
+        take pauses: until it is not `behind`.
         """
-        moved: array[int] = array("Q")
-        while (due_ms := self._due.pop_time(now_ms)) is not None and (most is None or len(moved) < most):
-            for seq in self._due.pop(due_ms):
-                if (job := self._due_job(due_ms, seq)) is not None:
-                    self._move(job, FREE)
-                    moved.append(seq)
-        if moved:
-            self._free.push_all(moved)
-            self._tidy()
-        return moved
+        freed: array[int] = array("Q")
+        self._table.let_go()
+        left = sys.maxsize if most is None else most
+        while left > 0 and self._table.is_due(now_ms):
+            seqs = self._table.free_due(now_ms, left)
+            freed += seqs
+            left -= max(len(seqs), _LOOK)
+        return freed
 
     # -- decisions ---------------------------------------------------------------------------------------------------
 
@@ -227,29 +248,28 @@ class Leases:
         events: `Claimed` for each claimer, of seqs as it likes, and `Parked`; what it leaves over, it aborts.
         Raises what `next_live` raises, and then nothing has changed.
         """
-        self.sweep(now.mono)
+        self.sweep(now.mono, SWEEP_MOST)
         seqs: array[int] = array("Q")
         exhausted: array[int] = array("Q")
         more = False
-        while len(seqs) < limit and (seq := self._free.first(self._is_free)) is not None:
-            if not 0 < max_deliveries <= self._jobs[seq].deliveries:
+        for page, slot, seq in self._table.free():
+            if len(seqs) == limit:
+                break
+            if not 0 < max_deliveries <= page.deliveries[slot]:
                 seqs.append(seq)
             elif len(exhausted) < MAX_PARKED:
                 exhausted.append(seq)
             else:
                 more = True
                 break
-            self._free.pop()
-            self._reserved[seq] = True
+        fresh: array[int] = array("Q")
         if len(seqs) < limit and not more:
-            try:
-                fresh, self._cursor = self._find_fresh(limit - len(seqs), next_live)
-            except BaseException:
-                self.abort(seqs + exhausted)
-                raise
-            self._reserved.update(zip(fresh, repeat(True)))
-            # After a replay, fresh ones may be among and before the free ones.
-            seqs = array("Q", sorted(seqs + fresh))
+            fresh, self._cursor, more = self._find_fresh(limit - len(seqs), next_live)
+        self._reserve(seqs)
+        self._reserve(exhausted)
+        self._reserved.update(zip(fresh, repeat(True)))
+        # After a replay, fresh ones may be among and before the free ones.
+        seqs = array("Q", sorted(seqs + fresh))
         return Selection(seqs, exhausted, more)
 
     def decide_ack(
@@ -284,30 +304,25 @@ class Leases:
 
     def decide_unpark(self, seqs: Sequence[int]) -> Decision[Released]:
         """Which of `seqs` need not go to the dead-letter topic any more; `skipped` are not parked."""
-        parked, skipped, busy = self._choose(seqs, self._parked.__contains__)
+        parked, skipped, busy = self._choose(seqs, lambda seq: self._table.state(seq) == PARKED)
         return Decision(Released(parked, None) if parked else None, skipped, busy)
 
     def decide_dead_letter(self, seqs: Sequence[int]) -> Decision[DeadLettered]:
         """Which of `seqs`, of all of which there are synced copies, are to be deleted; `skipped` are not parked."""
-        parked, skipped, busy = self._choose(seqs, self._parked.__contains__)
+        parked, skipped, busy = self._choose(seqs, lambda seq: self._table.state(seq) == PARKED)
         return Decision(DeadLettered(parked) if parked else None, skipped, busy)
 
     def abort(self, seqs: Iterable[int]) -> None:
         """Nothing comes of what was decided about `seqs`, which are reserved: all of an event's, or of a selection's
         those that make no event."""
-        for seq in seqs:
-            there = self._reserved.pop(seq)
-            if not there or seq < self._floor:
-                continue
-            job = self._jobs.get(seq)
-            if job is None:
-                self._add(seq)
-                self._free.push(seq)
-            elif job.state == FREE:
-                self._free.push(seq)
-            elif job.state == LEASED:
-                self._due.push_all(job.due_ms, (seq,))
-        self._tidy()
+        seqs = list(seqs)
+        there = {seq for seq in seqs if self._reserved.pop(seq) and seq >= self._floor}
+        for page, slot, seq in self._table.each(seqs, add=True):
+            state = page.unreserve(slot)
+            if state == ABSENT and seq in there:
+                page.move(slot, FREE)
+            elif state == LEASED:
+                self._table.due_at(seq, page.due_ms[slot])
 
     # -- events ------------------------------------------------------------------------------------------------------
 
@@ -330,160 +345,148 @@ class Leases:
             case Acked():
                 done = self._end(event.seqs)
         self._pass_known()
-        self._tidy()
         return done
 
     def gone(self, seqs: Iterable[int]) -> array[int]:
         """The records of `seqs` are gone, by somebody's deletion or for good: not by an ack or a move from here, which
         are events. Returns an array of those whose lease has ended by that."""
         ended: array[int] = array("Q")
-        for seq in seqs:
+        for page, slot, seq in self._table.each(seqs):
             if seq in self._reserved:
                 self._reserved[seq] = False
-            if self._forget(seq) == LEASED:
+            state = page.forget(slot)
+            if state == LEASED:
                 ended.append(seq)
-            elif seq == self._cursor + 1:
+            elif state == ABSENT and seq == self._cursor + 1:
                 self._cursor = seq
         self._pass_known()
-        self._tidy()
         return ended
 
-    def gone_below(self, seq: int) -> array[int]:
-        """All records below `seq` are gone. The same otherwise; costs what is kept of them."""
+    def gone_below(self, seq: int) -> None:
+        """All records below `seq` are gone, and their leases have ended: whoever wants to know which asks `holds`."""
         if seq <= self._floor:
-            return array("Q")
+            return
+        self._table.drop_below(self._floor, seq)
         self._floor = seq
         self._cursor = max(self._cursor, seq - 1)
-        ended = array("Q", [old for old in self._by_seq.take_below(seq) if self._forget(old) == LEASED])
         self._pass_known()
-        self._tidy()
-        return ended
 
     def reconcile(self, live_among: Callable[[array[int]], array[int]]) -> None:
         """The end of a replay: forget jobs whose records are gone. `live_among` picks the live ones out of ascending
-        seqs; what it raises passes through, and then nothing has changed."""
+        seqs, some thousands at a time. What it raises passes through; called again, this goes on with the same ones."""
         assert not self._reserved, "a replay decides nothing"
-        known = array("Q", sorted(self._jobs))
-        live = set(live_among(known))
-        self.gone(seq for seq in known if seq not in live)
+        for run in self._table.runs(self._reconciled + 1, _MOST_SEQ, _SCAN):
+            self._gone_unless(live_among, run)
+            self._reconciled = run[-1]
+        self._reconciled = 0
+
+    def forget_dead(self, first: int, last: int, live_among: Callable[[array[int]], array[int]]) -> array[int]:
+        """Some records from `first` to `last` were lost: those of them that are not live any more are `gone`. Returns
+        the same. At any time, also while events are on their way.
+
+        Asks `live_among` once, with whatever is known there; what it raises passes through, and nothing has changed.
+        """
+        known = {seq for seq in self._reserved if first <= seq <= last}
+        known.update(*self._table.runs(first, last, _SCAN))
+        return self._gone_unless(live_among, array("Q", sorted(known)))
 
     # -- keeping -----------------------------------------------------------------------------------------------------
 
-    def dump(self, now: Instant) -> dict[str, Any]:
-        """Everything applied, as ints, strings, bytes and lists that CBOR takes; arrays as little-endian bytes.
-
-        All columns are in the order of their seqs: of all jobs `seqs`, `states`, `deliveries`; of leased and delayed
-        ones `times` (epoch ms, a deadline or the end of a delay, by the clocks as of `now`); of leased ones `lease_ids`
-        and `holders`, an index into `nodes`.
-        """
-        seqs = sorted(self._jobs)
-        jobs = [self._jobs[seq] for seq in seqs]
-        leased = [job for job in jobs if job.state == LEASED]
-        nodes = {node: i for i, node in enumerate(dict.fromkeys(job.node for job in leased))}
-        to_epoch = now.epoch - now.mono
-        times = [job.due_ms - (job.state == LEASED) + to_epoch for job in jobs if job.state in _TIMED]
+    def freeze(self, now: Instant) -> Frozen:
+        """Everything applied, as of now, to be dumped at leisure. O(pages), well below 1 ms for a million jobs."""
         # What is reserved has not happened: fresh seqs are still that.
-        fresh = (seq for seq, there in self._reserved.items() if there and seq >= self._floor and seq not in self._jobs)
-        return {
-            "cursor": min(self._cursor, min(fresh, default=self._cursor + 1) - 1),
-            "dead_lettered": self.dead_lettered,
-            "nodes": list(nodes),
-            "seqs": little_endian(array("Q", seqs)),
-            "states": bytes(job.state for job in jobs),
-            "deliveries": little_endian(array("Q", [job.deliveries for job in jobs])),
-            "times": little_endian(array("Q", [max(0, time) for time in times])),
-            "lease_ids": little_endian(array("Q", [job.lease_id for job in leased])),
-            "holders": little_endian(array("I", [nodes[job.node] for job in leased])),
-        }
+        fresh = (
+            seq
+            for seq, there in self._reserved.items()
+            if there and seq >= self._floor and self._table.state(seq) == ABSENT
+        )
+        cursor = min(self._cursor, min(fresh, default=self._cursor + 1) - 1)
+        return Frozen(cursor, self.dead_lettered, now.epoch - now.mono, self._table.freeze())
+
+    def dump(self, now: Instant) -> dict[str, Any]:
+        """`freeze` and `Frozen.dump` at once: for few jobs."""
+        return self.freeze(now).dump()
 
     @classmethod
     def load(cls, value: Mapping[str, Any], now: Instant) -> Leases:
-        """The inverse, at the moment `now`, which tells what epoch times are on the monotonic clock of this life.
+        """The inverse, at the moment `now`, which tells what the times are on the monotonic clock of this life.
 
-        Raises ValueError if `value` cannot have come from `dump`.
+        Raises ValueError if `value` cannot have come from a dump.
         """
-        columns = _Columns.load(value)
+        match value:
+            case {
+                "cursor": int(cursor),
+                "dead_lettered": int(dead_lettered),
+                "to_epoch_ms": int(to_epoch_ms),
+                "page": pages.PAGE,
+                "pages": list(dumped),
+            }:
+                pass
+            case _:
+                raise ValueError("lease dump: fields are missing, or not what they should be")
+        if not 0 <= cursor <= _MOST_SEQ or dead_lettered < 0:
+            raise ValueError("lease dump: values out of range")
         leases = cls()
-        leases.dead_lettered = columns.dead_lettered
-        leases._cursor = columns.cursor
-        leases._by_state = [columns.states.count(state) for state in range(_STATES)]
-        leases._by_seq.push_all(columns.seqs)
-        nodes = [sys.intern(node) for node in columns.nodes]
-        times, lease_ids, holders = iter(columns.times), iter(columns.lease_ids), iter(columns.holders)
-        to_mono = {time: now.at_epoch(time).mono for time in set(columns.times)}
-        for seq, state, deliveries in zip(columns.seqs, columns.states, columns.deliveries, strict=True):
-            job = leases._jobs[seq] = _Job(state, deliveries)
-            if state in _TIMED:
-                job.due_ms = to_mono[next(times)] + (state == LEASED)
-                leases._due.push_all(job.due_ms, (seq,))
-            if state == LEASED:
-                job.node = nodes[next(holders)]
-                job.lease_id = next(lease_ids)
-        leases._free.push_all([seq for seq, job in leases._jobs.items() if job.state == FREE])
-        leases._parked.update(seq for seq, job in leases._jobs.items() if job.state == PARKED)
+        leases.dead_lettered = dead_lettered
+        leases._cursor = cursor
+        leases._table = Table.load(dumped, to_epoch_ms - now.epoch + now.mono, now.mono + MAX_AHEAD_MS)
         return leases
 
     def check(self) -> None:
         """Assert every invariant. O(n)."""
-        by_state = [0] * _STATES
-        free = self._free.entries()
-        due = self._due.entries()
-        by_seq = self._by_seq.entries()
-        for seq, job in self._jobs.items():
-            by_state[job.state] += 1
-            reserved = seq in self._reserved
-            assert seq >= self._floor, (seq, self._floor)
-            assert seq in by_seq, seq
-            assert (job.state == PARKED) == (seq in self._parked), seq
-            if job.state == FREE:
-                # Reserved, it may still be in from before: replay claims without taking out.
-                assert reserved or seq in free, seq
-            if job.state in _TIMED:
-                assert reserved or (job.due_ms, seq) in due, seq
-            assert job.deliveries > 0 or job.state == FREE, seq
-            assert not (reserved and job.state == DELAYED), seq
-        assert by_state == self._by_state, (by_state, self._by_state)
-        assert self._parked <= self._jobs.keys()
+        self._table.check(self._reserved)
+        kept = [seq for run in self._table.runs(0, _MOST_SEQ, _SCAN) for seq in run]
+        assert kept == sorted(set(kept))
+        assert not kept or kept[0] >= self._floor, (kept[0], self._floor)
         assert self._cursor >= self._floor - 1, (self._cursor, self._floor)
         for seq, there in self._reserved.items():
-            assert there or seq not in self._jobs, seq
-            assert not there or seq in self._jobs or seq <= self._cursor, seq
-        lengths = len(self._free), len(self._due), len(self._by_seq)
-        for length, live in zip(lengths, self._most_live(), strict=True):
-            assert length <= 2 * live + TIDY_MIN, (length, live)
+            state = self._table.state(seq)
+            assert there or state == ABSENT, seq
+            assert not there or state != ABSENT or seq <= self._cursor, seq
 
     # -- within ------------------------------------------------------------------------------------------------------
 
-    def _find_fresh(self, limit: int, next_live: NextLive) -> tuple[array[int], int]:
-        """Up to `limit` fresh seqs, ascending, and where the cursor is after them."""
+    def _gone_unless(self, live_among: Callable[[array[int]], array[int]], seqs: array[int]) -> array[int]:
+        live = set(live_among(seqs)) if seqs else set()
+        return self.gone([seq for seq in seqs if seq not in live] if len(live) < len(seqs) else ())
+
+    def _find_fresh(self, limit: int, next_live: NextLive) -> tuple[array[int], int, bool]:
+        """Up to `limit` fresh seqs, ascending, where the cursor is after them, and whether there may be more, which it
+        was too far to look for."""
         found: array[int] = array("Q")
         cursor = self._cursor
         ask = limit
+        passed = 0
         while len(found) < limit and (live := next_live(cursor, ask)):
+            if passed >= _SCAN_MOST:
+                return found, cursor, True
             for seq in live:
                 cursor = seq
-                if seq not in self._jobs:
+                if self._table.state(seq) == ABSENT:
                     found.append(seq)
                     if len(found) == limit:
                         break
+            passed += len(live)
             # Once is enough, but where there are known ones to be passed over.
             ask = max(limit - len(found), min(2 * ask, _SCAN))
-        return found, cursor
+        return found, cursor, False
 
     def _held(
         self, node: str | None, seqs: Sequence[int], lease_ids: Sequence[int] | None, now: Instant
     ) -> tuple[array[int], list[int], list[int]]:
         """See `_choose`. What is held by `node` (None: by anybody) under the lease ids, if there are any."""
         assert lease_ids is None or len(lease_ids) == len(seqs)
-        self.sweep(now.mono)
+        self.sweep(now.mono, SWEEP_MOST)
         right = set()
-        for i, seq in enumerate(seqs):
-            job = self._jobs.get(seq)
+        for seq, lease_id in zip(seqs, repeat(None, len(seqs)) if lease_ids is None else lease_ids, strict=True):
+            page, slot = self._table.at(seq)
+            holder = page.holder(slot)
             if (
-                job is not None
-                and job.state == LEASED
-                and (node is None or job.node == node)
-                and (lease_ids is None or job.lease_id == lease_ids[i])
+                holder is not None
+                and (node is None or holder == node)
+                and (lease_id is None or page.lease_ids[slot] == lease_id)
+                # It may not have been swept yet.
+                and (page.due_ms[slot] > now.mono or seq in self._reserved)
             ):
                 right.add(seq)
         return self._choose(seqs, right.__contains__)
@@ -501,181 +504,97 @@ class Leases:
             else:
                 chosen.append(seq)
         chosen.sort()
-        self._reserved.update(zip(chosen, repeat(True)))
+        self._reserve(chosen)
         return array("Q", chosen), skipped, busy
 
+    def _reserve(self, seqs: Sequence[int]) -> None:
+        """Of kept jobs."""
+        for page, slot, seq in self._table.each(seqs):
+            self._reserved[seq] = True
+            page.reserve(slot)
+
     def _claim(self, event: Claimed) -> array[int]:
+        assert len(event.seqs) == len(event.lease_ids)
         done: array[int] = array("Q")
-        node = sys.intern(event.node)
-        due_ms = event.deadline.mono + 1
-        for seq, lease_id in zip(event.seqs, event.lease_ids, strict=True):
+        due_ms = _column_ms(event.deadline.mono + 1)
+        holder, last = 0, None
+        changes = self._table.each(event.seqs, add=True, due_ms=due_ms)
+        for (page, slot, seq), lease_id in zip(changes, event.lease_ids, strict=True):
             there = self._reserved.pop(seq, None)
-            job = self._jobs.get(seq)
-            if job is None:
-                # Not reserved: this is replay, and what is not known up to the cursor is gone.
-                if there is False or seq < self._floor or (there is None and seq <= self._cursor):
-                    continue
-                job = self._add(seq)
-            elif job.state == PARKED:
-                self._parked.discard(seq)
-            self._move(job, LEASED)
-            job.deliveries += 1
-            job.node = node
-            job.lease_id = lease_id
-            job.due_ms = due_ms
+            # Not reserved: this is replay, and what is not known up to the cursor is gone.
+            if page.states[slot] == ABSENT and (
+                there is False or seq < self._floor or (there is None and seq <= self._cursor)
+            ):
+                continue
+            if page is not last:
+                holder, last = page.index_of(event.node), page
+            page.lease(slot, holder, lease_id, due_ms)
             done.append(seq)
-        self._due.push_all(due_ms, done)
         return done
 
     def _extend(self, event: Extended) -> array[int]:
         done: array[int] = array("Q")
-        due_ms = event.deadline.mono + 1
-        for seq in event.seqs:
-            job = self._unreserve(seq)
-            if job is not None and job.state == LEASED:
-                job.due_ms = due_ms
+        due_ms = _column_ms(event.deadline.mono + 1)
+        for page, slot, seq in self._events(event.seqs, due_ms):
+            if page.unreserve(slot) == LEASED:
+                page.due_ms[slot] = due_ms
                 done.append(seq)
-        self._due.push_all(due_ms, done)
         return done
 
     def _release(self, event: Released) -> array[int]:
         done: array[int] = array("Q")
-        until = event.available_at
-        for seq in event.seqs:
-            job = self._unreserve(seq)
-            if job is None or job.state not in (LEASED, PARKED):
-                continue
-            self._parked.discard(seq)
-            self._move(job, FREE if until is None else DELAYED)
-            if until is not None:
-                job.due_ms = until.mono
-            done.append(seq)
-        if until is None:
-            self._free.push_all(done)
-        else:
-            self._due.push_all(until.mono, done)
+        state, due_ms = (FREE, None) if event.available_at is None else (DELAYED, _column_ms(event.available_at.mono))
+        for page, slot, seq in self._events(event.seqs, due_ms):
+            if page.unreserve(slot) in (LEASED, PARKED):
+                page.move(slot, state, due_ms or 0)
+                done.append(seq)
         return done
 
     def _park(self, event: Parked) -> array[int]:
         done: array[int] = array("Q")
-        for seq in event.seqs:
-            job = self._unreserve(seq)
-            if job is not None:
-                self._move(job, PARKED)
-                self._parked.add(seq)
+        for page, slot, seq in self._events(event.seqs):
+            if page.unreserve(slot) != ABSENT:
+                page.move(slot, PARKED)
                 done.append(seq)
         return done
 
     def _end(self, seqs: array[int]) -> array[int]:
+        return array("Q", [seq for page, slot, seq in self._events(seqs) if page.forget(slot) != ABSENT])
+
+    def _events(self, seqs: array[int], due_ms: int | None = None) -> Iterator[tuple[Page, int, int]]:
+        """As `Table.each`. The events about `seqs` are not on their way any more."""
         for seq in seqs:
             self._reserved.pop(seq, None)
-        return array("Q", [seq for seq in seqs if self._forget(seq) is not None])
-
-    def _unreserve(self, seq: int) -> _Job | None:
-        self._reserved.pop(seq, None)
-        return self._jobs.get(seq)
-
-    def _add(self, seq: int) -> _Job:
-        job = self._jobs[seq] = _Job(FREE)
-        self._by_state[FREE] += 1
-        self._by_seq.push(seq)
-        return job
-
-    def _move(self, job: _Job, state: int) -> None:
-        self._by_state[job.state] -= 1
-        self._by_state[state] += 1
-        job.state = state
-        if state != LEASED:
-            job.node = ""
-            job.lease_id = 0
-
-    def _forget(self, seq: int) -> int | None:
-        """Keep nothing of `seq`; the state it was in, None if nothing was kept."""
-        job = self._jobs.pop(seq, None)
-        if job is None:
-            return None
-        self._by_state[job.state] -= 1
-        self._parked.discard(seq)
-        return job.state
+        return self._table.each(seqs, due_ms=due_ms)
 
     def _pass_known(self) -> None:
         """Move the cursor over what is known right behind it: in replay, where no claim does it."""
-        while self._cursor + 1 in self._jobs:
-            self._cursor += 1
-
-    def _is_free(self, seq: int) -> bool:
-        job = self._jobs.get(seq)
-        return job is not None and job.state == FREE and seq not in self._reserved
-
-    def _due_job(self, due_ms: int, seq: int) -> _Job | None:
-        """The job, if it is `due_ms` that ends its lease or delay, and nothing is on its way that may change that."""
-        job = self._jobs.get(seq)
-        if job is None or job.due_ms != due_ms or job.state not in _TIMED or seq in self._reserved:
-            return None
-        return job
-
-    def _most_live(self) -> tuple[int, int, int]:
-        """The most live entries that the heaps can have: `_free`, `_due`, `_by_seq`."""
-        return self._by_state[FREE], self._by_state[LEASED] + self._by_state[DELAYED], len(self._jobs)
-
-    def _tidy(self) -> None:
-        free, due, kept = self._most_live()
-        self._free.tidy(free, self._is_free)
-        self._due.tidy(due, self._due_job)
-        self._by_seq.tidy(kept, self._jobs.__contains__)
+        self._cursor = self._table.end_of_run(self._cursor + 1) - 1
 
 
-class _Job(msgspec.Struct, gc=False, eq=False):
-    """A job that is not fresh. A million of them must not be a million objects for the garbage collector to visit."""
-
-    state: int
-    deliveries: int = 0
-    node: str = ""
-    """Who holds it; empty unless leased."""
-    lease_id: int = 0
-    due_ms: int = 0
-    """Leased: one past the deadline, delayed: the end of that. Monotonic."""
-
-
-class _Columns(NamedTuple):
-    """What `Leases.dump` returns, checked."""
+@dataclass(frozen=True, slots=True)
+class Frozen:
+    """What `Leases.freeze` has found. Nothing changes it any more, whatever happens to the `Leases`."""
 
     cursor: int
     dead_lettered: int
-    nodes: list[str]
-    seqs: array[int]
-    states: bytes
-    deliveries: array[int]
-    times: array[int]
-    lease_ids: array[int]
-    holders: array[int]
+    to_epoch_ms: int
+    """What makes epoch times of monotonic ones, by the clocks of that moment."""
+    pages: Mapping[int, Page]
 
-    @classmethod
-    def load(cls, value: Mapping[str, Any]) -> _Columns:
-        """Raises ValueError."""
-        match value:
-            case {"cursor": int(cursor), "dead_lettered": int(dead_lettered), "nodes": list(nodes), "states": bytes()}:
-                states: bytes = value["states"]
-            case _:
-                raise ValueError("lease dump: fields are missing, or of a wrong type")
-        seqs, deliveries, times, lease_ids = (
-            from_little_endian("Q", value.get(key)) for key in ("seqs", "deliveries", "times", "lease_ids")
-        )
-        holders = from_little_endian("I", value.get("holders"))
-        leased, delayed = states.count(LEASED), states.count(DELAYED)
-        if not (
-            len(seqs) == len(deliveries) == len(states)
-            and len(times) == leased + delayed
-            and len(lease_ids) == len(holders) == leased
-        ):
-            raise ValueError("lease dump: columns do not fit")
-        if not (
-            cursor >= 0
-            and dead_lettered >= 0
-            and all(isinstance(node, str) for node in nodes)
-            and max(states, default=0) < _STATES
-            and max(holders, default=-1) < len(nodes)
-            and all(a < b for a, b in pairwise((0, *seqs)))
-        ):
-            raise ValueError("lease dump: values out of range")
-        return cls(cursor, dead_lettered, nodes, seqs, states, deliveries, times, lease_ids, holders)
+    def dump(self) -> dict[str, Any]:
+        """It as ints, strings, bytes and lists that CBOR takes, for `Leases.load`. In whatever thread.
+
+        `cursor`, `dead_lettered`, `to_epoch_ms`; `page`, the slots of a page; `pages`, which see.
+        """
+        return {
+            "cursor": self.cursor,
+            "dead_lettered": self.dead_lettered,
+            "to_epoch_ms": self.to_epoch_ms,
+            "page": pages.PAGE,
+            "pages": [self.pages[number].dump(number) for number in sorted(self.pages)],
+        }
+
+
+def _column_ms(ms: int) -> int:
+    return max(-FAR_MS, min(ms, FAR_MS))

@@ -25,6 +25,7 @@ import trio
 
 from topics.clock import Clock
 from topics.config import Settings
+from topics.job_queue import FrozenQueue, JobQueue
 from topics.log.copies import PLAIN, CopyTable, run_of
 from topics.log.index import FLAG_DERIVED, LIVE, LOST, NOT_DERIVED, NotLoaded, Span
 from topics.log.topic_config import config_to_wire
@@ -118,7 +119,7 @@ class LiveTopic(Protocol):
     keys: Any
     copies: CopyTable | None
     origins: Any
-    queue: Any
+    queue: JobQueue | None
     shard: int
     shelf: Shelf | None
     ceiling: int
@@ -221,8 +222,9 @@ class _Captured:
             routers=topic.dump_routers(),
             origins=topic.origins.dump() if topic.origins is not None else None,
         )
+        self.queue: FrozenQueue | None = None
         if topic.queue is not None:
-            self.part.queue = topic.queue.dump(now, keeps_jobs=not self.ephemeral)
+            self.queue = topic.queue.freeze(now, keeps_jobs=not self.ephemeral)
         self.now_ms = now.epoch
         self.growths: list[_Growth] = []
         self.sealed: Segment | None = None
@@ -362,6 +364,7 @@ class Storing:
             await self._sync(touched)
             await self._sync(await self._flag_indexes(captured))
             for one in captured:
+                await self._dump_queue(one)
                 self._finish_part(one, moved, tier)
                 await self._breathe()
             # Between a manifest that may be on disk and the memory that knows of it nobody may be cancelled.
@@ -797,6 +800,12 @@ class Storing:
         for directory in sorted({parent(path) for path in paths}):
             self._fs.sync_dir(directory)
         self._fs.sync_dir(self._store.datadir.topics_dir)
+
+    async def _dump_queue(self, captured: _Captured) -> None:
+        """Say in the part which jobs there are, if it is one of a queue."""
+        queue = captured.queue
+        if queue is not None:
+            captured.part.queue = await self._offload.run(Kind.CPU, queue.dump) if queue.is_large else queue.dump()
 
     def _finish_part(self, captured: _Captured, moved: Segment | None, tier: Tier) -> None:
         """Say in the part what its segments are once everything is written."""
