@@ -333,6 +333,9 @@ class Loader:
             if topic.deleted or not any(topic.log.is_stored(seq) for seq in damaged):
                 return [], []
             await self.spans.rescan(topic, damaged)
+            if topic.deleted:
+                return [], []
+            self._registry.account(topic)
             alive = [seq for seq in wanted.seqs if topic.log.is_live(seq)]
             if not alive:
                 return [], []

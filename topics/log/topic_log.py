@@ -222,8 +222,8 @@ class TopicLog:
 
     `head_seq`: the last seq given out to a published record or a hole, 0 for none. `earliest_seq`, `evict_floor`: see
     above. `count`, `bytes`: live records and their payload bytes. `last_ts`: time of the newest record ever (epoch ms).
-    `tags_from`: the first seq whose tag `matching` knows. `on_lost(first, last)` is told when records above the front
-    were found to be lost: some of those seqs are not live any more.
+    `tags_from`: the first seq whose tag `matching` knows. `on_lost(first, last)` is told when records that were there
+    have turned out to be lost: some of those seqs are not live any more.
 
     Any method may raise NotLoaded that does not say otherwise.
     """
@@ -477,7 +477,7 @@ class TopicLog:
         if self._front_is_gone():
             self._move_front(self._index.next_live(self.earliest_seq), None, 0)
         if self.on_lost is not None and first <= old_head:
-            self.on_lost(max(first, self.earliest_seq), min(last, old_head))
+            self.on_lost(first, min(last, old_head))
 
     def _still_live(self, first: int, last: int) -> list[tuple[int, int]]:
         """What is to become holes if `first` to `last` (inclusive) is lost. Asks for what it takes to do so."""
@@ -708,7 +708,7 @@ class TopicLog:
         if front != self.earliest_seq:
             self._move_front(front, None, 0)
         if changed and self.on_lost is not None:
-            self.on_lost(max(span.first, self.earliest_seq), span.end - 1)
+            self.on_lost(span.first, span.end - 1)
         return changed
 
     def detach(self, span: Span) -> None:
