@@ -164,7 +164,9 @@ class DeadLetters:
         return jobs
 
     async def _append(self, topic: Topic, queue: JobQueue, name: str, jobs: dict[int, Parts]) -> None:
-        """Append jobs to the dead-letter topic, which is made if it is missing."""
+        """Append jobs to the dead-letter topic, which is made if it is missing. Those that have gone while others were
+        read are left out."""
+        jobs = {seq: parts for seq, parts in jobs.items() if queue.leases.deliveries(seq)}
         if not jobs:
             return
         datas = [parts.data for parts in jobs.values()]
