@@ -11,6 +11,7 @@ from __future__ import annotations
 from array import array
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from itertools import repeat
 from typing import Final, NamedTuple, TypeVar
 
 import trio
@@ -320,9 +321,9 @@ class Work(NamedTuple):
 def _jobs(claim: Claim, done: Sequence[int], deliveries: Sequence[int]) -> list[Job]:
     """What was claimed, of what was fetched for it."""
     fetched = claim.fetched
+    deadlines = repeat(claim.deadline)
+    if len(done) == len(fetched.seqs):
+        return list(map(Job, done, claim.lease_ids, deadlines, deliveries, fetched.records))
     found = dict(zip(done, deliveries, strict=True))
-    return [
-        Job(seq, lease_id, claim.deadline, found[seq], record)
-        for seq, lease_id, record in zip(fetched.seqs, claim.lease_ids, fetched.records, strict=True)
-        if seq in found
-    ]
+    jobs = zip(fetched.seqs, claim.lease_ids, deadlines, map(found.get, fetched.seqs), fetched.records, strict=False)
+    return [Job._make(job) for job in jobs if job[0] in found]

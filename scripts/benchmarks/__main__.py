@@ -10,7 +10,7 @@ from typing import Any
 import click
 from rich.console import Console
 
-from benchmarks import append, checkpoint, cold, diff, memory, pressure, reclaim, recovery, routers, watch, ws
+from benchmarks import append, checkpoint, cold, diff, memory, pressure, queue, reclaim, recovery, routers, watch, ws
 from benchmarks.bench import Bench
 from benchmarks.figures import as_json, print_table
 from benchmarks.machine import machine_facts
@@ -27,6 +27,7 @@ BENCHMARKS = {
     "ws": ws.run,
     "pressure": pressure.run,
     "routers": routers.run,
+    "queue": queue.run,
 }
 DIRECTORY = Path(__file__).resolve().parents[2] / "bench-results"
 

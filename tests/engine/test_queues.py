@@ -25,6 +25,8 @@ from topics.job_queue import JobQueue
 from topics.model import ClaimRequest, ClaimResult, HeldRequest, HeldResult, Job, Performance, QueueState
 from topics.offload import Kind
 from topics.queueing import Work
+from topics.storage.datadir import DataDir
+from topics.storage.frames import FrameType
 from topics.storage.wal import ShardWriter
 from topics.topic import Topic
 
@@ -1707,3 +1709,92 @@ async def test_a_hundred_thousand_jobs_go_through(autojump_clock: Any) -> None:
         _, queue = the_queue(life)
         assert len(queue.leases) == 0
         nursery.cancel_scope.cancel()
+
+
+# ----------------------------------------------------------------- damage
+
+
+def damage(life: Life, fs: SimFs, *seqs: int) -> None:
+    """Records in the only WAL file are not what was written."""
+    path = life.engine.store.writers[0].file.path
+    for frame, _ in life.frames(FrameType.APPEND):
+        if frame.seq in seqs:
+            fs.flip_bit(path, frame.end - 12, 3)
+
+
+@pytest.mark.parametrize("most", [1, 2, 5])
+@pytest.mark.parametrize("jitter", [0, 20])
+async def test_a_damaged_job_does_not_keep_the_others(most: int, jitter: int, autojump_clock: Any) -> None:
+    fs = SimFs()
+    async with living(settings(cache_bytes=0), fs=fs) as life:
+        await life.put("q", type="queue", claim_jitter_ms=jitter)
+        await life.append("q", *range(1, 7))
+        await trio.sleep(0.1)
+        damage(life, fs, 2, 4)
+        got: list[int] = []
+        with trio.fail_after(60):
+            for _ in range(12):
+                got += seqs_of(await claim(life, most=most, wait_ms=100))
+        assert got == [1, 3, 5, 6]
+        assert await counters(life) == (0, 4, 0, 0)
+        await at_rest(life)
+
+
+async def test_a_leased_job_that_is_found_damaged_ends_its_lease(autojump_clock: Any) -> None:
+    fs = SimFs()
+    async with living(settings(cache_bytes=0), fs=fs) as life, trio.open_nursery() as nursery:
+        await life.put("q", type="queue")
+        await life.append("q", *range(1, 7))
+        await trio.sleep(0.1)
+        stream = Stream(nursery, life, 2)
+        await settle()
+        assert stream.seqs == [1, 2]
+        damage(life, fs, 2, 4)
+        found, _ = await life.all("q")
+        assert [record["$seq"] for record in found] == [1, 3, 5, 6]
+        await settle()
+        assert stream.seqs == [1, 2, 3], "its place is free"
+        answer = await ack(life, [1, 2], "s")
+        assert (answer.done, answer.skipped) == ([1], [2])
+        await settle()
+        assert stream.seqs == [1, 2, 3, 5]
+        stream.close()
+        await settle()
+        assert await counters(life) == (3, 0, 0, 0)
+        await at_rest(life)
+
+
+@pytest.mark.parametrize("most", [1, 5])
+async def test_a_damaged_job_in_a_segment_does_not_keep_the_others(most: int, autojump_clock: Any) -> None:
+    fs = SimFs()
+    config = settings(segment_max_events=10, cache_bytes=0)
+    async with living(config, fs=fs) as life:
+        await life.put("q", type="queue", durability="fsync")
+        await life.append("q", *range(1, 21))
+        await claim(life, "x", lease_ms=86_400_000)
+    for at in (150, 260):
+        fs.flip_bit(DataDir("/data").segment_path(1, 1, "data"), at, 0)
+    async with living(config, fs=fs) as life:
+        got: list[int] = []
+        with trio.fail_after(60):
+            for _ in range(25):
+                got += seqs_of(await claim(life, most=most, wait_ms=100))
+        state = await life.engine.topic_state("q", touch=False)
+        assert state.count < 20
+        assert len(got) == state.count - 1
+        assert await counters(life) == (0, len(got) + 1, 0, 0)
+        await at_rest(life)
+
+
+async def test_a_damaged_dead_letter_does_not_keep_the_others(autojump_clock: Any) -> None:
+    fs = SimFs()
+    async with living(settings(cache_bytes=0), fs=fs) as life:
+        await life.put("q", type="queue", max_deliveries=1, dead_letter="dlq")
+        await life.append("q", *range(1, 7))
+        await exhaust(life, 6)
+        damage(life, fs, 2, 4)
+        await claim(life)
+        await trio.sleep(5)
+        assert [record["data"] for record in (await life.all("dlq"))[0]] == [1, 3, 5, 6]
+        assert await counters(life) == (0, 0, 0, 4)
+        await at_rest(life)

@@ -71,7 +71,6 @@ def test_a_lease_id_that_is_none_fits_no_lease() -> None:
     ids = [LEASE, "lease_FF", "", "lease_" + "0" * 17, "x"]
     held = ack({"node": "w", "seqs": [1, 2, 3, 4, 5], "lease_ids": ids})
     assert held.lease_ids == [255] + [queue_requests.NO_LEASE] * 4
-    assert queue_requests.lease_name(255) == LEASE.encode()
 
 
 def test_repeated_seqs_count_once() -> None:

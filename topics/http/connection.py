@@ -21,8 +21,14 @@ import trio
 # wants to tell it so; the kernel counts a closed window like a peer that vanished.
 STREAM_USER_TIMEOUT_MS: Final = 40_000
 
-# `tcpi_bytes_acked` in the kernel's `struct tcp_info` (Linux 4.1 and later).
+# A peer that has acknowledged nothing for so long, something sent to it and keep-alive probes included, has vanished.
+VANISHED_MS: Final = 22_000
+
+# In the kernel's `struct tcp_info` (Linux 4.1 and later): `tcpi_unacked`, packets that are on their way;
+# `tcpi_last_ack_recv`, ms since the peer was last heard of; `tcpi_bytes_acked`.
 _TCP_INFO_BYTES: Final = 192
+_UNACKED: Final = slice(24, 28)
+_LAST_ACK_MS: Final = slice(56, 60)
 _BYTES_ACKED: Final = slice(120, 128)
 
 # How many bytes a socket has not sent yet (Linux's linux/sockios.h), and up to how many it is given more.
@@ -33,7 +39,7 @@ _DIRECT_UNSENT: Final = 16 << 10
 class Connection:
     """One accepted connection, in the ASGI scope as `scope["state"]["connection"]`."""
 
-    __slots__ = ("_direct_bytes", "_direct_ended", "_partial", "_stream", "cancel_scope", "lock", "peer")
+    __slots__ = ("_direct_bytes", "_direct_ended", "_partial", "_stream", "cancel_scope", "lock", "peer", "streams")
 
     def __init__(self, stream: trio.SocketStream, lock: trio.Lock) -> None:
         self._stream = stream
@@ -44,11 +50,14 @@ class Connection:
         self._direct_bytes = 0
         """Sent past hypercorn since the socket was asked how much of it has left."""
         self._direct_ended = False
+        self.streams = False
+        """Whether it carries a stream or a socket, or did."""
         self.cancel_scope = trio.CancelScope()
         self.peer: tuple[str, int] | None = None
 
     def allow_slow_reader(self) -> None:
         """From here on a peer that is there and does not read is the application's business."""
+        self.streams = True
         try:
             self._stream.socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, STREAM_USER_TIMEOUT_MS)
         except OSError:
@@ -56,11 +65,20 @@ class Connection:
 
     def acked(self) -> int:
         """Bytes that the peer's side has acknowledged so far: what grows while it takes anything at all."""
+        return int.from_bytes(self._info()[_BYTES_ACKED], sys.byteorder)
+
+    def has_vanished(self) -> bool:
+        """Whether the peer has gone without a word. One that is there acknowledges what is sent to it, or at least, if
+        it does not read, that it was asked to."""
+        info = self._info()
+        silent_ms = int.from_bytes(info[_LAST_ACK_MS], sys.byteorder)
+        return silent_ms >= VANISHED_MS and int.from_bytes(info[_UNACKED], sys.byteorder) > 0
+
+    def _info(self) -> bytes:
         try:
-            info = self._stream.socket.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _TCP_INFO_BYTES)
+            return self._stream.socket.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _TCP_INFO_BYTES)
         except OSError:
-            return 0
-        return int.from_bytes(info[_BYTES_ACKED], sys.byteorder)
+            return bytes(_TCP_INFO_BYTES)
 
     # -- frames past the protocols -------------------------------------------------------------------------------------
 

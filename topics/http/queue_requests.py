@@ -103,11 +103,6 @@ def decode_extend(raw: bytes, settings: Settings) -> tuple[HeldRequest, int]:
     return _held(body, settings), _clamp(body.lease_ms, MIN_LEASE_MS, MAX_LEASE_MS)
 
 
-def lease_name(lease_id: int) -> bytes:
-    """A lease id as clients have it."""
-    return b"lease_%016x" % lease_id
-
-
 def _decode(decoder: msgspec.json.Decoder[B], raw: bytes) -> B:
     if not raw:
         raise invalid("node", "is required")

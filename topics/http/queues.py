@@ -8,7 +8,7 @@ import trio
 
 from topics.errors import ApiError
 from topics.http.calls import Call, Engine, Response, encode
-from topics.http.queue_requests import decode_ack, decode_claim, decode_extend, decode_nack, decode_work, lease_name
+from topics.http.queue_requests import decode_ack, decode_claim, decode_extend, decode_nack, decode_work
 from topics.http.sse import EVENTS, accepts_events, job_event
 from topics.http.streams import OpenStream
 from topics.http.transports import event_transport
@@ -136,9 +136,4 @@ class WorkStream(OpenStream):
 
 def entry(job: Job) -> bytes:
     """A job as claims and streams show it, without the opening brace."""
-    return b'"lease_id":"%b","deadline":%d,"deliveries":%d,%b' % (
-        lease_name(job.lease_id),
-        job.deadline,
-        job.deliveries,
-        job.record,
-    )
+    return b'"lease_id":"lease_%016x","deadline":%d,"deliveries":%d,%b' % job[1:]

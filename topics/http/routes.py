@@ -105,15 +105,15 @@ class Found:
 
 @dataclass(frozen=True, slots=True)
 class _Shape:
-    segments: tuple[str | None, ...]
+    segments: tuple[bytes | None, ...]
     names: tuple[str, ...]
     methods: dict[str, Route]
 
     def fits(self, segments: list[bytes]) -> bool:
-        return all(
-            (segment != b"") if own is None else segment == own.encode()
-            for own, segment in zip(self.segments, segments, strict=True)
-        )
+        for own, segment in zip(self.segments, segments, strict=True):
+            if segment != own and (own is not None or not segment):
+                return False
+        return True
 
 
 class RouteTable:
@@ -124,7 +124,7 @@ class RouteTable:
         for route in routes:
             parts = route.template.strip("/").split("/")
             names = tuple(part[1:-1] for part in parts if part.startswith("{"))
-            segments = tuple(None if part.startswith("{") else part for part in parts)
+            segments = tuple(None if part.startswith("{") else part.encode() for part in parts)
             shape = shapes.setdefault(route.template, _Shape(segments, names, {}))
             assert route.method not in shape.methods, "one route per method and template"
             shape.methods[route.method] = route

@@ -41,11 +41,12 @@ log = get_logger(__name__)
 BACKLOG: Final = 4096
 
 # A peer that vanished is noticed within 30 s: idle ones by 10 + 3 * 5 s of probes, ones that are being sent to by the
-# user timeout.
+# user timeout, streams by `_abort_vanished`.
 KEEPALIVE_IDLE_S: Final = 10
 KEEPALIVE_INTERVAL_S: Final = 5
 KEEPALIVE_COUNT: Final = 3
 USER_TIMEOUT_MS: Final = 25_000
+VANISHED_EVERY_S: Final = 5
 
 KEEP_ALIVE_S: Final = 75
 # A connection that is closed for what was sent on it is read on for so long, so that the refusal arrives.
@@ -130,7 +131,7 @@ class Server:
     """What `serve` reports when it has started."""
 
     def __init__(self) -> None:
-        self.connections: set[Connection] = set()
+        self.connections: dict[Connection, None] = {}
         self._accepting = trio.CancelScope()
 
     def stop_accepting(self) -> None:
@@ -162,7 +163,7 @@ async def serve(
 
     async def handle(stream: trio.SocketStream) -> None:
         connection = Connection(stream, trio.Lock())
-        server.connections.add(connection)
+        server.connections[connection] = None
         try:
             await _TCPServer(wrapped, config, context, connection, stream).run()
         except Exception as error:
@@ -174,12 +175,13 @@ async def serve(
             if rest is not None:
                 raise rest from None
         finally:
-            server.connections.discard(connection)
+            del server.connections[connection]
             stream.socket.close()
 
     listeners = [trio.SocketListener(trio.socket.from_stdlib_socket(listener)) for listener in sockets]
     async with trio.open_nursery() as watch:
         watch.start_soon(_abort_when_cancelled, server)
+        watch.start_soon(_abort_vanished, server)
         async with trio.open_nursery() as connections:
             with server._accepting:
                 task_status.started(server)
@@ -193,6 +195,22 @@ async def _abort_when_cancelled(server: Server) -> None:
         await trio.sleep_forever()
     finally:
         server.abort_all()
+
+
+async def _abort_vanished(server: Server) -> None:
+    """Look at a part of the connections with streams every second, and at each of them every `VANISHED_EVERY_S`.
+
+    The kernel would take longer: data that is not acknowledged ends the probes by which it keeps an idle connection
+    alive, and its own patience with that has to be longer than what a stream has with a reader who is there.
+    """
+    part = 0
+    while True:
+        await trio.sleep(1)
+        part = (part + 1) % VANISHED_EVERY_S
+        for connection in list(server.connections):
+            if connection.streams and id(connection) // 64 % VANISHED_EVERY_S == part and connection.has_vanished():
+                log.info("peer_vanished", peer=connection.peer)
+                connection.abort()
 
 
 class _TCPServer(TCPServer):

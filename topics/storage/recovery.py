@@ -31,6 +31,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any, Final, NamedTuple, TypeVar
 
+from topics.job_queue import load_queue
 from topics.log.copies import PLAIN, CopyTable, Kind, Origin, each_kind
 from topics.log.dedupe import DedupeWindow
 from topics.log.index import FLAG_DERIVED, NotLoaded, Span, from_little_endian
@@ -1212,16 +1213,6 @@ def decide(
         if verdict is not None:
             verdicts.setdefault(number, []).append(verdict)
     return verdicts
-
-
-def load_queue(dumped: Sequence[Any], now: Instant) -> Leases:
-    """The jobs of a queue as a part has them. A wall clock by which that was made in the future is not believed. Raises
-    ValueError."""
-    try:
-        as_of, leases = dumped
-        return Leases.load(leases, Instant(now.mono, max(now.epoch, int(as_of))))
-    except TypeError as error:
-        raise ValueError(f"jobs of a queue: {error}") from error
 
 
 def settle_queues(recovered: Recovered) -> None:
