@@ -481,6 +481,8 @@ class _Replay:
 
     def _load_part(self, part: TopicPart, blob: bytes | None) -> None:
         topic = RecoveredTopic(part.id, part.name, config_from_wire(part.config))
+        # A manifest may be newer than the snapshot, and the frames that it covers are not looked at.
+        self.clock = max(self.clock, part.last_ts)
         topic.part = blob
         topic.log = TopicLog.load(part.log)
         topic.segments = [Segment.from_wire(part.id, entry) for entry in part.segments]
@@ -493,6 +495,7 @@ class _Replay:
         topic.incoming = {router.name: router for router in map(Router.load, part.routers)}
         topic.origins = OriginSet.load(part.origins) if part.origins is not None else None
         if part.queue is not None:
+            self.clock = max(self.clock, int(part.queue[0]))
             topic.queue = load_queue(part.queue, self._now)
         self.topics[topic.id] = topic
 
