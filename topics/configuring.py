@@ -9,10 +9,10 @@ may say is decided in `topics.log.topic_config`; deleting records is in `topics.
 from __future__ import annotations
 
 from array import array
-from collections.abc import Callable, Collection, Iterator, Sequence
-from contextlib import AsyncExitStack, contextmanager
+from collections.abc import Awaitable, Callable, Collection, Sequence
+from contextlib import AsyncExitStack
 from functools import partial
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 import trio
 
@@ -37,6 +37,8 @@ from topics.storage.shelf import Shelf
 from topics.storage.store import Store
 from topics.storage.wal import ControlBatch
 from topics.topic import MIN_CEILING_BLOCK, Topic
+
+T = TypeVar("T")
 
 RUN_RECORDS: Final = 1000
 """Records of an `ephemeral` topic that are written out in one batch at most."""
@@ -117,8 +119,7 @@ class Configuring:
             self.check_dead_letter(name, config)
             self._commits.check_writable(topic)
             topic.barrier = trio.Event()
-            with self._intending(name, config):
-                return await self._background.finish(partial(self._reconfigure, topic, config)), False
+            return await self._carry_out(name, config, partial(self._reconfigure, topic, config)), False
 
     async def delete(self, name: str, *, if_empty: bool) -> tuple[bool, list[str]]:
         """Delete a topic with all it has (`api.md` section 3); whether it was there, and the routers that went with
@@ -167,19 +168,22 @@ class Configuring:
         self.check_topics((name,))
         self.check_dead_letter(name, config)
         self._creating[name] = trio.Event()
-        with self._intending(name, config):
-            await self._background.finish(partial(self._create_synced, name, config))
+        await self._carry_out(name, config, partial(self._create_synced, name, config))
         return True
 
-    @contextmanager
-    def _intending(self, name: str, config: TopicConfig) -> Iterator[None]:
-        """What a topic will be counts for others while it is waited for. To be entered in the step of the check."""
+    async def _carry_out(self, name: str, config: TopicConfig, work: Callable[[], Awaitable[T]]) -> T:
+        """Make or change a topic, whoever waits for it; what it will be counts for others meanwhile. To be called in the
+        step of the check."""
         intention = name, config
+
+        async def carry_out() -> T:
+            try:
+                return await work()
+            finally:
+                self._intended.remove(intention)
+
         self._intended.append(intention)
-        try:
-            yield
-        finally:
-            self._intended.remove(intention)
+        return await self._background.finish(carry_out)
 
     async def create_missing(self, names: Sequence[str]) -> None:
         """Make those of these topics that are not there, with the defaults; none of them if there is no room for all.

@@ -40,7 +40,7 @@ from topics.offload import Kind, ThreadOffload
 from topics.storage.datadir import DataDirError
 from topics.storage.frames import UnknownFrameType
 from topics.storage.fs import OsFs
-from topics.storage.recovery import Damage
+from topics.storage.recovered import Damage
 from topics.storage.segment_store import SegmentStore
 
 log = get_logger(__name__)

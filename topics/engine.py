@@ -78,7 +78,7 @@ from topics.storage.fs import Fs
 from topics.storage.index_cache import IndexCache
 from topics.storage.payloads import PayloadCache
 from topics.storage.reclaimer import Reclaimer
-from topics.storage.recovery import Recovered
+from topics.storage.recovered import Recovered
 from topics.storage.relocator import Relocator
 from topics.storage.segment_store import SegmentStore
 from topics.storage.shelf import Shelf

@@ -21,7 +21,7 @@ import click
 if TYPE_CHECKING:
     from topics.storage.fs import Fs
     from topics.storage.inspect import DirectoryFacts, FrameFacts, ShardFacts, TopicFacts
-    from topics.storage.recovery import Progress
+    from topics.storage.recovered import Progress
 
 EXIT_DAMAGE: Final = 1
 EXIT_REFUSED: Final = 2

@@ -19,7 +19,7 @@ from topics.errors import ApiError
 from topics.storage import frames
 from topics.storage.datadir import DataDir, DataDirError
 from topics.storage.frames import Frame, FrameType, UnknownFrameType
-from topics.storage.recovery import Damage
+from topics.storage.recovered import Damage
 
 WAL = "/data/wal"
 

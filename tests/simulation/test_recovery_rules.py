@@ -24,7 +24,7 @@ from topics.model import AppendRequest, Performance, ReadRequest, TopicConfigPat
 from topics.storage import frames
 from topics.storage.datadir import DataDirError
 from topics.storage.frames import Frame, FrameType
-from topics.storage.recovery import Damage
+from topics.storage.recovered import Damage
 from topics.storage.wal import ShardWriter
 
 FIRST = "/data/wal/wal-00000000000000000000.log"

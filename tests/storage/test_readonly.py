@@ -12,7 +12,7 @@ import pytest
 from tests.simulation.disk import SimFs
 from topics.storage.fs import Fs, OsFs, join, write_all
 from topics.storage.readonly import ReadOnlyFs, size_of
-from topics.storage.recovery import Progress
+from topics.storage.recovered import Progress
 
 
 def real() -> SimFs:

@@ -19,7 +19,7 @@ from tests.storage.test_verify import DIRS, change_part, damage, files, last_log
 from topics.storage.finding import Finding
 from topics.storage.frames import CONTINUES, Frame, FrameType, control_payload, encode_control, scan_window
 from topics.storage.inspect import DirectoryFacts, FrameFacts, Inspection
-from topics.storage.recovery import shard_of
+from topics.storage.recovered import shard_of
 from topics.storage.verify_routers import Cursors, contradiction
 
 

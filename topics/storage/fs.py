@@ -26,7 +26,7 @@ import fcntl
 import os
 import posixpath
 from collections.abc import Callable
-from typing import Protocol
+from typing import Final, Protocol
 
 FILE_MODE = 0o600
 """Mode of every file (`storage.md` section 1)."""
@@ -34,6 +34,9 @@ DIRECTORY_MODE = 0o700
 """Mode of every directory (`storage.md` section 1)."""
 TEMPORARY_SUFFIX = ".tmp"
 """What `write_atomic` appends while a file is not complete: recovery ignores and may remove such files."""
+
+WINDOW_BYTES: Final = 4 << 20
+"""Files are read in windows of this size (or of one frame, where that is larger)."""
 
 
 class File(Protocol):

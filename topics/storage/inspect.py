@@ -25,10 +25,10 @@ from topics.routing.state import Router
 from topics.storage import frames, recovery
 from topics.storage.datadir import DataDir, DataDirError, discover_shards, parse_wal_name, segment_name, wal_path
 from topics.storage.frames import Frame, FrameType, decode_append
-from topics.storage.fs import File, Fs, join
+from topics.storage.fs import WINDOW_BYTES, File, Fs, join
 from topics.storage.parts import Hole, Part, holes_of, load_part
-from topics.storage.readonly import WINDOW_BYTES, ReadOnlyFs, size_of
-from topics.storage.recovery import Damage, Progress, shard_of
+from topics.storage.readonly import ReadOnlyFs, size_of
+from topics.storage.recovered import Damage, Progress, shard_of
 from topics.storage.resync import find_frames
 from topics.storage.segment_reader import Tiers
 from topics.storage.segment_store import DirectorySegmentStore

@@ -12,7 +12,7 @@ from topics.model import TopicConfig
 from topics.queue.leases import Leases
 from topics.routing.origins import OriginSet
 from topics.routing.state import Router, kept_origins
-from topics.storage.recovery import NO_LEASES_RUN
+from topics.storage.recovered import NO_LEASES_RUN
 from topics.storage.shelf import Segment
 from topics.storage.snapshot import SnapshotDamaged, TopicPart
 from topics.storage.wal import Position

@@ -8,13 +8,10 @@ from __future__ import annotations
 
 import errno
 import os
-from typing import Final, NoReturn
+from typing import NoReturn
 
 from topics.storage.fs import File, Fs, LockHandle
-from topics.storage.recovery import Progress
-
-WINDOW_BYTES: Final = 4 << 20
-"""Files are read in windows of this size."""
+from topics.storage.recovered import Progress
 
 
 class ReadOnlyFs:

@@ -18,7 +18,8 @@ of the same length that carries the verdict, and recovery begins again.
 ceiling, and the seqs between are a `lost` hole, unless the machine stayed up (the boot id and the directory are the
 same and no sync has failed), in which case what write(2) took is still there. The verdict is logged and synced
 (`ShardOpen` and its Hole frames) before anybody is served, and so is everything that was replayed: bytes beyond the
-vouched position are written again, because after a failed sync the page cache may show what the disk does not hold.
+vouched position are written again, because after a failed sync the page cache may show what the disk does not hold
+(`verdicts`).
 
 Everything here blocks; the daemon runs it in a worker thread.
 """
@@ -26,31 +27,39 @@ Everything here blocks; the daemon runs it in a worker thread.
 from __future__ import annotations
 
 from array import array
-from collections import deque
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
-from typing import Any, Final, NamedTuple, TypeVar
+from typing import Any
 
 from topics.job_queue import load_queue
 from topics.log.copies import PLAIN, CopyTable, Kind, Origin, each_kind
 from topics.log.dedupe import DedupeWindow
-from topics.log.index import FLAG_DERIVED, NotLoaded, Span, from_little_endian
+from topics.log.index import FLAG_DERIVED, from_little_endian
 from topics.log.match import parse_match
 from topics.log.topic_config import config_from_wire
 from topics.log.topic_log import LossReason, TopicLog
 from topics.logs import get_logger
-from topics.model import TopicConfig
 from topics.queue.events import Instant, event_from_wire
-from topics.queue.leases import Leases
 from topics.routing.origins import OriginSet
 from topics.routing.state import Router, kept_origins
 from topics.storage import frames
 from topics.storage.copying import Recipe, decode_forwarded, decode_recipe, holds, read_recipe
 from topics.storage.datadir import DataDir, DataDirError, FoundShard, discover_shards, parse_wal_name, wal_path
 from topics.storage.frames import CONTINUES, HAS_ORIGIN, HAS_TAG, Frame, FrameType, Row, Scan
-from topics.storage.fs import TEMPORARY_SUFFIX, File, Fs, parent, write_all
+from topics.storage.fs import WINDOW_BYTES, Fs
+from topics.storage.recovered import (
+    NO_LEASES_RUN,
+    Columns,
+    Damage,
+    Progress,
+    Recovered,
+    RecoveredShard,
+    RecoveredTopic,
+    shard_count,
+    shard_of,
+)
 from topics.storage.resync import find_frames
-from topics.storage.segment_reader import Tiers, load_columns, load_tags
+from topics.storage.segment_reader import Tiers, load_tags
 from topics.storage.shelf import Segment
 from topics.storage.snapshot import (
     ShardPosition,
@@ -64,243 +73,6 @@ from topics.storage.snapshot import (
 from topics.storage.wal import Position, WalFile, WalFiles
 
 log = get_logger(__name__)
-
-WINDOW_BYTES: Final = 4 << 20
-"""Files are read in windows of this size (or of one frame, where that is larger)."""
-
-NO_LEASES_RUN: Final = Instant(0, 0)
-"""For those who only look at a directory: when leases end is not asked."""
-
-T = TypeVar("T")
-
-
-class RecoveredTopic:
-    """A topic as recovery knows it."""
-
-    __slots__ = (
-        "ceiling",
-        "config",
-        "copies",
-        "end",
-        "forwarded_to",
-        "id",
-        "incoming",
-        "keys",
-        "last_read",
-        "last_write",
-        "log",
-        "missing",
-        "name",
-        "origins",
-        "part",
-        "queue",
-        "segments",
-        "stash",
-    )
-
-    def __init__(self, topic_id: int, name: str, config: TopicConfig) -> None:
-        self.id = topic_id
-        self.name = name
-        self.config = config
-        self.log = TopicLog()
-        self.ceiling = 0
-        self.end = Position(-1, 0)
-        self.keys: DedupeWindow | None = None
-        self.last_write: int | None = None
-        self.last_read: int | None = None
-        self.part: bytes | None = None
-        """Its part of the snapshot, as long as nothing has been found that is newer."""
-        self.segments: list[Segment] = []
-        self.queue = Leases() if config.type == "queue" else None
-        self.copies: CopyTable | None = None
-        self.incoming: dict[str, Router] = {}
-        self.origins: OriginSet | None = None
-        self.missing: dict[int, None] = {}
-        """Copies whose bytes were not found where they should be; some may be gone for other reasons by the end."""
-        self.forwarded_to = 0
-        """The highest seq of it that a router has dealt with: there was one, whatever has become of it."""
-        self.stash: list[tuple[int, int, list[int], list[int], list[Origin | None]]] = []
-        """Places and origins of records that an `ephemeral` topic is writing out; they count when its ConfigUpdate
-        follows."""
-
-
-class RecoveredShard:
-    """Where a shard's log ends, for its writer."""
-
-    __slots__ = (
-        "boot_id",
-        "clean",
-        "directory",
-        "end",
-        "ended",
-        "failed_shards",
-        "file",
-        "fillers",
-        "frame_count",
-        "identity",
-        "last_seqs",
-        "shard",
-        "shards",
-        "truncated",
-        "vouched",
-    )
-
-    def __init__(self, shard: int, directory: str) -> None:
-        self.shard = shard
-        self.directory = directory
-        self.file: WalFile | None = None
-        self.end = 0
-        self.ended = False
-        """The last file is complete (FileEnd): its successor was never named."""
-        self.frame_count = 0
-        self.last_seqs: dict[int, int] = {}
-        self.fillers: list[tuple[int, int, int]] = []
-        """Ranges that salvage has given up: ordinal of the file, first offset, offset behind."""
-        self.vouched = Position(0, 0)
-        self.boot_id: str | None = None
-        self.identity: str | None = None
-        self.shards = 0
-        self.failed_shards: set[int] = set()
-        self.clean = False
-        """The last frame is a clean-stop mark."""
-        self.truncated: Position | None = None
-
-
-class Damage(Exception):
-    """Bytes that were synced are not there any more. `start`..`stop` is the range of the file that has to be given
-    up."""
-
-    def __init__(
-        self,
-        *,
-        shard: RecoveredShard,
-        path: str,
-        ordinal: int,
-        start: int,
-        stop: int,
-        frames_before: int,
-        next_ordinal: int | None,
-        replaces: int,
-        losses: dict[int, tuple[int, int | None]],
-        names: dict[int, str],
-        control_lost: bool,
-        routed: Collection[int] = (),
-    ) -> None:
-        self.shard = shard
-        self.path = path
-        self.ordinal = ordinal
-        self.start = start
-        self.stop = stop
-        self.frames_before = frames_before
-        """Ordinal of the first frame of the range."""
-        self.next_ordinal = next_ordinal
-        """Ordinal of the next file, None for the last one."""
-        self.replaces = replaces
-        """How many frames the range held, as far as the ordinal of the next file tells."""
-        self.losses = losses
-        """Topic id to (first seq lost, last seq lost or None where nothing behind the range tells)."""
-        self.names = names
-        self.control_lost = control_lost
-        self.routed = routed
-        """Ids of topics that routers feed: a frame may stand for many of their seqs."""
-        super().__init__(self.sentence())
-
-    def sentence(self) -> str:
-        """What the operator has to know."""
-        parts = []
-        for topic_id, (first, last) in sorted(self.losses.items()):
-            name = self.names.get(topic_id, f"id {topic_id}")
-            parts.append(f"{name} seqs {first} to {last if last is not None else 'an unknown one'}")
-        affected = "; ".join(parts) or "no records of a known topic"
-        return (
-            f"the log is damaged: {self.path} at offset {self.start} (bad up to {self.stop}), below what was synced; "
-            f"affected: {affected}. "
-            f"Restore the file from a copy, or start with TOPICS_RECOVERY=salvage to give the range up"
-        )
-
-
-class Columns:
-    """Loads columns that replay asks for; keeps only the last few in memory."""
-
-    KEPT: Final = 16
-
-    def __init__(self, tiers: Tiers) -> None:
-        self.tiers = tiers
-        self._loaded: deque[tuple[TopicLog, Span]] = deque()
-
-    def run(self, topic: RecoveredTopic, operation: Callable[[], T]) -> T:
-        """Call `operation`, as often as it asks for columns. Raises OSError if the disk does not answer."""
-        while True:
-            try:
-                return operation()
-            except NotLoaded as missing:
-                while len(self._loaded) > self.KEPT:
-                    self._forget()
-                for span in missing.spans:
-                    self._load(topic, span)
-
-    def _load(self, topic: RecoveredTopic, span: Span) -> None:
-        segment = span.segment
-        assert isinstance(segment, Segment)
-        found = load_columns(self.tiers, segment, span.first, span.n)
-        topic.part = None
-        if topic.log.attach(span, found.columns) and topic.log.holds(span):
-            # Somebody was flagging deletions that are newer than the part. One of .data and .idx may have a flag that
-            # the other has not, and which of them is read is another question each time.
-            topic.log.unflag(span)
-        for first, last in found.damaged:
-            log.error("records_damaged", topic=topic.name, first=first, last=last)
-            self.run(topic, partial(topic.log.add_hole, first, last, "corrupt"))
-        self._loaded.append((topic.log, span))
-
-    def _forget(self) -> None:
-        owner, span = self._loaded.popleft()
-        if span.loaded:
-            owner.detach(span)
-
-    def forget_all(self) -> None:
-        """Replay is over: the daemon counts what is in memory from here on."""
-        while self._loaded:
-            self._forget()
-
-
-class Recovered(NamedTuple):
-    """The result: what the daemon starts with."""
-
-    topics: dict[int, RecoveredTopic]
-    shards: list[RecoveredShard]
-    files: WalFiles
-    next_topic_id: int
-    clock: int
-    snapshot_number: int
-    failed: set[int]
-    """Shards of which others have noted that they failed."""
-    starts: dict[int, ShardPosition]
-    """By shard, where replay has begun."""
-    new_layout: bool
-    """The snapshot is from a change of the shard count; files of the old layout may still be there."""
-    replayed: set[int]
-    """Ids of topics with frames in the range that was replayed: work on their files may have been cut short."""
-    columns: Columns
-    copied_topics: set[int]
-    """Topics, gone ones among them, with segments that copies are made of."""
-    missing: dict[int, list[tuple[int, int, LossReason]]]
-    """By topic, copies whose bytes are gone: first and last seq of each run, and why. They are holes by now."""
-
-
-class Progress:
-    """Bytes replayed of bytes to replay; read by the readiness answer from another thread."""
-
-    __slots__ = ("done", "total")
-
-    def __init__(self) -> None:
-        self.done = 0
-        self.total = 0
-
-    @property
-    def share(self) -> float:
-        """0..1."""
-        return self.done / self.total if self.total else 0.0
 
 
 def recover(fs: Fs, datadir: DataDir, tiers: Tiers, progress: Progress, now: Instant = NO_LEASES_RUN) -> Recovered:
@@ -1171,143 +943,3 @@ def _joined(lost: Sequence[tuple[int, int, LossReason]]) -> list[tuple[int, int,
         else:
             joined.append((first, last, reason))
     return joined
-
-
-def shard_of(topic_id: int, shards: int) -> int:
-    """A topic's shard (`storage.md` section 2)."""
-    return frames.digest(topic_id.to_bytes(8, "little")) % shards
-
-
-def shard_count(fs: Fs, datadir: DataDir) -> int:
-    """How many shards the directory holds; 0 for an empty one."""
-    return len(discover_shards(fs, datadir))
-
-
-class Verdict(NamedTuple):
-    """What recovery has decided about one topic beyond what the log says."""
-
-    topic_id: int
-    hole: tuple[int, int] | None
-    ceiling: int
-    copies: Sequence[tuple[int, int, LossReason]] = ()
-    """Copies that are lost: first and last seq of each run, and why."""
-
-
-def decide(
-    recovered: Recovered, *, boot_id: str, identity: str, failed: Callable[[int], bool], shards: int
-) -> dict[int, list[Verdict]]:
-    """The verdicts by shard; applied to the topics in memory, to be logged and synced before anybody is served."""
-    verdicts: dict[int, list[Verdict]] = {}
-    by_number = {shard.shard: shard for shard in recovered.shards}
-    for topic in recovered.topics.values():
-        number = shard_of(topic.id, shards)
-        shard = by_number.get(number)
-        stayed_up = (
-            shard is not None
-            and shard.boot_id == boot_id
-            and shard.identity == identity
-            and number not in recovered.failed
-            and not failed(number)
-        )
-        verdict = _decide_topic(topic, recovered.columns, stayed_up=stayed_up)
-        lost = recovered.missing.get(topic.id)
-        if lost:
-            verdict = (verdict or Verdict(topic.id, None, topic.ceiling))._replace(copies=lost)
-        if verdict is not None:
-            verdicts.setdefault(number, []).append(verdict)
-    return verdicts
-
-
-def settle_queues(recovered: Recovered) -> None:
-    """Now that it is known which records there are: forget the jobs that are gone."""
-    for topic in recovered.topics.values():
-        if topic.queue is not None:
-            topic.queue.gone_below(topic.log.earliest_seq)
-            recovered.columns.run(topic, partial(topic.queue.reconcile, topic.log.live_among))
-
-
-def _decide_topic(topic: RecoveredTopic, columns: Columns, *, stayed_up: bool) -> Verdict | None:
-    durability = topic.config.durability
-    head, ceiling = topic.log.head_seq, topic.ceiling
-    if durability == "fsync" and topic.forwarded_to <= head:
-        topic.ceiling = head  # nothing is reserved for this class, so its part is as good as before
-        return None
-    exempt = durability == "disk" and stayed_up and topic.forwarded_to <= head
-    ceiling = max(topic.forwarded_to, 0 if durability == "fsync" else ceiling)
-    hole = None
-    if ceiling > head and not exempt:
-        columns.run(topic, partial(topic.log.add_hole, head + 1, ceiling, "lost"))
-        topic.part = None
-        hole = (head + 1, ceiling)
-    topic.ceiling = topic.log.head_seq
-    if durability == "ephemeral":
-        if topic.log.count or topic.keys is not None:
-            topic.part = None
-        columns.run(topic, partial(topic.log.lose_all, "lost"))
-        topic.keys = None
-    if hole is None and ceiling == topic.log.head_seq:
-        return None
-    topic.part = None
-    return Verdict(topic.id, hole, topic.ceiling)
-
-
-def secure_end(fs: Fs, shard: RecoveredShard, *, boot_id: str) -> None:
-    """Blocking: cut the shard's last file behind its last whole batch and make all before that durable.
-
-    After a failed sync the page cache may show what the disk does not hold, so in the boot that wrote it the file is
-    written again: under another name, as its synced bytes must not be put at risk, which also leaves nothing of a torn
-    end behind. A later boot reads what the disk holds. Behind a clean stop only marks can be unsynced, and they may be
-    written in place. The cut bytes are kept aside if a valid frame is among them: they may interest somebody who looks
-    for lost writes.
-    """
-    if shard.file is None:
-        return
-    path = shard.file.path
-    handle = fs.open(path)
-    try:
-        size = handle.size()
-        if shard.truncated is not None and next(find_frames(handle, shard.end, size), None) is not None:
-            _keep_aside(fs, handle, shard, size)
-        if shard.truncated is not None or (shard.boot_id == boot_id and not shard.clean):
-            _write_again(fs, handle, path, shard.end)
-            return
-        if shard.boot_id == boot_id:
-            at = min(shard.vouched.offset if shard.vouched.ordinal == shard.file.ordinal else 0, shard.end)
-            _copy(handle, at, shard.end, handle)
-        handle.fdatasync()
-    finally:
-        handle.close()
-
-
-def _write_again(fs: Fs, handle: File, path: str, end: int) -> None:
-    """Replace a file by a copy of its first `end` bytes, atomically."""
-    copy = fs.open(path + TEMPORARY_SUFFIX, create=True)
-    try:
-        copy.truncate(0)
-        _copy(handle, 0, end, copy)
-        copy.fdatasync()
-    finally:
-        copy.close()
-    fs.rename(path + TEMPORARY_SUFFIX, path)
-    fs.sync_dir(parent(path))
-
-
-def _copy(source: File, start: int, end: int, target: File) -> None:
-    while start < end:
-        window = source.pread(min(WINDOW_BYTES, end - start), start)
-        write_all(target, window, start)
-        start += len(window)
-
-
-def _keep_aside(fs: Fs, handle: Any, shard: RecoveredShard, size: int) -> None:
-    assert shard.file is not None
-    aside = fs.open(f"{shard.file.path}.{shard.end}.cut", create=True)
-    try:
-        at = shard.end
-        while at < size:
-            window = handle.pread(min(WINDOW_BYTES, size - at), at)
-            write_all(aside, window, at - shard.end)
-            at += len(window)
-        aside.fdatasync()
-    finally:
-        aside.close()

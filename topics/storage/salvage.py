@@ -18,7 +18,7 @@ from topics.storage import frames
 from topics.storage.datadir import DataDirError
 from topics.storage.frames import FrameType
 from topics.storage.fs import File, Fs, parent, write_all
-from topics.storage.recovery import Damage
+from topics.storage.recovered import Damage
 
 log = get_logger(__name__)
 

@@ -15,6 +15,7 @@ from topics.log.topic_log import SpanColumns
 from topics.logs import get_logger
 from topics.storage.datadir import segment_name
 from topics.storage.frames import HAS_NODE, HAS_ORIGIN, HAS_TAG, ORIGIN_BYTES
+from topics.storage.fs import WINDOW_BYTES
 from topics.storage.segment_store import SegmentStore
 from topics.storage.segments import (
     IDX_DELETED,
@@ -35,8 +36,6 @@ from topics.storage.segments import (
 from topics.storage.shelf import Segment
 
 log = get_logger(__name__)
-
-WINDOW_BYTES: Final = 4 << 20
 
 _STATE_OF_FLAGS: Final = bytes(
     DELETED if flags & IDX_DELETED else LOST if flags & IDX_HOLE else LIVE for flags in range(256)

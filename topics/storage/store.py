@@ -24,12 +24,13 @@ from topics.storage import frames, recovery
 from topics.storage.datadir import DataDir, DataDirError, lock_data_dir, open_data_dir, parse_wal_name
 from topics.storage.frames import FrameType
 from topics.storage.fs import TEMPORARY_SUFFIX, Fs, LockHandle, write_atomic
-from topics.storage.recovery import Damage, Progress, Recovered, RecoveredShard, Verdict
+from topics.storage.recovered import Damage, Progress, Recovered, RecoveredShard, shard_of
 from topics.storage.salvage import finish_repairs, repair
 from topics.storage.segment_reader import Tiers
 from topics.storage.segment_store import DirectorySegmentStore, SegmentStore
 from topics.storage.snapshot import ShardPosition
 from topics.storage.tidy import remove_unknown_topics, tidy_topic
+from topics.storage.verdicts import Verdict, decide, secure_end, settle_queues
 from topics.storage.wal import ControlBatch, Position, ShardWriter, WalFiles
 
 log = get_logger(__name__)
@@ -113,14 +114,14 @@ class Store:
         self.files = recovered.files
         self.snapshot_number = recovered.snapshot_number
         self._starts = recovered.starts
-        verdicts = recovery.decide(
+        verdicts = decide(
             recovered,
             boot_id=self.boot_id,
             identity=self.identity,
             failed=self._failure_noted,
             shards=shards,
         )
-        recovery.settle_queues(recovered)
+        settle_queues(recovered)
         by_number = {shard.shard: shard for shard in recovered.shards}
         # What recovery relied on is made durable first: names may have been visible that no crash would have left.
         fs.sync_dir(self.datadir.meta_dir)
@@ -187,7 +188,7 @@ class Store:
         fs = self._fs
         writer = self._make_writer(number, shards)
         if found is not None and found.file is not None:
-            recovery.secure_end(fs, found, boot_id=self.boot_id)
+            secure_end(fs, found, boot_id=self.boot_id)
         opening = self._opening_frames(found, verdicts, shards)
         if found is None:
             writer.create()
@@ -298,7 +299,7 @@ class Store:
 
     def shard_of(self, topic_id: int) -> int:
         """The shard of a topic."""
-        return recovery.shard_of(topic_id, self.shards)
+        return shard_of(topic_id, self.shards)
 
     def failed(self, shard: int) -> bool:
         """Whether a shard is read-only."""

@@ -43,7 +43,7 @@ from topics.storage.frames import UnknownFrameType
 from topics.storage.fs import TEMPORARY_SUFFIX, Fs, join
 from topics.storage.parts import Part, holes_of, load_part
 from topics.storage.readonly import ReadOnlyFs, size_of
-from topics.storage.recovery import Damage, Progress, Recovered, shard_of
+from topics.storage.recovered import Damage, Progress, Recovered, shard_of
 from topics.storage.segment_reader import Tiers
 from topics.storage.segment_store import DELETED_SUFFIX, DirectorySegmentStore
 from topics.storage.snapshot import (

@@ -20,8 +20,8 @@ from topics.log.index import Span
 from topics.storage.datadir import segment_name
 from topics.storage.finding import DAMAGE, NOTE, SECTOR, Finding, Severity, bounded
 from topics.storage.frames import HAS_TAG
+from topics.storage.fs import WINDOW_BYTES
 from topics.storage.parts import Hole
-from topics.storage.readonly import WINDOW_BYTES
 from topics.storage.segment_reader import Tiers
 from topics.storage.segment_store import SegmentStore
 from topics.storage.segments import (

@@ -26,9 +26,8 @@ from topics.storage import frames
 from topics.storage.datadir import wal_path
 from topics.storage.finding import MAX_PER_FILE, SECTOR, Finding
 from topics.storage.frames import CONTINUES, MORE, Frame, FrameType, Row, Scan
-from topics.storage.fs import File, Fs
-from topics.storage.readonly import WINDOW_BYTES
-from topics.storage.recovery import NO_LEASES_RUN, shard_of
+from topics.storage.fs import WINDOW_BYTES, File, Fs
+from topics.storage.recovered import NO_LEASES_RUN, shard_of
 from topics.storage.resync import find_frames
 from topics.storage.verify_routers import CopyFacts, Cursors, RecipePlace, contradiction, copies_in
 from topics.storage.wal import Position

@@ -1,0 +1,142 @@
+"""What recovery decides beyond what the log says, and the end of the log made durable (`crash.md` 2, 3 and 16)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any, NamedTuple
+
+from topics.log.topic_log import LossReason
+from topics.storage.fs import TEMPORARY_SUFFIX, WINDOW_BYTES, File, Fs, parent, write_all
+from topics.storage.recovered import Columns, Recovered, RecoveredShard, RecoveredTopic, shard_of
+from topics.storage.resync import find_frames
+
+
+class Verdict(NamedTuple):
+    """What recovery has decided about one topic beyond what the log says."""
+
+    topic_id: int
+    hole: tuple[int, int] | None
+    ceiling: int
+    copies: Sequence[tuple[int, int, LossReason]] = ()
+    """Copies that are lost: first and last seq of each run, and why."""
+
+
+def decide(
+    recovered: Recovered, *, boot_id: str, identity: str, failed: Callable[[int], bool], shards: int
+) -> dict[int, list[Verdict]]:
+    """The verdicts by shard; applied to the topics in memory, to be logged and synced before anybody is served."""
+    verdicts: dict[int, list[Verdict]] = {}
+    by_number = {shard.shard: shard for shard in recovered.shards}
+    for topic in recovered.topics.values():
+        number = shard_of(topic.id, shards)
+        shard = by_number.get(number)
+        stayed_up = (
+            shard is not None
+            and shard.boot_id == boot_id
+            and shard.identity == identity
+            and number not in recovered.failed
+            and not failed(number)
+        )
+        verdict = _decide_topic(topic, recovered.columns, stayed_up=stayed_up)
+        lost = recovered.missing.get(topic.id)
+        if lost:
+            verdict = (verdict or Verdict(topic.id, None, topic.ceiling))._replace(copies=lost)
+        if verdict is not None:
+            verdicts.setdefault(number, []).append(verdict)
+    return verdicts
+
+
+def settle_queues(recovered: Recovered) -> None:
+    """Now that it is known which records there are: forget the jobs that are gone."""
+    for topic in recovered.topics.values():
+        if topic.queue is not None:
+            topic.queue.gone_below(topic.log.earliest_seq)
+            recovered.columns.run(topic, partial(topic.queue.reconcile, topic.log.live_among))
+
+
+def _decide_topic(topic: RecoveredTopic, columns: Columns, *, stayed_up: bool) -> Verdict | None:
+    durability = topic.config.durability
+    head, ceiling = topic.log.head_seq, topic.ceiling
+    if durability == "fsync" and topic.forwarded_to <= head:
+        topic.ceiling = head  # nothing is reserved for this class, so its part is as good as before
+        return None
+    exempt = durability == "disk" and stayed_up and topic.forwarded_to <= head
+    ceiling = max(topic.forwarded_to, 0 if durability == "fsync" else ceiling)
+    hole = None
+    if ceiling > head and not exempt:
+        columns.run(topic, partial(topic.log.add_hole, head + 1, ceiling, "lost"))
+        topic.part = None
+        hole = (head + 1, ceiling)
+    topic.ceiling = topic.log.head_seq
+    if durability == "ephemeral":
+        if topic.log.count or topic.keys is not None:
+            topic.part = None
+        columns.run(topic, partial(topic.log.lose_all, "lost"))
+        topic.keys = None
+    if hole is None and ceiling == topic.log.head_seq:
+        return None
+    topic.part = None
+    return Verdict(topic.id, hole, topic.ceiling)
+
+
+def secure_end(fs: Fs, shard: RecoveredShard, *, boot_id: str) -> None:
+    """Blocking: cut the shard's last file behind its last whole batch and make all before that durable.
+
+    After a failed sync the page cache may show what the disk does not hold, so in the boot that wrote it the file is
+    written again: under another name, as its synced bytes must not be put at risk, which also leaves nothing of a torn
+    end behind. A later boot reads what the disk holds. Behind a clean stop only marks can be unsynced, and they may be
+    written in place. The cut bytes are kept aside if a valid frame is among them: they may interest somebody who looks
+    for lost writes.
+    """
+    if shard.file is None:
+        return
+    path = shard.file.path
+    handle = fs.open(path)
+    try:
+        size = handle.size()
+        if shard.truncated is not None and next(find_frames(handle, shard.end, size), None) is not None:
+            _keep_aside(fs, handle, shard, size)
+        if shard.truncated is not None or (shard.boot_id == boot_id and not shard.clean):
+            _write_again(fs, handle, path, shard.end)
+            return
+        if shard.boot_id == boot_id:
+            at = min(shard.vouched.offset if shard.vouched.ordinal == shard.file.ordinal else 0, shard.end)
+            _copy(handle, at, shard.end, handle)
+        handle.fdatasync()
+    finally:
+        handle.close()
+
+
+def _write_again(fs: Fs, handle: File, path: str, end: int) -> None:
+    """Replace a file by a copy of its first `end` bytes, atomically."""
+    copy = fs.open(path + TEMPORARY_SUFFIX, create=True)
+    try:
+        copy.truncate(0)
+        _copy(handle, 0, end, copy)
+        copy.fdatasync()
+    finally:
+        copy.close()
+    fs.rename(path + TEMPORARY_SUFFIX, path)
+    fs.sync_dir(parent(path))
+
+
+def _copy(source: File, start: int, end: int, target: File) -> None:
+    while start < end:
+        window = source.pread(min(WINDOW_BYTES, end - start), start)
+        write_all(target, window, start)
+        start += len(window)
+
+
+def _keep_aside(fs: Fs, handle: Any, shard: RecoveredShard, size: int) -> None:
+    assert shard.file is not None
+    aside = fs.open(f"{shard.file.path}.{shard.end}.cut", create=True)
+    try:
+        at = shard.end
+        while at < size:
+            window = handle.pread(min(WINDOW_BYTES, size - at), at)
+            write_all(aside, window, at - shard.end)
+            at += len(window)
+        aside.fdatasync()
+    finally:
+        aside.close()
