@@ -172,8 +172,8 @@ class Configuring:
         return True
 
     async def _carry_out(self, name: str, config: TopicConfig, work: Callable[[], Awaitable[T]]) -> T:
-        """Make or change a topic, whoever waits for it; what it will be counts for others meanwhile. To be called in the
-        step of the check."""
+        """Make or change a topic, whoever waits for it; what it will be counts for others meanwhile. To be called in
+        the step of the check."""
         intention = name, config
 
         async def carry_out() -> T:

@@ -278,9 +278,12 @@ class Queueing:
         """Until a stream may hold fewer jobs than before: one has ended, or time has come to look."""
         queue, holder = work.queue, work.holder
         holder.changed = trio.Event()
-        due_ms = queue.leases.next_due_ms()
-        left = float("inf") if due_ms is None else max(due_ms - self._lease_commits.now().mono, 0) / 1000
-        with trio.move_on_after(left):
+        now, due_ms = self._lease_commits.now(), queue.leases.next_due_ms()
+        left = float("inf") if due_ms is None else due_ms - now.mono
+        ttl_ms, oldest = work.topic.config.ttl_ms, work.topic.log.oldest_ts
+        if ttl_ms and oldest is not None:
+            left = min(left, oldest + ttl_ms + 1 - now.epoch)
+        with trio.move_on_after(max(left, 0) / 1000):
             await holder.changed.wait()
         await self._lease_commits.still_current(work.topic)
 

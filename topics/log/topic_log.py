@@ -404,6 +404,11 @@ class TopicLog:
             raise KeyError(seq)
         return span.ts[i]
 
+    @property
+    def oldest_ts(self) -> int | None:
+        """`$ts` of the first live record, epoch ms; None if there is none."""
+        return self._index.spans[0].first_ts if self.count else None
+
     # -- retention ---------------------------------------------------------------------------------------------------
 
     def eviction_watermark(self, cap_records: int, cap_bytes: int, incoming: Sequence[array[int]]) -> int:
