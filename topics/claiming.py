@@ -90,12 +90,12 @@ class Claiming:
     async def join(self, topic: Topic, queue: JobQueue, claimer: Claimer, *, waits: bool) -> None:
         """Stand in line, behind a `current`: without a window the claimer is dealt what there is. Who has nothing then
         and waits, or has a window to wait for, is looked after. Raises `503 not_ready` if the disk does not answer."""
-        queue.line[claimer] = None
+        queue.join(claimer)
         if not topic.config.claim_jitter_ms:
             while await self._loader.prepared(topic, partial(self._serve, topic, queue)) and not claimer.hand:
                 await trio.lowlevel.checkpoint()
                 await self._commits.still_current(topic)
-        if claimer in queue.line and (waits or topic.config.claim_jitter_ms):
+        if claimer in queue.line and (topic.config.claim_jitter_ms or (waits and not queue.attended)):
             self.attend(topic, queue)
 
     def attend(self, topic: Topic, queue: JobQueue) -> None:
@@ -110,10 +110,8 @@ class Claiming:
 
     def leave(self, topic: Topic, queue: JobQueue, claimer: Claimer) -> None:
         """Leave the line. What was dealt and not claimed is there for the others."""
-        if claimer in queue.line:
-            del queue.line[claimer]
-            if not queue.line:
-                self.attend(topic, queue)  # it has nobody to look after any more
+        if queue.leave(claimer) and not queue.line:
+            self.attend(topic, queue)  # it has nobody to look after any more
         if claimer.hand:
             self.give_back(topic, queue, claimer.hand)
             claimer.hand = array("Q")
@@ -164,7 +162,7 @@ class Claiming:
     @staticmethod
     def _deal(queue: JobQueue, claimer: Claimer, seqs: array[int]) -> int:
         claimer.deal(seqs)
-        del queue.line[claimer]
+        queue.leave(claimer)
         return len(seqs)
 
     # -- those who wait ----------------------------------------------------------------------------------------------
@@ -187,8 +185,8 @@ class Claiming:
         finally:
             queue.attended = False
             for claimer in list(queue.line):
+                queue.leave(claimer)
                 claimer.end(why or ApiError("shutting_down", "the daemon is shutting down", retry_after_s=1))
-            queue.line.clear()
 
     async def _attend_once(self, topic: Topic, queue: JobQueue) -> None:
         """One pass, and waiting for the next. Raises the reason why there will be none."""
@@ -196,7 +194,7 @@ class Claiming:
         if not await self._commits.settle(topic, queue):
             return
         if topic.config.claim_jitter_ms:
-            if queue.leases.ready(topic.log.count) or self._has_unserved(queue):
+            if queue.leases.ready(topic.log.count) or queue.newcomers:
                 bell = queue.bell
                 with trio.move_on_after(topic.config.claim_jitter_ms / 1000):
                     await bell.wait()
@@ -206,21 +204,16 @@ class Claiming:
                     return
         else:
             more = await self._loader.prepared(topic, partial(self._serve, topic, queue))
-            for claimer in queue.line:
-                claimer.passed.set()
+            queue.passed()
             if more:
                 await trio.lowlevel.checkpoint()
                 return
-        if not queue.line or self._has_unserved(queue):
+        if not queue.line or (queue.newcomers and topic.config.claim_jitter_ms):
             return
         due_ms = queue.leases.next_due_ms()
         left = float("inf") if due_ms is None else max(due_ms - self._commits.now().mono, 0) / 1000
         with trio.move_on_after(left):
             await topic.followed().poll()
-
-    @staticmethod
-    def _has_unserved(queue: JobQueue) -> bool:
-        return any(not claimer.passed.is_set() for claimer in queue.line)
 
     def _check(self, topic: Topic) -> None:
         if topic.deleted:
@@ -243,12 +236,12 @@ class Claiming:
             shares = divide([claimer.most for claimer in cohort], len(taken))
             hands = deal(taken, shares)
             self.give_back(topic, queue, taken[sum(shares) :])
+            queue.passed()
             for claimer, hand in zip(cohort, hands, strict=True):
-                claimer.passed.set()
                 if hand:
                     self._deal(queue, claimer, hand)
                 elif failure is not None:
-                    del queue.line[claimer]
+                    queue.leave(claimer)
                     claimer.end(failure)
 
     async def _take_more(self, topic: Topic, queue: JobQueue, taken: array[int]) -> bool:

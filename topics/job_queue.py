@@ -103,12 +103,14 @@ def load_queue(dumped: Sequence[Any], now: Instant) -> Leases:
 class JobQueue:
     """See the module."""
 
-    __slots__ = ("_held", "attended", "bell", "leases", "line", "moving", "now", "parked_more")
+    __slots__ = ("_held", "attended", "bell", "leases", "line", "moving", "newcomers", "now", "parked_more")
 
     def __init__(self, leases: Leases) -> None:
         self.leases = leases
         self.line: dict[Claimer, None] = {}
         """Who wants jobs, in the order of their arrival."""
+        self.newcomers: dict[Claimer, None] = {}
+        """Those of them that no pass has come to yet."""
         self.attended = False
         """There is a task that serves the line."""
         self.moving = False
@@ -129,6 +131,23 @@ class JobQueue:
             leases = Leases()
             leases.dead_lettered = self.leases.dead_lettered
         return FrozenQueue(now.epoch, leases.freeze(now))
+
+    # -- the line ----------------------------------------------------------------------------------------------------
+
+    def join(self, claimer: Claimer) -> None:
+        """Stand in line, behind all others."""
+        self.line[claimer] = self.newcomers[claimer] = None
+
+    def leave(self, claimer: Claimer) -> bool:
+        """Not any more; whether it was there."""
+        self.newcomers.pop(claimer, None)
+        return self.line.pop(claimer, self) is None
+
+    def passed(self) -> None:
+        """A pass has come to all who stand in line."""
+        for claimer in self.newcomers:
+            claimer.passed.set()
+        self.newcomers.clear()
 
     # -- streams -----------------------------------------------------------------------------------------------------
 
