@@ -347,7 +347,7 @@ def swept(name: str, *, stride: int, seed: int = 0) -> Sweep:
 
 @pytest.mark.parametrize("name", SCENARIOS)
 def test_every_promise_survives_a_crash_at_a_sample_of_the_operations(name: str) -> None:
-    sweep = swept(name, stride=5)
+    sweep = swept(name, stride=17)
     judged = sweep.judge_all(lambda point: some_ends(point, 2))
     print(f"{name}: {len(sweep.wrecks)} points, {judged} crashes")
 
@@ -368,14 +368,14 @@ def test_a_life_after_a_life_keeps_what_the_first_has_promised(end: str) -> None
     """Four lives in a row, each ended in the same way, and the crashes in all of them."""
     sweep = Sweep(settings())
     for _ in range(4):
-        sweep.live(a_few_records, stride=5, end=end)
+        sweep.live(a_few_records, stride=11, end=end)
     judged = sweep.judge_all(lambda point: some_ends(point, 1))
     print(f"lives ended by {end}: {len(sweep.wrecks)} points, {judged} crashes")
 
 
 @pytest.mark.parametrize("seed", range(4))
 def test_no_promise_is_broken_by_clients_that_do_anything_over_several_lives(seed: int) -> None:
-    random_lives(seed, stride=19)
+    random_lives(seed, stride=41)
 
 
 @pytest.mark.slow
@@ -437,7 +437,7 @@ def lives_with_upkeep(seed: int, *, stride: int) -> None:
 
 @pytest.mark.parametrize("seed", [5, 9, 13])
 def test_no_promise_is_broken_beside_all_work_on_segments(seed: int) -> None:
-    lives_with_upkeep(seed, stride=83)
+    lives_with_upkeep(seed, stride=199)
 
 
 @pytest.mark.slow
