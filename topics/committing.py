@@ -74,7 +74,7 @@ class Commits:
         topic = commit.topic
         if commit.frames or commit.gate is Gate.SYNCED:
             try:
-                self.writer(topic).submit(commit)
+                self.writer(topic).submit(commit, patient=commit.patient)
             except ApiError as error:
                 commit.ready = False
                 commit.on_failed(error)

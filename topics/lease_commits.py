@@ -105,6 +105,7 @@ class LeaseCommits:
         gate = Gate.SYNCED if topic.config.leases_durable and data else Gate.HANDED
         commit = Commit(topic, data, 1 if data else 0, gate, publish, self._clock.perf_ns)
         commit.on_fail = partial(topic.queue.abort, event.seqs)
+        commit.patient = gate is Gate.HANDED
         self._commits.send(commit)
         return commit
 

@@ -437,6 +437,7 @@ class Commit:
         "needs",
         "offset",
         "on_fail",
+        "patient",
         "published",
         "ready",
         "records",
@@ -479,6 +480,8 @@ class Commit:
         """Whether a router has made it, and nobody waits for it."""
         self.deletes = False
         """Whether it takes records away."""
+        self.patient = False
+        """Whether nobody minds if it is written a little later."""
         self.leans: Leans = ()
         """Where the bytes end that its copies are made of."""
         self.last_seq = last_seq

@@ -11,7 +11,8 @@ One task (`ShardWriter.run`) drains the queue into a group and hands it to one w
 something in the group waits for it or the background tick is due, an fdatasync. The next group gathers meanwhile. A
 batch hears of three things, each at most once and always on the loop: `on_written`, `on_synced` or `on_failed`.
 Between write and sync the thread posts the former, so a batch that waits only for write(2) never waits for another's
-sync.
+sync. A *patient* batch, of which nobody waits to hear, goes with the next group, and after `PATIENCE_MS` by itself: a
+write and the hop to its thread cost as much as the call that it comes from.
 
 What a sync has covered is *vouched for* by a Synced frame, so that recovery can tell damage (below a vouched position)
 from a torn end (above it). The frame travels in front of the next group; when nothing follows, it is written once at
@@ -47,6 +48,9 @@ log = get_logger(__name__)
 
 SYNC_TICK_MS: Final = 20
 """The background sync: at most this long an acked `disk` record is only in the page cache."""
+
+PATIENCE_MS: Final = 5
+"""At most this long a batch that nobody waits for waits for others to be written with."""
 
 GROUP_BYTES: Final = 8 << 20
 """Most bytes of one group: two of them fit into what a disk takes in a few ms, and the next gathers meanwhile."""
@@ -266,6 +270,10 @@ class ShardWriter:
         self._queue_bytes = 0
         self._room = trio.lowlevel.ParkingLot()
         self._wake = trio.Event()
+        self._urgent = False
+        """There are batches in the queue that are not patient."""
+        self._patient_from_ms = 0
+        """Since when the first of the patient ones has been waiting, if there are only such."""
         self._stopping = False
         self._stopped = trio.Event()
         self._handle: File | None = None
@@ -290,7 +298,7 @@ class ShardWriter:
 
     # -- what the engine calls -------------------------------------------------------------------------------------
 
-    def submit(self, batch: Batch) -> None:
+    def submit(self, batch: Batch, *, patient: bool = False) -> None:
         """Queue a batch; never waits. Raises `503 read_only` on a failed shard, and then the batch is not queued."""
         if self.failed is not None:
             raise self.failed
@@ -300,7 +308,12 @@ class ShardWriter:
         self._queue_bytes += len(batch.data)
         depth = len(self._queue)
         self.figures.queue_depth_peak = max(self.figures.queue_depth_peak, depth)
-        self._wake.set()
+        if not patient or depth > QUEUE_BATCHES // 2:
+            self._urgent = True
+            self._wake.set()
+        elif depth == 1:
+            self._patient_from_ms = self._clock.monotonic_ms()
+            self._wake.set()  # to look at the clock
 
     @property
     def queue_depth(self) -> int:
@@ -406,8 +419,10 @@ class ShardWriter:
         try:
             async with trio.open_nursery() as nursery:
                 while self.failed is None and not (self._stopping and not self._queue and self._clean):
-                    if not self._queue:
+                    if not self._urgent:
                         await self._wait_for_work()
+                        if not (self._urgent or self._stopping or self._patience_is_over or self._due):
+                            continue
                     if self._queue and self.commit_window_ms > 0 and not self._stopping:
                         await trio.sleep(self.commit_window_ms / 1000)
                     await self._write_group()
@@ -460,17 +475,23 @@ class ShardWriter:
         """Whether the background tick has come for what waits for it."""
         return not self._clean and (self._stopping or self._clock.monotonic_ms() - self._tick_from_ms >= SYNC_TICK_MS)
 
+    @property
+    def _patience_is_over(self) -> bool:
+        return bool(self._queue) and self._clock.monotonic_ms() - self._patient_from_ms >= PATIENCE_MS
+
     async def _wait_for_work(self) -> None:
-        """Sleep until a batch comes or the tick of an unsynced or unvouched shard is due."""
+        """Sleep until a batch comes, the patience of those that are there is over, or the tick of an unsynced or
+        unvouched shard is due."""
         if self._wake.is_set():
             self._wake = trio.Event()
-        if self._queue or self._stopping:
+        if self._urgent or self._stopping:
             return
-        if self._clean:
-            await self._wake.wait()
-            return
-        left = self._tick_from_ms + SYNC_TICK_MS - self._clock.monotonic_ms()
-        with trio.move_on_after(max(left, 0) / 1000):
+        until = math.inf
+        if self._queue:
+            until = self._patient_from_ms + PATIENCE_MS
+        if not self._clean:
+            until = min(until, self._tick_from_ms + SYNC_TICK_MS)
+        with trio.move_on_after(max(until - self._clock.monotonic_ms(), 0) / 1000):
             await self._wake.wait()
 
     def _take_group(self) -> list[Batch]:
@@ -485,6 +506,7 @@ class ShardWriter:
             group.append(self._queue.popleft())
             total += size
         self._queue_bytes -= total
+        self._urgent = bool(self._queue)
         if not self.full:
             self._room.unpark_all()
         return group
