@@ -288,6 +288,7 @@ def test_kill_after_kill(tmp_path: Path) -> None:
         assert any(int(name[4:24]) > 0 for name in files), "no rotation took place"
 
 
+@pytest.mark.slow
 def test_a_clean_stop_under_load_exits_0_and_leaves_no_hole(tmp_path: Path) -> None:
     with daemon_in(tmp_path) as daemon:
         histories = create(daemon)

@@ -908,7 +908,7 @@ def walk(seed: int, lives: int, steps: int, about: About) -> Truth:
 
 
 @pytest.mark.parametrize("about", ["calls", "kills", "crashes", "failures", "drops"])
-@pytest.mark.parametrize("seed", range(2))
+@pytest.mark.parametrize("seed", [0, pytest.param(1, marks=pytest.mark.slow)])
 def test_a_short_walk(seed: int, about: About) -> None:
     truth = walk(seed, 3, 45, about)
     assert truth.claims > 10 or about == "drops"

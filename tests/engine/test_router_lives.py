@@ -710,7 +710,7 @@ def walk(seed: int, lives: int, steps: int, about: About) -> None:
 
 
 @pytest.mark.parametrize("about", ["losses", "cycles", "kills"])
-@pytest.mark.parametrize("seed", range(2))
+@pytest.mark.parametrize("seed", [0, pytest.param(1, marks=pytest.mark.slow)])
 def test_a_short_walk(seed: int, about: About) -> None:
     walk(seed, 3, 50, about)
 

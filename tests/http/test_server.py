@@ -256,6 +256,7 @@ async def test_a_connection_ends_when_its_client_leaves(served: Served) -> None:
     await until(lambda: not served.server.connections)
 
 
+@pytest.mark.slow
 async def test_many_requests_use_one_connection(served: Served) -> None:
     async with served.client() as client:
         for _ in range(1100):
@@ -312,6 +313,7 @@ async def test_a_websocket_is_refused_where_there_is_none(served: Served) -> Non
 # --- HTTP/2 ----------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 async def test_one_connection_carries_thousands_of_streams(served: Served) -> None:
     async with served.client() as client:
         await client.put("/v0/topics/a")

@@ -416,6 +416,7 @@ def test_an_item_may_be_discarded_in_a_pause() -> None:
 # -- Size --------------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_of_a_hundred_thousand_items_none_is_served_twice_and_the_overdue_in_order() -> None:
     ready: ReadySet[int] = ReadySet()
     for item in range(100_000):

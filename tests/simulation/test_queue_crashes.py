@@ -478,7 +478,7 @@ def swept(name: str, *, stride: int, seed: int = 0, end: str = "kill") -> QueueS
 
 @pytest.mark.parametrize("name", SCENARIOS)
 def test_no_promise_about_jobs_is_broken_by_a_crash_at_a_sample_of_the_operations(name: str) -> None:
-    sweep = swept(name, stride=131)
+    sweep = swept(name, stride=307)
     judged = sweep.judge_all(lambda point: some_ends(point, 1), STEPS)
     print(f"{name}: {len(sweep.points)} points, {judged} crashes")
 

@@ -593,6 +593,7 @@ def test_rule_14_a_shard_without_files_is_missed() -> None:
         see(world)
 
 
+@pytest.mark.slow
 def test_rule_14_a_first_start_that_was_cut_short_anywhere_is_no_missing_shard() -> None:
     world = World(config=settings(wal_shards=3))
     wrecks = wrecks_of(world, lambda: 0)

@@ -421,7 +421,7 @@ async def walk(seed: int, steps: int) -> None:
         nursery.cancel_scope.cancel()
 
 
-@pytest.mark.parametrize("seed", range(16))
+@pytest.mark.parametrize("seed", [pytest.param(i, marks=[pytest.mark.slow] * (i > 6)) for i in range(16)])
 async def test_a_short_walk(seed: int, autojump_clock: Any) -> None:
     await walk(seed, 120)
 
