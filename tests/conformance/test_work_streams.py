@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import fcntl
 import itertools
 import json
 import random
@@ -10,6 +11,7 @@ import re
 import signal
 import socket
 import struct
+import termios
 import time
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -1006,7 +1008,10 @@ def test_who_takes_nothing_for_30_s_loses_what_it_held(client: Client, topic: st
 
 
 def vanish(transport: Transport) -> None:
-    """From now on the kernel drops whatever comes for this connection: it neither answers nor ends it."""
+    """From now on the kernel drops whatever comes for this connection: it neither answers nor ends it.
+
+    What it has sent before has arrived by then, or it would be sent again and again, which is a sign of life.
+    """
 
     class Program(ctypes.Structure):
         _fields_ = (("length", ctypes.c_ushort), ("instructions", ctypes.c_void_p))
@@ -1015,6 +1020,7 @@ def vanish(transport: Transport) -> None:
     program = Program(1, ctypes.addressof(return_0))
     connection = transport.connection if not isinstance(transport, Http1) else transport  # type: ignore[attr-defined]
     attach_filter = 26
+    until(lambda: fcntl.ioctl(connection._socket, termios.TIOCOUTQ, bytes(4)) == bytes(4))
     connection._socket.setsockopt(socket.SOL_SOCKET, attach_filter, bytes(program))
 
 
