@@ -210,9 +210,7 @@ class Claiming:
                 return
         if not queue.line or (queue.newcomers and topic.config.claim_jitter_ms):
             return
-        due_ms = queue.leases.next_due_ms()
-        left = float("inf") if due_ms is None else max(due_ms - self._commits.now().mono, 0) / 1000
-        with trio.move_on_after(left):
+        with trio.move_on_after(queue.due_in_ms(self._commits.now()) / 1000):
             await topic.followed().poll()
 
     def _check(self, topic: Topic) -> None:

@@ -29,7 +29,6 @@ from topics.log.index import FLAG_ORIGIN, NotLoaded
 from topics.log.topic_config import config_to_wire, resolve_config
 from topics.log.topic_log import Gap, Run
 from topics.model import TopicConfig, TopicConfigPatch
-from topics.queue.events import Instant
 from topics.registry import Registry
 from topics.storage import frames
 from topics.storage.frames import FrameType, encode_control, offsets_of, seal_batch
@@ -304,7 +303,7 @@ class Configuring:
                 update["keys"] = topic.keys.dump() if topic.keys is not None else []
                 update["origins"] = topic.origins.dump() if topic.origins is not None else None
                 if topic.queue is not None:
-                    update["queue"] = topic.queue.freeze(Instant(self._registry.monotonic_ms(), now)).dump()
+                    update["queue"] = topic.queue.freeze(self._registry.instant()).dump()
             entries: list[tuple[FrameType, dict[str, Any]]] = []
             if topic.log.evict_floor > 1:
                 entries.append((FrameType.EVICT_WATERMARK, {"below": topic.log.earliest_seq, "reason": "ttl"}))

@@ -543,16 +543,19 @@ class Engine:
         """The state of a topic as of now (`api.md` section 3). Raises 404."""
         await self.catch_up((name,))
         topic = self.registry.topic(name)
-        while topic.working is not None:
-            await topic.working.wait()
-        await self._loader.expire(topic)
-        if topic.deleted:
-            raise topic_not_found(name)
+        while True:
+            await self._loader.expire(topic)
+            if topic.deleted:
+                raise topic_not_found(name)
+            if topic.working is not None:
+                await topic.working.wait()
+            elif self.queueing.sweep(topic):
+                await trio.lowlevel.checkpoint()
+            else:
+                break
         if touch:
             self.registry.touch(topic)
-        queue = await self.queueing.state(topic)
-        if topic.deleted:
-            raise topic_not_found(name)
+        queue = self.queueing.state(topic)
         log_ = topic.log
         return TopicState(
             topic=name,

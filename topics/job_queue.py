@@ -89,13 +89,19 @@ class FrozenQueue(NamedTuple):
         return [self.as_of, jobs]
 
 
+def dumped_at(dumped: Sequence[Any]) -> int:
+    """When a queue was dumped, epoch ms. Raises ValueError."""
+    if not dumped or not isinstance(dumped[0], int):
+        raise ValueError("jobs of a queue: no time")
+    return dumped[0]
+
+
 def load_queue(dumped: Sequence[Any], now: Instant) -> Leases:
-    """The jobs of a queue as `FrozenQueue.dump` has them. A wall clock by which that was made in the future is not
-    believed. Raises ValueError."""
+    """The jobs of a queue as `FrozenQueue.dump` has them; `now` is not before that. Raises ValueError."""
     try:
-        as_of, jobs = dumped
+        _, jobs = dumped
         pages = [page for chunk in jobs["pages"] for page in cbor2.loads(chunk)]
-        return Leases.load({**jobs, "pages": pages}, Instant(now.mono, max(now.epoch, int(as_of))))
+        return Leases.load({**jobs, "pages": pages}, now)
     except (TypeError, KeyError, cbor2.CBORDecodeError) as error:
         raise ValueError(f"jobs of a queue: {error!r}") from error
 
@@ -211,11 +217,12 @@ class JobQueue:
         """Free what time has freed, as much as fits into a step; whether there is more."""
         self.now = now
         self._freed(self.leases.sweep(now.mono, SWEEP_SLICE))
-        return self.behind(now)
-
-    def behind(self, now: Instant) -> bool:
-        """Whether time has freed jobs that no sweep has come to."""
         return self.leases.behind(now.mono)
+
+    def due_in_ms(self, now: Instant) -> float:
+        """How long it is until a sweep may have something to do; infinity if nothing ends by time alone."""
+        due_ms = self.leases.next_due_ms()
+        return float("inf") if due_ms is None else max(due_ms - now.mono, 0)
 
     def gone(self, seqs: Sequence[int]) -> None:
         """Records are gone: deleted, or lost."""

@@ -38,8 +38,8 @@ class LeaseCommits:
         self._loader = loader
 
     def now(self) -> Instant:
-        """The moment of a decision, by both clocks; the epoch's never goes back."""
-        return Instant(self._clock.monotonic_ms(), self._registry.now_ms())
+        """The moment of a decision."""
+        return self._registry.instant()
 
     async def current(self, name: str) -> tuple[Topic, JobQueue]:
         """A queue as of now (`JobQueue.now`): nothing is in the way of a decision about it, what time has freed is

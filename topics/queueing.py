@@ -202,15 +202,15 @@ class Queueing:
             in_flight=leases.in_flight,
         )
 
-    async def state(self, topic: Topic) -> QueueState | None:
-        """The counters of a queue as of now; None for a log, or if the topic is gone. Nothing waits between that and
-        the return."""
-        queue = topic.queue
-        if queue is None:
+    def sweep(self, topic: Topic) -> bool:
+        """Free what time has freed, if it is a queue, as much as fits into a step; whether there is more."""
+        return topic.queue is not None and topic.queue.sweep(self._lease_commits.now())
+
+    def state(self, topic: Topic) -> QueueState | None:
+        """The counters of a queue as of its last sweep; None for a log."""
+        if topic.queue is None:
             return None
-        while queue.sweep(self._lease_commits.now()):
-            await trio.lowlevel.checkpoint()
-        leases = queue.leases
+        leases = topic.queue.leases
         return QueueState(
             ready=leases.ready(topic.log.count),
             in_flight=leases.in_flight,
@@ -225,11 +225,9 @@ class Queueing:
 
     def figures(self, topic: Topic) -> tuple[int, int] | None:
         """Ready jobs and leased ones, for metrics, which wait for nobody; nothing for a log."""
-        queue = topic.queue
-        if queue is None:
-            return None
-        queue.sweep(self._lease_commits.now())
-        return queue.leases.ready(topic.log.count), queue.leases.in_flight
+        self.sweep(topic)
+        state = self.state(topic)
+        return None if state is None else (state.ready, state.in_flight)
 
     def look_after(self, topic: Topic) -> None:
         """After a start, or when the config has changed: those who wait may have another window, parked jobs another
@@ -278,8 +276,8 @@ class Queueing:
         """Until a stream may hold fewer jobs than before: one has ended, or time has come to look."""
         queue, holder = work.queue, work.holder
         holder.changed = trio.Event()
-        now, due_ms = self._lease_commits.now(), queue.leases.next_due_ms()
-        left = float("inf") if due_ms is None else due_ms - now.mono
+        now = self._lease_commits.now()
+        left = queue.due_in_ms(now)
         ttl_ms, oldest = work.topic.config.ttl_ms, work.topic.log.oldest_ts
         if ttl_ms and oldest is not None:
             left = min(left, oldest + ttl_ms + 1 - now.epoch)

@@ -15,6 +15,7 @@ from topics.clock import Clock
 from topics.errors import ApiError, throttled, topic_not_found
 from topics.job_queue import JobQueue
 from topics.model import TopicConfig
+from topics.queue.events import Instant
 from topics.queue.leases import Leases
 from topics.sched.priority import effective_priority
 from topics.storage.payloads import PayloadCache
@@ -143,6 +144,10 @@ class Registry:
     def monotonic_ms(self) -> int:
         """The clock by which waiting is judged."""
         return self._clock.monotonic_ms()
+
+    def instant(self) -> Instant:
+        """Now, by both clocks; the epoch's never goes back."""
+        return Instant(self._clock.monotonic_ms(), self.now_ms())
 
     @property
     def lively(self) -> bool:

@@ -16,8 +16,7 @@ from topics.errors import ApiError, invalid
 from topics.http.bodies import MAX_U64, MAX_WAIT_MS, Query, check_depth, check_text, check_utf8, decode_json, not_u64
 from topics.log.topic_config import MAX_LEASE_MS, MIN_LEASE_MS
 from topics.model import ClaimRequest, HeldRequest
-
-MAX_DELAY_MS: Final = 86_400_000
+from topics.queue.events import MAX_AHEAD_MS
 
 NO_LEASE: Final = -1
 """What is no lease id."""
@@ -94,7 +93,7 @@ def decode_ack(raw: bytes, settings: Settings) -> HeldRequest:
 def decode_nack(raw: bytes, settings: Settings) -> tuple[HeldRequest, int]:
     """The body of a nack, and its `delay_ms`. Raises 400."""
     body = _decode(_nack_body, raw)
-    return _held(body, settings), _clamp(body.delay_ms, 0, MAX_DELAY_MS)
+    return _held(body, settings), _clamp(body.delay_ms, 0, MAX_AHEAD_MS)
 
 
 def decode_extend(raw: bytes, settings: Settings) -> tuple[HeldRequest, int]:

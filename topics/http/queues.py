@@ -14,12 +14,9 @@ from topics.http.streams import OpenStream
 from topics.http.transports import event_transport
 from topics.http.watch_requests import DEFAULT_HEARTBEAT_MS
 from topics.model import HeldResult, Job
-from topics.queueing import Work
+from topics.queueing import STREAM_BYTES, Work
 from topics.watching.feed import Ending
 from topics.watching.outbox import Outbox
-
-FRAME_BYTES: Final = 256 << 10
-"""Room on a connection before jobs are claimed for it: what a stream is sent in one go."""
 
 RETRY_S: Final = 1.0
 """Pause of a stream after the disk has not answered, or while nothing can be claimed."""
@@ -122,7 +119,7 @@ class WorkStream(OpenStream):
     async def _pump(self) -> None:
         """Claim as long as there is room on the connection."""
         name = self._work.topic.name.encode()
-        while await self._outbox.room(FRAME_BYTES):
+        while await self._outbox.room(STREAM_BYTES):
             try:
                 jobs = await self._engine.next_jobs(self._work)
             except ApiError as error:

@@ -131,7 +131,7 @@ class Server:
     """What `serve` reports when it has started."""
 
     def __init__(self) -> None:
-        self.connections: dict[Connection, None] = {}
+        self.connections: set[Connection] = set()
         self._accepting = trio.CancelScope()
 
     def stop_accepting(self) -> None:
@@ -163,7 +163,7 @@ async def serve(
 
     async def handle(stream: trio.SocketStream) -> None:
         connection = Connection(stream, trio.Lock())
-        server.connections[connection] = None
+        server.connections.add(connection)
         try:
             await _TCPServer(wrapped, config, context, connection, stream).run()
         except Exception as error:
@@ -175,7 +175,7 @@ async def serve(
             if rest is not None:
                 raise rest from None
         finally:
-            del server.connections[connection]
+            server.connections.discard(connection)
             stream.socket.close()
 
     listeners = [trio.SocketListener(trio.socket.from_stdlib_socket(listener)) for listener in sockets]

@@ -7,6 +7,8 @@ frames hold and who gets which is `topics.watching`'s business.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
+
 import msgspec
 import trio
 
@@ -86,7 +88,7 @@ def _last_event_id(call: Call) -> str | None:
     return value.decode("latin-1") or None
 
 
-class OpenStream:
+class OpenStream(ABC):
     """One open stream of events. The gate calls `run` and then, whatever happens, `close`."""
 
     def __init__(self, engine: Engine, call: Call) -> None:
@@ -114,9 +116,9 @@ class OpenStream:
         if self.scope.cancelled_caught:
             raise ClientGone
 
+    @abstractmethod
     async def send(self) -> None:
         """Send frames until there will be no more."""
-        raise NotImplementedError
 
     def heartbeat(self) -> bytes:
         """What is sent when nothing else has been for a while."""

@@ -31,7 +31,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any
 
-from topics.job_queue import load_queue
+from topics.job_queue import dumped_at, load_queue
 from topics.log.copies import PLAIN, CopyTable, Kind, Origin, each_kind
 from topics.log.dedupe import DedupeWindow
 from topics.log.index import FLAG_DERIVED, from_little_endian
@@ -267,7 +267,7 @@ class _Replay:
         topic.incoming = {router.name: router for router in map(Router.load, part.routers)}
         topic.origins = OriginSet.load(part.origins) if part.origins is not None else None
         if part.queue is not None:
-            self.clock = max(self.clock, int(part.queue[0]))
+            self.clock = max(self.clock, dumped_at(part.queue))
             topic.queue = load_queue(part.queue, self._now)
         self.topics[topic.id] = topic
 

@@ -168,6 +168,10 @@ class Source(Protocol):
         """The retention clock."""
         ...
 
+    def instant(self) -> Instant:
+        """Now, by both clocks."""
+        ...
+
     def account(self, topic: Any) -> None:
         """Bring the totals up to date after a change of a topic's log."""
         ...
@@ -379,7 +383,7 @@ class Storing:
             raise
 
     def _capture(self, topic: LiveTopic, moved: Segment | None) -> _Captured:
-        captured = _Captured(topic, Instant(self._clock.monotonic_ms(), self._source.now_ms()))
+        captured = _Captured(topic, self._source.instant())
         # A segment on its way has been copied: a flag that is written to its old files now would be lost with them.
         captured.unflagged = [(span, seqs) for span, seqs in captured.unflagged if span.segment is not moved]
         self._source.changed.discard(topic)
