@@ -695,9 +695,9 @@ def life(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
 
 
 def test_what_was_moved_stays_counted(life: Life, durability: str) -> None:
-    if durability == "memory" and life.ended_by == signal.SIGKILL:
-        pytest.skip("what a queue of this class knew may be lost")
-    assert dead_lettered(life.client, durability) == 2
+    # What a queue of class `memory` knew may be lost with the daemon; nothing is ever counted twice.
+    may_be_lost = durability == "memory" and life.ended_by == signal.SIGKILL
+    assert dead_lettered(life.client, durability) in (range(3) if may_be_lost else (2,))
 
 
 def test_what_was_moved_is_there_and_not_here(life: Life) -> None:
