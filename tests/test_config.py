@@ -109,7 +109,7 @@ def test_a_cap_of_0_is_off(name: str) -> None:
 
 def test_all_mistakes_are_in_one_message() -> None:
     mistakes = mistakes_of(
-        {"TOPICS_PORT": "70000", "TOPICS_HOST": "0.0.0.0", "TOPICS_API_KEYS": "k"},
+        {"TOPICS_PORT": "70000", "TOPICS_HOST": "0.0.0.0", "TOPICS_API_KEYS": "k:root"},
         {"recovery": "hope", "cache_bytes": "1gb"},
     )
     assert len(mistakes) == 5
@@ -117,27 +117,68 @@ def test_all_mistakes_are_in_one_message() -> None:
         "TOPICS_PORT",
         "--recovery",
         "--cache-bytes",
-        "TOPICS_HOST",
         "TOPICS_API_KEYS",
+        "TOPICS_HOST",
     ]
 
 
-@pytest.mark.parametrize("keys", ["s3cr3t", "s3cr3t:rw:a|b", "s3cr3t::", "", " "])
-def test_api_keys_refuse_the_start_until_they_are_enforced_and_are_never_printed(keys: str) -> None:
+@pytest.mark.parametrize("keys", ["s3cr3t:rw:a|", "s3cr3t:root", "s3cr3t,", "", " ", "s3cr3t,s3cr3t:r", "s3cr3t\n::"])
+def test_malformed_api_keys_refuse_the_start_and_are_never_printed(keys: str) -> None:
     [mistake] = mistakes_of({"TOPICS_API_KEYS": keys})
-    assert mistake.startswith("TOPICS_API_KEYS: must be unset")
+    assert mistake.startswith("TOPICS_API_KEYS: ")
+    assert "must be KEY[:SCOPES[:PREFIXES]]" in mistake
     assert "s3cr3t" not in mistake
 
 
 def test_secrets_are_not_in_the_repr_of_the_settings() -> None:
-    assert "s3cr3t" not in repr(Settings(api_keys="s3cr3t"))
+    settings = load_settings({"TOPICS_API_KEYS": "s3cr3t:rw"})
+    assert "s3cr3t" not in repr(settings) + repr(settings.api_keys)
 
 
-@pytest.mark.parametrize("host", ["0.0.0.0", "::", "10.1.2.3", "example.org", "127.0.0.1.example.org"])
-@pytest.mark.parametrize("allow", ["0", "1"])
-def test_a_bind_that_others_can_reach_is_refused(host: str, allow: str) -> None:
-    [mistake] = mistakes_of({"TOPICS_HOST": host, "TOPICS_ALLOW_INSECURE_NO_AUTH": allow})
-    assert mistake.startswith(f"TOPICS_HOST={host}: must be a loopback address")
+OTHERS = ["0.0.0.0", "::", "10.1.2.3", "example.org", "127.0.0.1.example.org"]
+
+
+@pytest.mark.parametrize("host", OTHERS)
+def test_a_bind_that_others_can_reach_is_refused_without_keys(host: str) -> None:
+    [mistake] = mistakes_of({"TOPICS_HOST": host})
+    assert mistake.startswith(f"TOPICS_HOST={host}: can be reached from other machines")
+
+
+@pytest.mark.parametrize("host", OTHERS)
+@pytest.mark.parametrize(
+    "permission", [{"ALLOW_INSECURE_NO_AUTH": "1"}, {"API_KEYS": "k"}, {"API_KEYS_FILE": "keys"}], ids=str
+)
+def test_a_bind_that_others_can_reach_takes_keys_or_a_word_of_consent(host: str, permission: dict[str, str]) -> None:
+    environ = {f"TOPICS_{name}": value for name, value in permission.items()}
+    assert load_settings({"TOPICS_HOST": host, **environ}).host == host
+
+
+@pytest.mark.parametrize(
+    ("text", "rate"),
+    [("", (0, 0)), ("0", (0, 0)), ("50", (50, 0)), ("50/1MiB", (50, MIB)), ("/4096", (0, 4096)), ("0/1KiB", (0, KIB))],
+)
+def test_a_rate_is_requests_and_bytes_a_second(text: str, rate: tuple[int, int]) -> None:
+    assert load_settings({"TOPICS_RATE_PER_KEY": text}).rate_per_key == rate
+
+
+@pytest.mark.parametrize("text", ["-1", "fast", "5/", "5/x", "5/1MiB/2", " 5", "1.5", "/"])
+def test_what_is_no_rate_is_refused(text: str) -> None:
+    [mistake] = mistakes_of({"TOPICS_RATE_PER_KEY": text})
+    assert mistake.startswith(f"TOPICS_RATE_PER_KEY={text}: must be")
+
+
+def test_origins_are_a_list() -> None:
+    text = "https://app.example.org, http://localhost:3000,http://[::1]:80"
+    origins = ("https://app.example.org", "http://localhost:3000", "http://[::1]:80")
+    assert load_settings({"TOPICS_CORS_ORIGINS": text}).cors_origins == origins
+    assert load_settings({"TOPICS_CORS_ORIGINS": "*"}).cors_origins == ("*",)
+    assert load_settings({"TOPICS_CORS_ORIGINS": ""}).cors_origins == ()
+
+
+@pytest.mark.parametrize("text", ["example.org", "https://a/", "https://a/b", "https://a,", "https://u@a", "http://a:x"])
+def test_what_is_no_origin_is_refused(text: str) -> None:
+    [mistake] = mistakes_of({"TOPICS_CORS_ORIGINS": text})
+    assert mistake.startswith("TOPICS_CORS_ORIGINS=")
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "127.8.9.10", "::1", "localhost"])

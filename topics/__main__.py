@@ -86,6 +86,10 @@ def _serve(**flags: str | None) -> None:
     except ConfigError as error:
         click.echo(f"topics: {error}", err=True)
         sys.exit(2)
+    # What started the daemon has done its part: neither a child nor a traceback can show the keys from here on.
+    for setting in SETTINGS.values():
+        if setting.secret:
+            os.environ.pop(setting.variable, None)
     setup_logging(settings.log_level, settings.log_format)
     for warning in settings.warnings:
         get_logger("topics").warning("odd_configuration", reason=warning)

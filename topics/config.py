@@ -17,7 +17,10 @@ import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
+from urllib.parse import urlsplit
+
+from topics.keys import Key, MalformedKeys, parse_keys
 
 KIB: Final = 1 << 10
 MIB: Final = 1 << 20
@@ -176,15 +179,66 @@ def _path(default: str | None, group: str, help: str) -> Any:
     return _field(value, group=group, help=help, allowed="a path", default=default or "", parse=parse)
 
 
-def _text(default: str | None, allowed: str, group: str, help: str, *, secret: bool = False) -> Any:
+def _text(default: str, allowed: str, group: str, help: str) -> Any:
     def parse(text: str) -> str:
         if not text or not text.isprintable() or text != text.strip():
             raise ValueError
         return text
 
-    # An empty list of secrets is still a secret setting that was set: it is not refused for its form.
-    take = (lambda text: text) if secret else parse
-    return _field(default, group=group, help=help, allowed=allowed, default=default or "", parse=take, secret=secret)
+    return _field(default, group=group, help=help, allowed=allowed, default=default, parse=parse)
+
+
+def _keys(group: str, help: str) -> Any:
+    """API keys. An empty list is no list: a secret that was meant to be there is missing."""
+    what = "KEY[:SCOPES[:PREFIXES]], comma-separated; SCOPES joined by + of read, write, delete, admin, PREFIXES by |"
+    return _field((), group=group, help=help, allowed=what, default="", parse=parse_keys, secret=True)
+
+
+class Rate(NamedTuple):
+    """What a key may use in a second; 0 is off."""
+
+    requests: int
+    bytes: int
+
+
+def _rate(group: str, help: str) -> Any:
+    """Requests and bytes a second."""
+
+    def parse(text: str) -> Rate:
+        requests, slash, size = text.partition("/")
+        if not text:
+            return Rate(0, 0)
+        if _DIGITS.fullmatch(requests or "0") is None or (slash and _SIZE.fullmatch(size) is None):
+            raise ValueError
+        match = _SIZE.fullmatch(size or "0")
+        assert match is not None
+        return Rate(_within(int(requests or 0), 0, MAX_COUNT), _within(int(match[1]) * _UNITS[match[2]], 0, MAX_SIZE))
+
+    what = "REQUESTS, REQUESTS/BYTES or /BYTES a second (bytes plain or with KiB, MiB, GiB or TiB); 0 is off"
+    return _field(Rate(0, 0), group=group, help=help, allowed=what, default="", parse=parse)
+
+
+def _origins(group: str, help: str) -> Any:
+    """Origins of browsers."""
+
+    def parse(text: str) -> tuple[str, ...]:
+        origins = tuple(origin.strip().lower() for origin in text.split(",")) if text.strip() else ()
+        if not all(origin == "*" or _is_origin(origin) for origin in origins):
+            raise ValueError
+        return origins
+
+    what = "origins such as https://app.example.org, comma-separated, or *"
+    return _field((), group=group, help=help, allowed=what, default="", parse=parse)
+
+
+def _is_origin(text: str) -> bool:
+    try:
+        parts = urlsplit(text)
+        port = parts.port
+    except ValueError:
+        return False
+    rest = f"{parts.scheme}://{parts.hostname if ':' not in (parts.hostname or '') else f'[{parts.hostname}]'}"
+    return bool(parts.scheme and parts.hostname) and text.isascii() and text == rest + (f":{port}" if port else "")
 
 
 # --- the table -------------------------------------------------------------------------------------------------------
@@ -211,7 +265,9 @@ class Settings:
     still resolved to the number of CPUs.
     """
 
-    host: str = _text("127.0.0.1", "a loopback address", LISTENER, "Address to listen on; only loopback so far.")
+    host: str = _text(
+        "127.0.0.1", "an address or a host name", LISTENER, "Address to listen on; beyond loopback only with API keys."
+    )
     port: int = _count(4000, 0, 65535, LISTENER, "Port to listen on; 0 picks a free one.")
     port_file: Path | None = _path(None, LISTENER, "File that receives the port in use, once it listens.")
 
@@ -264,27 +320,35 @@ class Settings:
     max_watch_topics: int = _count(256, 1, 10_000, CAPS, "Topics of one watch session, or of one subscription.")
     max_watch_sessions: int = _count(10_000, 0, MAX_COUNT, CAPS, "Watch sessions; 0 is off.")
     max_sse_connections: int = _count(10_000, 0, MAX_COUNT, CAPS, "Open streams and WebSockets together; 0 is off.")
+    max_sse_connections_per_key: int = _count(
+        1000, 0, MAX_COUNT, CAPS, "Open streams and WebSockets of one API key; 0 is off."
+    )
     max_inflight_per_key: int = _count(1000, 0, MAX_COUNT, CAPS, "Requests in progress for one API key; 0 is off.")
+    rate_per_key: Rate = _rate(CAPS, "What one API key may use in a second.")
 
     checkpoint_ms: int = _duration(10_000, 1, TIMES, "Interval of checkpoints while there are writes.")
     admission_ms: int = _duration(1000, 0, TIMES, "How long an append waits for room in a full WAL queue.")
     session_ttl_ms: int = _duration(300_000, 1, TIMES, "How long a watch session lives without a stream.")
     drain_ms: int = _duration(10_000, 0, TIMES, "Time for a clean stop.")
 
-    api_keys: str | None = _text(
-        None,
-        "unset: access control is not built yet",
-        ACCESS,
-        "API keys; refused until they are enforced.",
-        secret=True,
+    api_keys: tuple[Key, ...] = _keys(ACCESS, "API keys; without any there is no access control.")
+    api_keys_file: Path | None = _path(
+        None, ACCESS, "File with more API keys, one entry a line; read again on SIGHUP. # begins a comment."
     )
-    allow_insecure_no_auth: bool = _bool(
-        False, ACCESS, "Will allow a non-loopback bind without keys; not yet: the start is refused all the same."
-    )
+    allow_insecure_no_auth: bool = _bool(False, ACCESS, "Allows to listen beyond loopback without API keys.")
+    probe_auth: bool = _bool(False, ACCESS, "Whether health and readiness need a key, too.")
+    cors_origins: tuple[str, ...] = _origins(ACCESS, "Origins whose pages may call from a browser.")
 
     log_level: str = _choice("info", ("debug", "info", "warning", "error"), LOGGING, "The least that is logged.")
     log_format: str = _choice(
         "auto", ("auto", "human", "json"), LOGGING, "Form of the log on stderr; auto is human on a terminal, else JSON."
+    )
+
+    slow_request_ms: int = _duration(
+        1000, 0, LOGGING, "A request that takes longer without having asked to wait is logged; 0 is off."
+    )
+    audit_log: Path | None = _path(
+        None, LOGGING, "File for a JSON line of each control-plane call and deletion; unset: none is kept."
     )
 
     warnings: tuple[str, ...] = ()
@@ -322,9 +386,10 @@ def load_settings(environ: Mapping[str, str], overrides: Mapping[str, str] | Non
             continue
         try:
             values[name] = setting.parse(text)
+        except MalformedKeys as error:
+            mistakes.append(f"{source}: {error}; must be {setting.allowed}")
         except ValueError:
-            shown = "" if setting.secret else f"={_shown(text)}"
-            mistakes.append(f"{source}{shown}: must be {setting.allowed}")
+            mistakes.append(f"{source}={_shown(text)}: must be {setting.allowed}")
     mistakes.extend(
         f"--{name.replace('_', '-')}: there is no such setting" for name in overrides if name not in SETTINGS
     )
@@ -352,13 +417,13 @@ def is_loopback(host: str) -> bool:
 
 
 def _broken_rules(settings: Settings) -> Iterator[str]:
-    if not is_loopback(settings.host):
+    has_keys = settings.api_keys or settings.api_keys_file is not None
+    if not is_loopback(settings.host) and not has_keys and not settings.allow_insecure_no_auth:
         yield (
-            f"{_named('host')}={_shown(settings.host)}: must be a loopback address (127.0.0.1, ::1, localhost), "
-            "with TOPICS_ALLOW_INSECURE_NO_AUTH too, until there is access control"
+            f"{_named('host')}={_shown(settings.host)}: can be reached from other machines, and there are no API keys: "
+            f"set {_named('api_keys')} or {_named('api_keys_file')}, or {_named('allow_insecure_no_auth')}=1 where "
+            "something else keeps strangers out"
         )
-    if settings.api_keys is not None:
-        yield f"{_named('api_keys')}: must be {SETTINGS['api_keys'].allowed}, and unchecked keys protect nothing"
     largest_batch = settings.max_body_bytes + settings.max_batch_records * (FRAME_OVERHEAD + settings.max_node_bytes)
     if settings.wal_file_bytes + largest_batch >= FILE_OFFSET_LIMIT:
         yield (

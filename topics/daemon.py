@@ -33,7 +33,9 @@ from topics.clock import SystemClock
 from topics.config import Settings
 from topics.engine import Engine
 from topics.http.app import make_app
+from topics.http.gate import Gate
 from topics.http.server import Server, open_listener, port_of, serve
+from topics.key_file import KeysRefused, read_keys
 from topics.limits import limit_arenas, raise_file_limit
 from topics.logs import get_logger
 from topics.offload import Kind, ThreadOffload
@@ -48,6 +50,9 @@ log = get_logger(__name__)
 HOUSEKEEPING_MS: Final = 500
 RESTART_BACKOFF_S: Final = (0.1, 1.0, 10.0)
 """Pauses before a failed background task is started again; the last one repeats."""
+
+RELOAD_S: Final = 5.0
+"""How long a file that is read again may take; it may lie on a disk that does not answer."""
 
 COLLECTOR_THRESHOLDS: Final = (50_000, 20, 50)
 """Allocations before a young collection, and how many of those before an older one. Nearly everything dies by its
@@ -108,14 +113,18 @@ async def _main(settings: Settings, cold: SegmentStore | None) -> int:
     offload = ThreadOffload(
         {Kind.WAL: settings.wal_shards + 1, Kind.HOT_READ: 8, Kind.COLD_READ: 8, Kind.CPU: 2, Kind.FILES: 4}
     )
+    try:
+        keys = read_keys(settings)
+    except KeysRefused as error:
+        raise Refused(str(error)) from None
     engine = Engine(settings, fs=OsFs(), clock=clock, offload=offload, cold=cold)
-    with trio.open_signal_receiver(signal.SIGTERM, signal.SIGINT) as signals:
+    with trio.open_signal_receiver(signal.SIGTERM, signal.SIGINT, signal.SIGHUP) as signals:
         try:
             engine.store.lock(f"pid {os.getpid()}")
         except DataDirError as error:
             raise Refused(str(error)) from error
         try:
-            daemon = Daemon(settings, engine, _listen(settings))
+            daemon = Daemon(settings, engine, make_app(engine, keys), _listen(settings))
             return await daemon.serve(signals)
         finally:
             engine.store.unlock()
@@ -131,9 +140,10 @@ def _listen(settings: Settings) -> list[socket.socket]:
 class Daemon:
     """One life of the daemon, from the open listener to the exit code."""
 
-    def __init__(self, settings: Settings, engine: Engine, sockets: list[socket.socket]) -> None:
+    def __init__(self, settings: Settings, engine: Engine, app: Gate, sockets: list[socket.socket]) -> None:
         self.settings = settings
         self.engine = engine
+        self.app = app
         self.port = port_of(sockets)
         self._sockets = sockets
         self._failed = False
@@ -187,19 +197,33 @@ class Daemon:
             self._stop.set()
 
     async def _serve_http(self, *, task_status: trio.TaskStatus[Server]) -> None:
-        await serve(cast(ASGIFramework, make_app(self.engine)), self._sockets, self.settings, task_status=task_status)
+        await serve(cast(ASGIFramework, self.app), self._sockets, self.settings, task_status=task_status)
         self._served.set()
 
     async def _watch_signals(self, signals: AsyncIterator[int]) -> None:
-        """The first signal drains, the second exits at once."""
+        """SIGHUP reads files again. Of the others the first drains, the second exits at once."""
         first = True
         async for number in signals:
+            if number == signal.SIGHUP:
+                await self._reload()
+                continue
             if not first:
                 log.warning("stopped_at_once", signal=number)
                 os._exit(EXIT_AT_ONCE)
             first = False
             log.info("draining", signal=signal.Signals(number).name)
             self._stop.set()
+
+    async def _reload(self) -> None:
+        """Read the keys again; what is wrong with them changes nothing."""
+        try:
+            with trio.fail_after(RELOAD_S):
+                keys = await trio.to_thread.run_sync(read_keys, self.settings, abandon_on_cancel=True)
+        except (KeysRefused, trio.TooSlowError) as error:
+            log.error("keys_not_reloaded", reason=str(error) or "the file cannot be read in time")
+            return
+        ended = self.app.access.replace(keys)
+        log.info("keys_reloaded", keys=len(keys), streams_ended=ended)
 
     def _write_port_file(self) -> None:
         """Appear whole: a reader that sees the file sees the port."""

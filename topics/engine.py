@@ -18,7 +18,7 @@ awaits the loop is the lock: seqs are assigned and frames queued without one in 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from functools import partial
 from typing import Any, Final
@@ -42,6 +42,7 @@ from topics.figures import DeliveryFigures, EngineFigures, TopicFigures, WalFigu
 from topics.forwarding import Forwarding
 from topics.idempotency import IdempotencyKeys
 from topics.job_queue import JobQueue
+from topics.keys import OPEN, Key
 from topics.lease_commits import LeaseCommits
 from topics.loading import Loader
 from topics.log.index import NotLoaded, Span
@@ -69,7 +70,7 @@ from topics.model import (
 from topics.offload import Kind, Offload
 from topics.queueing import Queueing, Work
 from topics.reading import Reading
-from topics.registry import EngineStatus, Registry
+from topics.registry import EngineStatus, Registry, names_with
 from topics.routers import Routers
 from topics.sched.governor import Governor, Hands
 from topics.sched.workers import Scheduler, Served
@@ -474,10 +475,20 @@ class Engine:
         return self._routers.state(name)
 
     async def list_routers(
-        self, prefix: str, source: str | None, dest: str | None, after: str | None, page_size: int
+        self,
+        prefix: str,
+        source: str | None,
+        dest: str | None,
+        after: str | None,
+        page_size: int,
+        key: Key = OPEN,
     ) -> tuple[list[RouterState], bool]:
-        """A page of routers in name order, and whether another exists."""
-        return self._routers.page(prefix, source, dest, after, page_size)
+        """A page of the routers that `key` covers with both ends, in name order, and whether another exists."""
+        return self._routers.page(prefix, source, dest, after, page_size, key)
+
+    def router_ends(self, name: str) -> tuple[str, str] | None:
+        """Source and dest of a router; None if there is none."""
+        return self._routers.ends(name)
 
     async def delete_router(self, name: str) -> bool:
         """Delete a router; whether it was there. Its copies stay. Synced when it returns."""
@@ -574,21 +585,22 @@ class Engine:
             queue=UNSET if queue is None else queue,
         )
 
-    async def list_topics(self, prefix: str, after: str | None, page_size: int) -> tuple[list[TopicSummary], bool]:
-        """A page of topics in name order, and whether another exists. The cost follows the page."""
+    async def list_topics(
+        self, prefix: str, after: str | None, page_size: int, key: Key = OPEN
+    ) -> tuple[list[TopicSummary], bool]:
+        """A page of the topics that `key` covers, in name order, and whether another exists. The cost follows the
+        page."""
+        prefixes = key.covered(prefix)
         while True:
             try:
-                return self._list(prefix, after, page_size)
+                return self._list(prefixes, after, page_size)
             except _NotReady as missing:
                 await self._loader.expire(missing.topic)
 
-    def _list(self, prefix: str, after: str | None, page_size: int) -> tuple[list[TopicSummary], bool]:
+    def _list(self, prefixes: Sequence[str], after: str | None, page_size: int) -> tuple[list[TopicSummary], bool]:
         """One step of the loop, so that a page is of one moment. Raises _NotReady."""
-        low = prefix if after is None or after < prefix else after
         page: list[TopicSummary] = []
-        for name in self._names_from(low, exclusive=after is not None and low == after):
-            if not name.startswith(prefix):
-                break
+        for name in names_with(self.topics, prefixes, after):
             if len(page) == page_size:
                 return page, True
             topic = self.topics[name]
@@ -611,9 +623,6 @@ class Engine:
                 )
             )
         return page, False
-
-    def _names_from(self, low: str, *, exclusive: bool) -> Iterator[str]:
-        return iter(self.topics.irange(low, inclusive=(not exclusive, True)))
 
     def figures(self) -> EngineFigures:
         """What the metrics show, as of one moment."""
@@ -669,8 +678,8 @@ class Engine:
     def _delivery_figures(self) -> DeliveryFigures:
         steps, scheduler = self.governor.steps, self.delivery.scheduler
         return DeliveryFigures(
-            sse_connections=self.watching.sse_connections,
-            ws_connections=self.watching.ws_connections,
+            sse_connections=self.watching.places.sse,
+            ws_connections=self.watching.places.ws,
             watch_sessions=self.watching.session_count,
             pressure=self.governor.pressure,
             coalesce_ms=steps.coalesce_ms,

@@ -6,8 +6,8 @@ retention, and for counting refusals. How a topic comes into being, changes and 
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Final, Literal
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, Final, Literal
 
 from sortedcontainers import SortedDict
 
@@ -26,6 +26,17 @@ LIVE_MS: Final = 100
 
 LAST_HEADS: Final = 10_000
 """Deleted topics whose heads are remembered, for watchers who hear of it late."""
+
+
+def names_with(names: SortedDict[str, Any], prefixes: Iterable[str], after: str | None) -> Iterator[str]:
+    """The names that start with one of `prefixes` (ascending, disjoint) and come after `after`, in order."""
+    for prefix in prefixes:
+        exclusive = after is not None and after >= prefix
+        low = after if after is not None and exclusive else prefix
+        for name in names.irange(low, inclusive=(not exclusive, True)):
+            if not name.startswith(prefix):
+                break
+            yield name
 
 
 class EngineStatus:

@@ -8,7 +8,7 @@ dest's. What a router does is `topics.forwarding`'s business.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from functools import partial
 from typing import Any
 
@@ -23,9 +23,10 @@ from topics.configuring import Configuring
 from topics.errors import ApiError, topic_not_found
 from topics.figures import RouterFigures
 from topics.forwarding import Forwarding
+from topics.keys import Key
 from topics.logs import get_logger
 from topics.model import RouterPatch, RouterState
-from topics.registry import Registry
+from topics.registry import Registry, names_with
 from topics.routing.graph import Graph
 from topics.routing.router import RouterConfig, resolve_router
 from topics.routing.state import Router, kept_origins
@@ -96,32 +97,37 @@ class Routers:
         source = self._registry.by_id.get(router.source_id)
         return max(source.log.head_seq - router.cursor, 0) if source is not None else 0
 
+    def ends(self, name: str) -> tuple[str, str] | None:
+        """Source and dest of a router; None if there is none."""
+        router = self._names.get(name)
+        return None if router is None else (router.config.source, router.config.dest)
+
     def page(
-        self, prefix: str, source: str | None, dest: str | None, after: str | None, page_size: int
+        self, prefix: str, source: str | None, dest: str | None, after: str | None, page_size: int, key: Key
     ) -> tuple[list[RouterState], bool]:
-        """A page of routers in name order, and whether another exists. The cost follows the page, or what the topic
-        that is asked for has."""
+        """A page of the routers that `key` covers, in name order, and whether another exists. The cost follows the
+        page, or what the topic that is asked for has, but for routers whose ends the key does not cover."""
         found: list[RouterState] = []
-        for name in self._candidates(prefix, source, dest, after):
+        for name in self._candidates(key.covered(prefix), source, dest, after):
             config = self._names[name].config
             if (source is not None and config.source != source) or (dest is not None and config.dest != dest):
+                continue
+            if not (key.covers(config.source) and key.covers(config.dest)):
                 continue
             if len(found) == page_size:
                 return found, True
             found.append(self._state(self._names[name]))
         return found, False
 
-    def _candidates(self, prefix: str, source: str | None, dest: str | None, after: str | None) -> Iterator[str]:
-        if source is not None or dest is not None:
-            names: Iterable[str] = self._graph.into(dest) if dest is not None else self._graph.out_of(source or "")
-            yield from (name for name in names if name.startswith(prefix) and (after is None or name > after))
+    def _candidates(
+        self, prefixes: Sequence[str], source: str | None, dest: str | None, after: str | None
+    ) -> Iterator[str]:
+        if source is None and dest is None:
+            yield from names_with(self._names, prefixes, after)
             return
-        low = prefix if after is None or after < prefix else after
-        exclusive = after is not None and low == after
-        for name in self._names.irange(low, inclusive=(not exclusive, True)):
-            if not name.startswith(prefix):
-                return
-            yield name
+        names: Iterable[str] = self._graph.into(dest) if dest is not None else self._graph.out_of(source or "")
+        starts = tuple(prefixes)
+        yield from (name for name in names if name.startswith(starts) and (after is None or name > after))
 
     def samples(self, most: int) -> tuple[list[RouterFigures], bool]:
         """Figures of the first routers by name, and whether there are more."""

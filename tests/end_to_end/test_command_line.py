@@ -55,14 +55,14 @@ def test_a_refused_start_names_all_mistakes_exits_2_and_leaves_nothing_behind(
 
 
 def test_a_bind_that_others_can_reach_is_refused(tmp_path: Path) -> None:
-    done = topics("--host", "0.0.0.0", "--allow-insecure-no-auth", cwd=tmp_path)
+    done = topics("--host", "0.0.0.0", cwd=tmp_path)
     assert done.returncode == 2
     assert "--host" in done.stderr or "TOPICS_HOST" in done.stderr
     assert list(tmp_path.iterdir()) == []
 
 
-def test_api_keys_refuse_the_start_and_are_not_printed(tmp_path: Path) -> None:
-    done = topics(cwd=tmp_path, TOPICS_API_KEYS="s3cr3t:rw")
+def test_malformed_api_keys_refuse_the_start_and_are_not_printed(tmp_path: Path) -> None:
+    done = topics(cwd=tmp_path, TOPICS_API_KEYS="s3cr3t:everything")
     assert done.returncode == 2
     assert "TOPICS_API_KEYS" in done.stderr
     assert "s3cr3t" not in done.stdout + done.stderr

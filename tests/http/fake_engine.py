@@ -14,6 +14,7 @@ from topics.clock import SystemClock
 from topics.config import Settings
 from topics.errors import ApiError, invalid, topic_not_found
 from topics.figures import EngineFigures, RouterFigures, TopicFigures
+from topics.keys import Key
 from topics.log.match import Match, parse_match
 from topics.log.topic_config import resolve_config
 from topics.model import (
@@ -143,8 +144,11 @@ class FakeEngine:
             last_read_ts=1 if touch else None,
         )
 
-    async def list_topics(self, prefix: str, after: str | None, page_size: int) -> tuple[list[TopicSummary], bool]:
-        names = sorted(name for name in self.topics if name.startswith(prefix) and (after is None or name > after))
+    async def list_topics(
+        self, prefix: str, after: str | None, page_size: int, key: Key
+    ) -> tuple[list[TopicSummary], bool]:
+        starts = tuple(key.covered(prefix))
+        names = sorted(name for name in self.topics if name.startswith(starts) and (after is None or name > after))
         page = []
         for name in names[:page_size]:
             state = self._state(name, touch=False)
@@ -185,18 +189,24 @@ class FakeEngine:
         return self.routers[name]
 
     async def list_routers(
-        self, prefix: str, source: str | None, dest: str | None, after: str | None, page_size: int
+        self, prefix: str, source: str | None, dest: str | None, after: str | None, page_size: int, key: Key
     ) -> tuple[list[RouterState], bool]:
         await self._enter()
         found = [
             state
             for name, state in sorted(self.routers.items())
-            if name.startswith(prefix)
+            if name.startswith(tuple(key.covered(prefix)))
+            and key.covers(state.source)
+            and key.covers(state.dest)
             and (after is None or name > after)
             and source in (None, state.source)
             and dest in (None, state.dest)
         ]
         return found[:page_size], len(found) > page_size
+
+    def router_ends(self, name: str) -> tuple[str, str] | None:
+        state = self.routers.get(name)
+        return None if state is None else (state.source, state.dest)
 
     async def delete_router(self, name: str) -> bool:
         await self._enter()

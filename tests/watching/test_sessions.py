@@ -493,13 +493,30 @@ async def test_there_are_only_so_many_sessions(nursery: trio.Nursery, autojump_c
 @pytest.mark.trio
 async def test_there_are_only_so_many_connections(autojump_clock: Any) -> None:
     async with living(settings(max_sse_connections=3)) as life:
-        watching = life.engine.watching
-        watching.sse_connections, watching.ws_connections = 1, 1
-        watching.admit_connection()
-        watching.sse_connections = 2
+        places = life.engine.watching.places
+        places.take("sse", b""), places.take("ws", b"")
+        third = places.take("sse", b"")
         with pytest.raises(ApiError) as refused:
-            watching.admit_connection()
+            places.take("ws", b"")
         assert (refused.value.code, refused.value.detail["limit"]) == ("throttled", "max_sse_connections")
+        third.close()
+        third.close()
+        assert (places.sse, places.ws) == (1, 1)
+        places.take("ws", b"")
+
+
+@pytest.mark.trio
+async def test_a_key_has_only_so_many_connections_of_all_kinds(autojump_clock: Any) -> None:
+    async with living(settings(max_sse_connections_per_key=2)) as life:
+        places = life.engine.watching.places
+        first = places.take("sse", b"one")
+        places.take("ws", b"one")
+        with pytest.raises(ApiError) as refused:
+            places.take("sse", b"one")
+        assert (refused.value.code, refused.value.detail["limit"]) == ("throttled", "max_sse_connections_per_key")
+        places.take("sse", b"another")
+        first.close()
+        places.take("ws", b"one")
 
 
 @pytest.mark.trio

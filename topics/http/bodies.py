@@ -317,7 +317,7 @@ def check_inline_config(topic: str, patch: TopicConfigPatch) -> None:
 # --- read ------------------------------------------------------------------------------------------------------------
 
 
-class _ReadBody(msgspec.Struct, kw_only=True):
+class ReadBody(msgspec.Struct, kw_only=True):
     from_seq: int = 0
     epoch: int | None = None
     limit: int = DEFAULT_LIMIT
@@ -328,12 +328,12 @@ class _ReadBody(msgspec.Struct, kw_only=True):
     max_batch_bytes: int = DEFAULT_BATCH_BYTES
 
 
-_read_body: Final = msgspec.json.Decoder(_ReadBody)
+_read_body: Final = msgspec.json.Decoder(ReadBody)
 
 
 def decode_read(raw: bytes, settings: Settings) -> ReadRequest:
     """The body of a diff (`api.md` section 5), clamped."""
-    body = _ReadBody()
+    body = ReadBody()
     if raw:
         check_utf8(raw)
         body = decode_json(_read_body, raw)
@@ -345,7 +345,7 @@ def decode_read(raw: bytes, settings: Settings) -> ReadRequest:
 def decode_read_query(query: bytes, settings: Settings) -> ReadRequest:
     """The same as query parameters; `node` may be repeated."""
     values = Query(query)
-    body = _ReadBody(
+    body = ReadBody(
         from_seq=values.integer("from_seq", 0),
         epoch=values.integer("epoch", None),
         limit=values.integer("limit", DEFAULT_LIMIT),
@@ -357,7 +357,7 @@ def decode_read_query(query: bytes, settings: Settings) -> ReadRequest:
     return _read_request(body, values.all("node"), settings)
 
 
-def _read_request(body: _ReadBody, nodes: list[str], settings: Settings) -> ReadRequest:
+def _read_request(body: ReadBody, nodes: list[str], settings: Settings) -> ReadRequest:
     for name in ("from_seq", "epoch", "limit", "wait_ms", "max_batch_bytes"):
         value = getattr(body, name)
         if value is not None and not 0 <= value <= MAX_U64:

@@ -8,13 +8,15 @@ from typing import Any, Final, Protocol, TypeVar
 
 import msgspec
 import trio
-from msgspec import UNSET, UnsetType
+from msgspec import UNSET
 
 from topics.clock import Clock
 from topics.config import Settings
 from topics.errors import ApiError
 from topics.figures import EngineFigures
+from topics.http.answers import AppendAnswer
 from topics.http.routes import Route
+from topics.keys import OPEN, Key
 from topics.log.match import Match
 from topics.model import (
     AppendRequest,
@@ -87,15 +89,19 @@ class Engine(Protocol):
 
     async def topic_state(self, name: str, *, touch: bool) -> TopicState: ...
 
-    async def list_topics(self, prefix: str, after: str | None, page_size: int) -> tuple[list[TopicSummary], bool]: ...
+    async def list_topics(
+        self, prefix: str, after: str | None, page_size: int, key: Key
+    ) -> tuple[list[TopicSummary], bool]: ...
 
     async def put_router(self, name: str, patch: RouterPatch) -> tuple[RouterState, bool]: ...
 
     async def router_state(self, name: str) -> RouterState: ...
 
     async def list_routers(
-        self, prefix: str, source: str | None, dest: str | None, after: str | None, page_size: int
+        self, prefix: str, source: str | None, dest: str | None, after: str | None, page_size: int, key: Key
     ) -> tuple[list[RouterState], bool]: ...
+
+    def router_ends(self, name: str) -> tuple[str, str] | None: ...
 
     async def delete_router(self, name: str) -> bool: ...
 
@@ -161,22 +167,10 @@ def error_response(error: ApiError) -> Response:
     return Response(error.status, encode(body), headers=headers)
 
 
-class _AppendAnswer(msgspec.Struct, kw_only=True):
-    topic: str
-    first_seq: int
-    last_seq: int
-    seqs: list[int] | UnsetType
-    head_seq: int
-    count: int
-    created: bool
-    deduped: bool
-    performance: Performance
-
-
 def append_answer(result: AppendResult, performance: Performance, *, return_seqs: bool) -> bytes:
     """What an append is answered with, over whatever connection (`api.md` section 4)."""
     return encode(
-        _AppendAnswer(
+        AppendAnswer(
             topic=result.topic,
             first_seq=result.first_seq,
             last_seq=result.last_seq,
@@ -194,10 +188,13 @@ class Call:
     """One request. Made by the gate; `route`, `params` and `body` are set by the time a plane sees it."""
 
     __slots__ = (
+        "answer_headers",
         "body",
         "body_complete",
+        "entered",
         "headers",
         "held",
+        "key",
         "params",
         "perf",
         "receive",
@@ -206,6 +203,7 @@ class Call:
         "scope",
         "send",
         "started_ns",
+        "waits",
     )
 
     def __init__(self, scope: Scope, receive: Receive, send: Send, started_ns: int) -> None:
@@ -220,6 +218,13 @@ class Call:
             earlier = self.headers.get(name) if name in _LISTS else None
             self.headers[name] = value if earlier is None else earlier + b", " + value
         self.request_id = ""
+        self.answer_headers: list[tuple[bytes, bytes]] = []
+        """What every answer to it carries."""
+        self.key: Key = OPEN
+        self.entered = False
+        """Whether it counts as a request in progress of its key."""
+        self.waits = False
+        """Whether it has asked to wait for something."""
         self.route: Route | None = None
         self.params: Mapping[str, str] = {}
         self.body = b""
@@ -249,6 +254,7 @@ class Call:
 
         For waits without side effects.
         """
+        self.waits = True
         gone = False
         failure: Exception | None = None
 

@@ -12,7 +12,7 @@ from contextlib import suppress
 from typing import Any, Final
 
 import trio
-from msgspec import UNSET, Struct, UnsetType
+from msgspec import UNSET
 from msgspec.structs import asdict
 from quart import Response as QuartResponse
 from quart import request
@@ -21,72 +21,30 @@ from quart_trio import QuartTrio
 from topics import __version__
 from topics.errors import ApiError
 from topics.http import bodies
+from topics.http.answers import (
+    CheckpointAnswer,
+    HealthAnswer,
+    ReadyAnswer,
+    RecordsDeletedAnswer,
+    RouterAnswer,
+    RouterDeletedAnswer,
+    RouterListAnswer,
+    ShardPosition,
+    TopicAnswer,
+    TopicDeletedAnswer,
+    TopicListAnswer,
+    TopicStateAnswer,
+)
 from topics.http.calls import Call, Engine, Message, Response, json_response
+from topics.http.data_plane import check_dead_letter
 from topics.http.metrics import Exposition
 from topics.http.routes import ROUTES, Plane
-from topics.model import Performance, RouterState, TopicConfig, TopicState, TopicSummary
+from topics.model import Performance, RouterPatch
 
 View = Callable[..., Awaitable[Response]]
 
 _CALL: Final = "topics.call"
 _FAILURE: Final = "topics.failure"
-
-
-class _PutAnswer(Struct, kw_only=True):
-    topic: str
-    created: bool
-    config: TopicConfig
-    performance: Performance
-
-
-class _ListAnswer(Struct, kw_only=True):
-    topics: list[TopicSummary]
-    next_cursor: str | UnsetType = UNSET
-    performance: Performance
-
-
-class _DeleteAnswer(Struct, kw_only=True):
-    topic: str
-    deleted: bool
-    routers_removed: list[str]
-    performance: Performance
-
-
-class _StateAnswer(TopicState, kw_only=True):
-    performance: Performance
-
-
-class _DeleteRecordsAnswer(Struct, kw_only=True):
-    topic: str
-    deleted: int
-    earliest_seq: int
-    head_seq: int
-    count: int
-    bytes: int
-    performance: Performance
-
-
-class _RouterAnswer(RouterState, frozen=True, kw_only=True):
-    created: bool | UnsetType = UNSET
-    performance: Performance
-
-
-class _RouterListAnswer(Struct, kw_only=True):
-    routers: list[RouterState]
-    next_cursor: str | UnsetType = UNSET
-    performance: Performance
-
-
-class _RouterDeleteAnswer(Struct, kw_only=True):
-    router: str
-    deleted: bool
-    performance: Performance
-
-
-class _CheckpointAnswer(Struct):
-    files: list[str]
-    position: list[dict[str, int]]
-    performance: Performance
 
 
 class ControlPlane:
@@ -162,7 +120,9 @@ class ControlPlane:
             raise failure
         assert started, "Quart has answered"
         headers = {name.lower(): value for name, value in started["headers"]}
-        return Response(started["status"], b"".join(chunks), headers[b"content-type"])
+        kind = headers.pop(b"content-type")
+        del headers[b"content-length"]
+        return Response(started["status"], b"".join(chunks), kind, list(headers.items()))
 
     def _performance(self) -> Performance:
         return _call().performance(self._engine.clock.perf_ns())
@@ -172,30 +132,34 @@ class ControlPlane:
     async def put_topic(self, topic: str) -> Response:
         """`PUT /v0/topics/{topic}`."""
         patch = bodies.decode_config_patch(_call().body)
+        check_dead_letter(_call().key, patch)
         config, created = await self._engine.put_topic(topic, patch)
-        answer = _PutAnswer(topic=topic, created=created, config=config, performance=self._performance())
+        answer = TopicAnswer(topic=topic, created=created, config=config, performance=self._performance())
         return json_response(answer, 201 if created else 200)
 
     async def get_topic(self, topic: str) -> Response:
         """`GET /v0/topics/{topic}`."""
         state = await self._engine.topic_state(topic, touch=bodies.decode_touch(_query()))
-        return json_response(_StateAnswer(**asdict(state), performance=self._performance()))
+        return json_response(TopicStateAnswer(**asdict(state), performance=self._performance()))
 
     async def list_topics(self) -> Response:
         """`GET /v0/topics`. What it shows is as it was before its own touch, if it was asked for one."""
         page = bodies.decode_list_query(_query())
-        topics, more = await self._engine.list_topics(page.prefix, page.after, page.page_size)
+        topics, more = await self._engine.list_topics(page.prefix, page.after, page.page_size, _call().key)
         if page.touch:
             for entry in topics:
                 with suppress(ApiError):  # it may be gone by now
                     await self._engine.topic_state(entry.topic, touch=True)
         cursor = bodies.TOPIC_CURSORS.encode(topics[-1].topic) if more and topics else UNSET
-        return json_response(_ListAnswer(topics=topics, next_cursor=cursor, performance=self._performance()))
+        return json_response(TopicListAnswer(topics=topics, next_cursor=cursor, performance=self._performance()))
 
     async def delete_topic(self, topic: str) -> Response:
         """`DELETE /v0/topics/{topic}`."""
         deleted, routers = await self._engine.delete_topic(topic, if_empty=bodies.decode_if_empty(_query()))
-        answer = _DeleteAnswer(topic=topic, deleted=deleted, routers_removed=routers, performance=self._performance())
+        shown = [name for name in routers if _call().key.covers(name)]
+        answer = TopicDeletedAnswer(
+            topic=topic, deleted=deleted, routers_removed=shown, performance=self._performance()
+        )
         return json_response(answer)
 
     async def delete_records(self, topic: str) -> Response:
@@ -203,7 +167,7 @@ class ControlPlane:
         selection = bodies.decode_delete(_call().body)
         perf = _call().perf
         result = await self._engine.delete_records(topic, selection.before_seq, selection.match, perf)
-        answer = _DeleteRecordsAnswer(
+        answer = RecordsDeletedAnswer(
             topic=result.topic,
             deleted=result.deleted,
             earliest_seq=result.earliest_seq,
@@ -219,33 +183,48 @@ class ControlPlane:
     async def put_router(self, router: str) -> Response:
         """`PUT /v0/routers/{router}`."""
         patch = bodies.decode_router_patch(_call().body)
+        self._check_ends(router, patch)
         state, created = await self._engine.put_router(router, patch)
-        answer = _RouterAnswer(**asdict(state), created=created, performance=self._performance())
+        answer = RouterAnswer(**asdict(state), created=created, performance=self._performance())
         return json_response(answer, 201 if created else 200)
 
     async def get_router(self, router: str) -> Response:
         """`GET /v0/routers/{router}`."""
+        self._check_ends(router)
         state = await self._engine.router_state(router)
-        return json_response(_RouterAnswer(**asdict(state), performance=self._performance()))
+        return json_response(RouterAnswer(**asdict(state), performance=self._performance()))
 
     async def list_routers(self) -> Response:
         """`GET /v0/routers`."""
         page, source, dest = bodies.decode_router_list_query(_query())
-        routers, more = await self._engine.list_routers(page.prefix, source, dest, page.after, page.page_size)
+        routers, more = await self._engine.list_routers(
+            page.prefix, source, dest, page.after, page.page_size, _call().key
+        )
         cursor = bodies.ROUTER_CURSORS.encode(routers[-1].router) if more and routers else UNSET
-        return json_response(_RouterListAnswer(routers=routers, next_cursor=cursor, performance=self._performance()))
+        return json_response(RouterListAnswer(routers=routers, next_cursor=cursor, performance=self._performance()))
 
     async def delete_router(self, router: str) -> Response:
         """`DELETE /v0/routers/{router}`."""
+        self._check_ends(router)
         deleted = await self._engine.delete_router(router)
-        return json_response(_RouterDeleteAnswer(router=router, deleted=deleted, performance=self._performance()))
+        return json_response(RouterDeletedAnswer(router=router, deleted=deleted, performance=self._performance()))
+
+    def _check_ends(self, router: str, patch: RouterPatch | None = None) -> None:
+        """Whether the key covers both ends of a router, as they are and as they are to be. Raises 403."""
+        key = _call().key
+        if patch is not None:
+            for field, name in (("source", patch.source), ("dest", patch.dest)):
+                if isinstance(name, str):
+                    key.check_name(name, field)
+        for field, name in zip(("source", "dest"), self._engine.router_ends(router) or (), strict=False):
+            key.check_name(name, field)
 
     # --- the daemon (`api.md` section 11) ----------------------------------------------------------------------------
 
     async def health(self) -> Response:
         """`GET /v0/health`: the process answers."""
         uptime = self._engine.clock.monotonic_ms() - self._engine.status.started_ms
-        return json_response({"status": "ok", "version": __version__, "uptime_ms": uptime})
+        return json_response(HealthAnswer(status="ok", version=__version__, uptime_ms=uptime))
 
     async def ready(self) -> Response:
         """`GET /v0/ready`: the daemon takes requests."""
@@ -253,15 +232,15 @@ class ControlPlane:
         if refusal is not None:
             raise refusal
         topics = self._engine.figures().topics
-        return json_response({"status": "ready", "wal_replay_complete": True, "topics": topics})
+        return json_response(ReadyAnswer(status="ready", wal_replay_complete=True, topics=topics))
 
     async def checkpoint(self) -> Response:
         """`POST /v0/admin/checkpoint`."""
         files, positions = await self._engine.checkpoint(bodies.decode_hold_ms(_query()))
         position = [
-            {"shard": shard, "file": ordinal, "offset": offset} for shard, (ordinal, offset) in positions.items()
+            ShardPosition(shard=shard, file=ordinal, offset=offset) for shard, (ordinal, offset) in positions.items()
         ]
-        return json_response(_CheckpointAnswer(files=files, position=position, performance=self._performance()))
+        return json_response(CheckpointAnswer(files=files, position=position, performance=self._performance()))
 
     async def metrics(self) -> Response:
         """`GET /v0/metrics`."""
@@ -283,7 +262,8 @@ def _query() -> bytes:
 def _as_quart_view(view: View) -> Callable[..., Awaitable[QuartResponse]]:
     async def quart_view(**params: Any) -> QuartResponse:
         answer = await view(**params)
-        return QuartResponse(answer.body, answer.status, content_type=answer.content_type.decode())
+        headers = {name.decode(): value.decode() for name, value in answer.headers}
+        return QuartResponse(answer.body, answer.status, headers, content_type=answer.content_type.decode())
 
     return quart_view
 

@@ -12,7 +12,8 @@ from topics.http import bodies
 from topics.http.calls import Call, Engine, Response, append_answer, encode
 from topics.http.queues import Queues
 from topics.http.streams import OpenStream, Streams
-from topics.model import Performance, ReadRequest, ReadResult
+from topics.keys import Key, Scope
+from topics.model import Performance, ReadRequest, ReadResult, TopicConfigPatch
 
 Handler = Callable[[Call], Awaitable[Response | OpenStream]]
 
@@ -48,6 +49,7 @@ class DataPlane:
             raise invalid("records", "is required")
         request = bodies.decode_append(call.body, engine.settings, _idempotency_header(call))
         if request.config is not None:
+            check_config_access(call.key, request.config)
             bodies.check_inline_config(topic, request.config)
         result = await engine.append(topic, request, call.perf)
         answer = append_answer(result, call.performance(engine.clock.perf_ns()), return_seqs=return_seqs)
@@ -73,6 +75,18 @@ class DataPlane:
         else:
             result = await self._engine.read(topic, request, call.perf)
         return Response(200, _diff_answer(result, call.performance(self._engine.clock.perf_ns())))
+
+
+def check_config_access(key: Key, patch: TopicConfigPatch) -> None:
+    """Whether a key may send a config with an append. Raises 403."""
+    key.check_scope(Scope.ADMIN)
+    check_dead_letter(key, patch)
+
+
+def check_dead_letter(key: Key, patch: TopicConfigPatch) -> None:
+    """Whether a key covers the topic that a config sends dead letters to. Raises 403."""
+    if isinstance(patch.dead_letter, str):
+        key.check_name(patch.dead_letter, "dead_letter")
 
 
 def _idempotency_header(call: Call) -> str | None:

@@ -19,16 +19,19 @@ from werkzeug.exceptions import HTTPException
 
 from topics.errors import ApiError
 from topics.http.accept import qualities
+from topics.http.access import Access
 from topics.http.calls import Call, ClientGone, Engine, Receive, Response, Scope, Send, error_response
 from topics.http.connection import Connection
 from topics.http.control_plane import ControlPlane
 from topics.http.data_plane import DataPlane
 from topics.http.metrics import Exposition, RequestFigures
+from topics.http.origins import Origins
 from topics.http.protocols import stop_receiving
 from topics.http.reading import SMALL_BODY, SMALL_BODY_S, BodyReader, discard_body, has_small_rest
-from topics.http.routes import Body, Plane, RouteTable
+from topics.http.routes import Body, Found, Plane, Route, RouteTable
 from topics.http.streams import OpenStream
 from topics.http.websocket import WebSocket
+from topics.keys import Key, Keyring
 from topics.logs import get_logger
 
 log = get_logger(__name__)
@@ -42,6 +45,9 @@ CLIENT_GONE: Final = 499
 GZIP_FROM: Final = 1024
 """Below about a KiB, gzip saves less than a packet."""
 
+_OWN_LIMITS: Final = frozenset({"max_inflight_bytes", "max_inflight_per_key", "rate_per_key"})
+"""Limits that are kept here, and not by the engine, which counts its own refusals."""
+
 _GZIP_LEVEL: Final = 1
 _GZIP_STEP: Final = 128 << 10
 _REQUEST_ID: Final = re.compile(rb"[\x21-\x7e]{1,128}")
@@ -50,8 +56,11 @@ _REQUEST_ID: Final = re.compile(rb"[\x21-\x7e]{1,128}")
 class Gate:
     """The ASGI application."""
 
-    def __init__(self, engine: Engine) -> None:
+    def __init__(self, engine: Engine, keyring: Keyring | None = None) -> None:
         self._engine = engine
+        self._slow_ms = engine.settings.slow_request_ms
+        self.access = Access(engine.settings, engine.clock, keyring or Keyring(engine.settings.api_keys))
+        self._origins = Origins(engine.settings.cors_origins)
         self._routes = RouteTable()
         self._reader = BodyReader(engine.settings)
         self.figures = RequestFigures()
@@ -80,7 +89,11 @@ class Gate:
         status = CLIENT_GONE
         stream: OpenStream | None = None
         try:
-            call.request_id = _request_id(call)
+            call.request_id = _request_id(call.headers)
+            call.answer_headers = [
+                (b"x-request-id", call.request_id.encode()),
+                *self._origins.headers(call.headers),
+            ]
             structlog.contextvars.bind_contextvars(request_id=call.request_id)
             try:
                 answer = await self._answer(call)
@@ -90,8 +103,7 @@ class Gate:
                     return
                 response = answer
             except ApiError as error:
-                if error.detail.get("limit") == "max_inflight_bytes":
-                    self.figures.throttled["max_inflight_bytes"] += 1
+                self._count_refusal(error)
                 response = error_response(error)
             except HTTPException as error:
                 response = error_response(_from_werkzeug(error))
@@ -107,16 +119,21 @@ class Gate:
         except ClientGone:
             pass
         finally:
+            if call.entered:
+                self.access.leave(call.key)
             duration = (self._engine.clock.perf_ns() - call.started_ns) / 1e6
             self.figures.count(_label(call), status, duration)
             log.debug("request", method=call.method, route=_label(call), status=status, ms=round(duration, 3))
+            if self._slow_ms and duration > self._slow_ms and not call.waits and stream is None:
+                log.warning("slow_request", route=_label(call), status=status, ms=round(duration, 3), key=call.key.name)
             # A stream counts as answered when it opens; how long it stays is no figure of a request.
             if stream is not None:
                 await self._show(stream)
 
     async def _show(self, stream: OpenStream) -> None:
         try:
-            await stream.run()
+            with self.access.showing(stream):
+                await stream.run()
         except ClientGone:
             pass
         except Exception:
@@ -124,38 +141,65 @@ class Gate:
         finally:
             stream.close()
 
+    def _count_refusal(self, error: ApiError) -> None:
+        """A 429 that the engine does not know of."""
+        limit = error.detail.get("limit")
+        if limit in _OWN_LIMITS:
+            self.figures.throttled[limit] += 1
+
     async def _answer(self, call: Call) -> Response | OpenStream:
         refusal = self.refusal()
         try:
             found = self._routes.find(call.method, call.scope["raw_path"])
-        except ApiError:
+        except ApiError as error:
             if refusal is not None:
                 raise refusal from None
+            allow = error.headers.get("allow")
+            if allow is not None and (answer := self._origins.preflight(call.method, call.headers, allow)) is not None:
+                await self._reader.skip_body(call)
+                return answer
             raise
         call.route = found.route
         if refusal is not None and not found.route.always_open:
             raise refusal
-        call.params = found.params()
+        self._let_in(call, found)
         if found.route.body is Body.JSON:
             call.body = await self._reader.read_body(call)
         else:
             await self._reader.skip_body(call)
+        if call.key.digest:
+            self.access.charge(call.key, len(call.body))
         if found.route.plane is Plane.DATA:
             return await self._data[found.route.name](call)
         return await self._control.handle(call, found.plain_path())
+
+    def _let_in(self, call: Call, found: Found) -> None:
+        """Check who asks and whether they may, before anything is read. Raises 400, 401, 403 and 429."""
+        route = found.route
+        call.key = self.access.identify(route, call.headers, call.query)
+        if route.needs:
+            call.key.check_scope(route.needs)
+        call.params = found.params()
+        for kind in ("topic", "router"):
+            if kind in call.params:
+                call.key.check_name(call.params[kind], kind)
+        if call.key.digest:
+            self.access.enter(call.key)
+            call.entered = True
 
     async def _send(self, call: Call, response: Response) -> None:
         if not call.body_complete and has_small_rest(call):
             await discard_body(call, SMALL_BODY, SMALL_BODY_S)
         body = response.body
-        headers = [(b"content-type", response.content_type), *response.headers]
+        headers = [(b"content-type", response.content_type), *response.headers, *call.answer_headers]
         if len(body) >= GZIP_FROM:
             headers.append((b"vary", b"accept-encoding"))
             if accepts_gzip(call.headers.get(b"accept-encoding", b"")):
                 body = await _gzip(body)
                 headers.append((b"content-encoding", b"gzip"))
         headers.append((b"content-length", b"%d" % len(body)))
-        headers.append((b"x-request-id", call.request_id.encode()))
+        if call.key.digest:
+            self.access.charge(call.key, len(body))
         if call.body_complete:
             await call.send({"type": "http.response.start", "status": response.status, "headers": headers})
             await call.send({"type": "http.response.body", "body": body, "more_body": False})
@@ -175,6 +219,9 @@ class Gate:
         await receive()
         began = self._engine.clock.perf_ns()
         label, status = UNMATCHED, 101
+        headers = {name.lower(): value for name, value in scope["headers"]}
+        request_id = _request_id(headers)
+        structlog.contextvars.bind_contextvars(request_id=request_id)
         try:
             found = self._routes.find("GET", scope["raw_path"])
             if found.route.name != "ws":
@@ -182,20 +229,34 @@ class Gate:
             label = found.route.label
             if (refusal := self.refusal()) is not None:
                 raise refusal
-            await WebSocket(self._engine, self._reader.budget, scope, receive, send).run()
+            key = self._let_socket_in(found.route, headers, scope["query_string"])
+            socket = WebSocket(
+                self._engine, self.access, self._count_refusal, key, self._reader.budget, scope, receive, send
+            )
+            await socket.run([(b"x-request-id", request_id.encode())])
         except ApiError as error:
             status = error.status
-            await self._refuse_websocket(error, send)
+            await self._refuse_websocket(error, request_id, send)
         except Exception:
             log.exception("socket_failed")
         finally:
             stop_receiving(receive)
             self.figures.count(label, status, (self._engine.clock.perf_ns() - began) / 1e6 if status != 101 else 0.0)
 
-    async def _refuse_websocket(self, error: ApiError, send: Send) -> None:
+    def _let_socket_in(self, route: Route, headers: dict[bytes, bytes], query: bytes) -> Key:
+        """Whose socket it is; each of its commands is checked by itself. Raises 401, 403 and 429."""
+        key = self.access.identify(route, headers, query)
+        if key.digest:
+            self.access.check_rate(key)
+        else:
+            self._origins.check_socket(headers)
+        return key
+
+    async def _refuse_websocket(self, error: ApiError, request_id: str, send: Send) -> None:
+        self._count_refusal(error)
         response = error_response(error)
         headers = [(b"content-type", response.content_type), (b"content-length", b"%d" % len(response.body))]
-        headers += response.headers
+        headers += [*response.headers, (b"x-request-id", request_id.encode())]
         await send({"type": "websocket.http.response.start", "status": response.status, "headers": headers})
         await send({"type": "websocket.http.response.body", "body": response.body, "more_body": False})
 
@@ -204,8 +265,8 @@ def _label(call: Call) -> str:
     return UNMATCHED if call.route is None else call.route.label
 
 
-def _request_id(call: Call) -> str:
-    given = call.headers.get(b"x-request-id")
+def _request_id(headers: dict[bytes, bytes]) -> str:
+    given = headers.get(b"x-request-id")
     if given is not None and _REQUEST_ID.fullmatch(given) is not None:
         return given.decode()
     return secrets.token_hex(8)

@@ -24,33 +24,33 @@ NO_LEASE: Final = -1
 _LEASE_ID: Final = re.compile(r"lease_([0-9a-f]{16})")
 
 
-class _ClaimBody(msgspec.Struct, kw_only=True):
+class ClaimBody(msgspec.Struct, kw_only=True):
     node: str
     max: int = 1
     lease_ms: int | None = None
     wait_ms: int = 0
 
 
-class _HeldBody(msgspec.Struct, kw_only=True):
+class HeldBody(msgspec.Struct, kw_only=True):
     node: str
     seqs: list[int]
     lease_ids: list[str] | None = None
 
 
-class _NackBody(_HeldBody, kw_only=True):
+class NackBody(HeldBody, kw_only=True):
     delay_ms: int = 0
 
 
-class _ExtendBody(_HeldBody, kw_only=True):
+class ExtendBody(HeldBody, kw_only=True):
     lease_ms: int
 
 
-_claim_body: Final = msgspec.json.Decoder(_ClaimBody)
-_ack_body: Final = msgspec.json.Decoder(_HeldBody)
-_nack_body: Final = msgspec.json.Decoder(_NackBody)
-_extend_body: Final = msgspec.json.Decoder(_ExtendBody)
+_claim_body: Final = msgspec.json.Decoder(ClaimBody)
+_ack_body: Final = msgspec.json.Decoder(HeldBody)
+_nack_body: Final = msgspec.json.Decoder(NackBody)
+_extend_body: Final = msgspec.json.Decoder(ExtendBody)
 
-B = TypeVar("B", _ClaimBody, _HeldBody, _NackBody, _ExtendBody)
+B = TypeVar("B", ClaimBody, HeldBody, NackBody, ExtendBody)
 
 
 class WorkRequest(NamedTuple):
@@ -111,7 +111,7 @@ def _decode(decoder: msgspec.json.Decoder[B], raw: bytes) -> B:
     return body
 
 
-def _held(body: _HeldBody, settings: Settings) -> HeldRequest:
+def _held(body: HeldBody, settings: Settings) -> HeldRequest:
     check_text("node", body.node, settings.max_node_bytes)
     if not body.seqs:
         raise invalid("seqs", "must not be empty")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any, Final
 
 import trio
@@ -13,10 +14,10 @@ from topics.http.sse import EVENTS, accepts_events, job_event
 from topics.http.streams import OpenStream
 from topics.http.transports import event_transport
 from topics.http.watch_requests import DEFAULT_HEARTBEAT_MS
+from topics.keys import Scope
 from topics.model import HeldResult, Job
 from topics.queueing import STREAM_BYTES, Work
 from topics.watching.feed import Ending
-from topics.watching.outbox import Outbox
 
 RETRY_S: Final = 1.0
 """Pause of a stream after the disk has not answered, or while nothing can be claimed."""
@@ -91,7 +92,6 @@ class Queues:
         work = await engine.open_work(topic, request.node, request.most, request.lease_ms)
         if not accepts_events(call.headers.get(b"accept")):
             raise ApiError("not_acceptable", "this is a stream of text/event-stream")
-        engine.watching.admit_connection()
         return WorkStream(engine, call, work)
 
 
@@ -102,33 +102,36 @@ class WorkStream(OpenStream):
         super().__init__(engine, call)
         self._work = work
         transport = event_transport(call.scope, call.send, self.scope)
-        self._outbox: Outbox = engine.watching.open_socket(EVENTS, transport)
-        engine.watching.sse_connections += 1
+        self.outbox = engine.watching.open_socket(EVENTS, transport)
+
+    @property
+    def shows(self) -> tuple[Scope, Iterable[str]]:
+        return Scope.READ | Scope.WRITE, (self._work.topic.name,)
 
     def close(self) -> None:
         super().close()
-        self._engine.watching.close_socket(self._outbox)
+        self._engine.watching.close_socket(self.outbox)
         self._engine.close_work(self._work)
 
     async def send(self) -> None:
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._pump)
-            await self._outbox.send_all(DEFAULT_HEARTBEAT_MS / 1000, self.heartbeat)
+            await self.outbox.send_all(DEFAULT_HEARTBEAT_MS / 1000, self.heartbeat)
             nursery.cancel_scope.cancel()
 
     async def _pump(self) -> None:
         """Claim as long as there is room on the connection."""
         name = self._work.topic.name.encode()
-        while await self._outbox.room(STREAM_BYTES):
+        while await self.outbox.room(STREAM_BYTES):
             try:
                 jobs = await self._engine.next_jobs(self._work)
             except ApiError as error:
                 if error.code in ("not_ready", "read_only"):
                     await trio.sleep(RETRY_S)
                     continue
-                self._outbox.finish(Ending(error.status, error.code, error.message))
+                self.outbox.finish(Ending(error.status, error.code, error.message))
                 return
-            self._outbox.put(b"".join([job_event(job.seq, b'{"topic":"%b",%b' % (name, entry(job))) for job in jobs]))
+            self.outbox.put(b"".join([job_event(job.seq, b'{"topic":"%b",%b' % (name, entry(job))) for job in jobs]))
 
 
 def entry(job: Job) -> bytes:

@@ -1,7 +1,7 @@
 """The routes: one table, which the gate matches against and the planes take their handlers' names from.
 
-A new route is one line here and one handler of that name in its plane. 404, 405 with `Allow`, readiness, content types
-and the `route` label of the metrics follow from the table.
+A new route is one line here and one handler of that name in its plane. 404, 405 with `Allow`, readiness, access,
+content types, what is audited and the `route` label of the metrics follow from the table.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from typing import Final
 from urllib.parse import unquote_to_bytes
 
 from topics.errors import ApiError, invalid
+from topics.keys import ANY_KEY, Scope
 from topics.log.names import check_router_name, check_topic_name
 
 
@@ -38,9 +39,15 @@ class Route:
     method: str
     template: str
     plane: Plane
+    needs: Scope | None
+    """What a key has to have for it; None: everybody may call it, unless `TOPICS_PROBE_AUTH` is set."""
     body: Body = Body.NONE
     always_open: bool = False
     """Answers in every phase of the daemon, before it is ready and while it drains."""
+    token_in_query: bool = False
+    """Whether `?token=` does as well as a header: for browsers, which cannot set one on a stream or a socket."""
+    audited: bool = False
+    """Whether the audit log has a line of each call."""
     label: str = field(init=False)
     """The `route` label of the metrics."""
 
@@ -48,34 +55,37 @@ class Route:
         object.__setattr__(self, "label", f"{self.method} {self.template}")
 
 
+READ, WRITE, DELETE, ADMIN = Scope.READ, Scope.WRITE, Scope.DELETE, Scope.ADMIN
+_DATA, _CONTROL, _JSON = Plane.DATA, Plane.CONTROL, Body.JSON
+
 ROUTES: Final[tuple[Route, ...]] = (
-    Route("append", "POST", "/v0/topics/{topic}", Plane.DATA, Body.JSON),
-    Route("diff_post", "POST", "/v0/topics/{topic}/diff", Plane.DATA, Body.JSON),
-    Route("diff_get", "GET", "/v0/topics/{topic}/diff", Plane.DATA),
-    Route("stream", "GET", "/v0/topics/{topic}/stream", Plane.DATA),
-    Route("claim", "POST", "/v0/topics/{topic}/claim", Plane.DATA, Body.JSON),
-    Route("ack", "POST", "/v0/topics/{topic}/ack", Plane.DATA, Body.JSON),
-    Route("nack", "POST", "/v0/topics/{topic}/nack", Plane.DATA, Body.JSON),
-    Route("extend", "POST", "/v0/topics/{topic}/extend", Plane.DATA, Body.JSON),
-    Route("work", "GET", "/v0/topics/{topic}/work", Plane.DATA),
-    Route("open_watch", "POST", "/v0/watch", Plane.DATA, Body.JSON),
-    Route("watch", "GET", "/v0/watch/{wid}", Plane.DATA),
-    Route("ws", "GET", "/v0/ws", Plane.DATA),
-    Route("list_topics", "GET", "/v0/topics", Plane.CONTROL),
-    Route("put_topic", "PUT", "/v0/topics/{topic}", Plane.CONTROL, Body.JSON),
-    Route("get_topic", "GET", "/v0/topics/{topic}", Plane.CONTROL),
-    Route("delete_topic", "DELETE", "/v0/topics/{topic}", Plane.CONTROL),
-    Route("delete_records", "POST", "/v0/topics/{topic}/delete", Plane.CONTROL, Body.JSON),
-    Route("list_routers", "GET", "/v0/routers", Plane.CONTROL),
-    Route("put_router", "PUT", "/v0/routers/{router}", Plane.CONTROL, Body.JSON),
-    Route("get_router", "GET", "/v0/routers/{router}", Plane.CONTROL),
-    Route("delete_router", "DELETE", "/v0/routers/{router}", Plane.CONTROL),
-    Route("checkpoint", "POST", "/v0/admin/checkpoint", Plane.CONTROL),
-    Route("health", "GET", "/v0/health", Plane.CONTROL, always_open=True),
-    Route("healthz", "GET", "/healthz", Plane.CONTROL, always_open=True),
-    Route("ready", "GET", "/v0/ready", Plane.CONTROL, always_open=True),
-    Route("readyz", "GET", "/readyz", Plane.CONTROL, always_open=True),
-    Route("metrics", "GET", "/v0/metrics", Plane.CONTROL, always_open=True),
+    Route("append", "POST", "/v0/topics/{topic}", _DATA, WRITE, _JSON),
+    Route("diff_post", "POST", "/v0/topics/{topic}/diff", _DATA, READ, _JSON),
+    Route("diff_get", "GET", "/v0/topics/{topic}/diff", _DATA, READ),
+    Route("stream", "GET", "/v0/topics/{topic}/stream", _DATA, READ, token_in_query=True),
+    Route("claim", "POST", "/v0/topics/{topic}/claim", _DATA, READ | WRITE, _JSON),
+    Route("ack", "POST", "/v0/topics/{topic}/ack", _DATA, WRITE, _JSON),
+    Route("nack", "POST", "/v0/topics/{topic}/nack", _DATA, WRITE, _JSON),
+    Route("extend", "POST", "/v0/topics/{topic}/extend", _DATA, WRITE, _JSON),
+    Route("work", "GET", "/v0/topics/{topic}/work", _DATA, READ | WRITE, token_in_query=True),
+    Route("open_watch", "POST", "/v0/watch", _DATA, READ, _JSON),
+    Route("watch", "GET", "/v0/watch/{wid}", _DATA, READ, token_in_query=True),
+    Route("ws", "GET", "/v0/ws", _DATA, ANY_KEY, token_in_query=True),
+    Route("list_topics", "GET", "/v0/topics", _CONTROL, READ),
+    Route("put_topic", "PUT", "/v0/topics/{topic}", _CONTROL, ADMIN, _JSON, audited=True),
+    Route("get_topic", "GET", "/v0/topics/{topic}", _CONTROL, READ),
+    Route("delete_topic", "DELETE", "/v0/topics/{topic}", _CONTROL, DELETE, audited=True),
+    Route("delete_records", "POST", "/v0/topics/{topic}/delete", _CONTROL, DELETE, _JSON, audited=True),
+    Route("list_routers", "GET", "/v0/routers", _CONTROL, READ),
+    Route("put_router", "PUT", "/v0/routers/{router}", _CONTROL, ADMIN, _JSON, audited=True),
+    Route("get_router", "GET", "/v0/routers/{router}", _CONTROL, READ),
+    Route("delete_router", "DELETE", "/v0/routers/{router}", _CONTROL, DELETE, audited=True),
+    Route("checkpoint", "POST", "/v0/admin/checkpoint", _CONTROL, ADMIN, audited=True),
+    Route("health", "GET", "/v0/health", _CONTROL, None, always_open=True),
+    Route("healthz", "GET", "/healthz", _CONTROL, None, always_open=True),
+    Route("ready", "GET", "/v0/ready", _CONTROL, None, always_open=True),
+    Route("readyz", "GET", "/readyz", _CONTROL, None, always_open=True),
+    Route("metrics", "GET", "/v0/metrics", _CONTROL, READ, always_open=True),
 )
 
 # How each kind of path parameter is checked. A bad name is 400 wherever it appears.
@@ -156,6 +166,14 @@ class RouteTable:
             values = [value for own, value in zip(shape.segments, segments, strict=True) if own is None]
             return Found(route, segments, dict(zip(shape.names, values, strict=True)))
         raise ApiError("not_found", "there is no such route")
+
+    def methods(self, raw_path: bytes) -> list[str]:
+        """What a path may be called with; empty if there is no such route."""
+        try:
+            self.find("", raw_path)
+        except ApiError as error:
+            return error.headers.get("allow", "").split(", ") if error.code == "method_not_allowed" else []
+        raise AssertionError("no route is without a method")
 
 
 def _origin_form(target: bytes) -> bytes:

@@ -8,27 +8,20 @@ frames hold and who gets which is `topics.watching`'s business.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Iterable
 
-import msgspec
 import trio
 
 from topics.errors import ApiError
+from topics.http.answers import WatchAnswer
 from topics.http.calls import Call, ClientGone, Engine, Response, encode
 from topics.http.connection import Connection
 from topics.http.sse import EVENTS, HEADERS, OPENING, accepts_events, heartbeat, with_id
 from topics.http.transports import event_transport
 from topics.http.watch_requests import decode_stream, decode_watch
-from topics.model import Performance, WatchedTopic
+from topics.keys import Scope
 from topics.watching.outbox import Outbox
 from topics.watching.sessions import Session
-
-
-class _WatchAnswer(msgspec.Struct, kw_only=True):
-    wid: str
-    stream_url: str
-    session_ttl_ms: int
-    topics: dict[str, WatchedTopic]
-    performance: Performance
 
 
 class Streams:
@@ -41,9 +34,11 @@ class Streams:
         """`POST /v0/watch`."""
         engine = self._engine
         request = decode_watch(call.body, call.query, engine.settings)
+        for name in request.topics:
+            call.key.check_name(name)
         await engine.catch_up(request.topics)
-        session, topics = engine.watching.open(request)
-        answer = _WatchAnswer(
+        session, topics = engine.watching.open(request, call.key.digest)
+        answer = WatchAnswer(
             wid=session.wid,
             stream_url=f"/v0/watch/{session.wid}",
             session_ttl_ms=engine.settings.session_ttl_ms,
@@ -55,6 +50,14 @@ class Streams:
     async def watch(self, call: Call) -> EventStream:
         """`GET /v0/watch/{wid}`."""
         session = self._engine.watching.session(call.params["wid"])
+        if session.owner != call.key.digest:
+            raise ApiError(
+                "unauthorized",
+                "this watch session was made with another key",
+                headers={"www-authenticate": 'Bearer error="invalid_token"'},
+            )
+        for feed in session.feeds:
+            call.key.check_name(feed.name)
         await self._engine.catch_up([feed.name for feed in session.feeds])
         return await self._open(call, session, _last_event_id(call))
 
@@ -70,14 +73,12 @@ class Streams:
         if not accepts_events(call.headers.get(b"accept")):
             raise ApiError("not_acceptable", "this is a stream of text/event-stream")
         watching = self._engine.watching
-        watching.admit_connection()
         stream = EventStream(self._engine, session, call)
         transport = event_transport(call.scope, call.send, stream.scope)
-        watching.sse_connections += 1
         try:
             stream.outbox = await watching.connect(session, EVENTS, with_id, transport, last_event_id)
         except BaseException:
-            watching.sse_connections -= 1
+            stream.place.close()
             raise
         return stream
 
@@ -89,9 +90,14 @@ def _last_event_id(call: Call) -> str | None:
 
 
 class OpenStream(ABC):
-    """One open stream of events. The gate calls `run` and then, whatever happens, `close`."""
+    """One open stream of events. The gate calls `run` and then, whatever happens, `close`. Raises 429 where there is no
+    place for it."""
+
+    outbox: Outbox
 
     def __init__(self, engine: Engine, call: Call) -> None:
+        self.place = engine.watching.places.take("sse", call.key.digest)
+        self.key = call.key
         self.scope = trio.CancelScope()
         self._engine = engine
         self._call = call
@@ -100,7 +106,12 @@ class OpenStream(ABC):
         """The stream has ended; half a frame is on no connection that goes on."""
         connection: Connection = self._call.scope["state"]["connection"]
         connection.end_direct()
-        self._engine.watching.sse_connections -= 1
+        self.place.close()
+
+    @property
+    @abstractmethod
+    def shows(self) -> tuple[Scope, Iterable[str]]:
+        """What its key has to be good for: scopes, and the topics that it is about."""
 
     async def run(self) -> None:
         """Send frames until the stream ends by itself, the client leaves (`ClientGone`), or it is aborted."""
@@ -108,7 +119,7 @@ class OpenStream(ABC):
         connection: Connection = call.scope["state"]["connection"]
         connection.allow_slow_reader()
         with self.scope:
-            headers = [*HEADERS, (b"x-request-id", call.request_id.encode())]
+            headers = [*HEADERS, *call.answer_headers]
             await call.send({"type": "http.response.start", "status": 200, "headers": headers})
             await call.send({"type": "http.response.body", "body": OPENING, "more_body": True})
             await call.while_connected(self.send)
@@ -128,8 +139,6 @@ class OpenStream(ABC):
 class EventStream(OpenStream):
     """A watch session that is shown."""
 
-    outbox: Outbox
-
     def __init__(self, engine: Engine, session: Session, call: Call) -> None:
         super().__init__(engine, call)
         self._session = session
@@ -138,6 +147,10 @@ class EventStream(OpenStream):
         """The session has no connection any more."""
         super().close()
         self._engine.watching.disconnect(self._session, self.outbox)
+
+    @property
+    def shows(self) -> tuple[Scope, Iterable[str]]:
+        return Scope.READ, [feed.name for feed in self._session.feeds]
 
     async def send(self) -> None:
         await self.outbox.send_all(self._session.heartbeat_ms / 1000, self.heartbeat)

@@ -33,7 +33,7 @@ MIN_HEARTBEAT_MS: Final = 1_000
 MAX_HEARTBEAT_MS: Final = 60_000
 
 
-class _Wishes(msgspec.Struct, kw_only=True):
+class Wishes(msgspec.Struct, kw_only=True):
     """What a watch and a subscription have in common."""
 
     node: str | list[str] | None = None
@@ -44,13 +44,13 @@ class _Wishes(msgspec.Struct, kw_only=True):
     include_data: bool = True
 
 
-class _WatchBody(_Wishes, kw_only=True, forbid_unknown_fields=True):
+class WatchBody(Wishes, kw_only=True, forbid_unknown_fields=True):
     topics: dict[str, msgspec.Raw]
     heartbeat_ms: int = DEFAULT_HEARTBEAT_MS
     consistency: Literal["eventual", "strong"] = "eventual"
 
 
-class _SubscribeBody(_Wishes, kw_only=True):
+class SubscribeBody(Wishes, kw_only=True):
     topic: str | None = None
     from_seq: int = 0
     tail: bool = False
@@ -58,8 +58,8 @@ class _SubscribeBody(_Wishes, kw_only=True):
 
 
 _start: Final = msgspec.json.Decoder(WatchStart)
-_watch_body: Final = msgspec.json.Decoder(_WatchBody)
-_subscribe_body: Final = msgspec.json.Decoder(_SubscribeBody)
+_watch_body: Final = msgspec.json.Decoder(WatchBody)
+_subscribe_body: Final = msgspec.json.Decoder(SubscribeBody)
 
 
 def decode_watch(raw: bytes, query: bytes, settings: Settings) -> WatchRequest:
@@ -82,7 +82,7 @@ def decode_watch(raw: bytes, query: bytes, settings: Settings) -> WatchRequest:
 def decode_stream(topic: str, query: bytes, settings: Settings) -> WatchRequest:
     """The query of `GET /v0/topics/{topic}/stream`. Raises 400."""
     values = Query(query)
-    wishes = _Wishes(
+    wishes = Wishes(
         node=values.all("node"),
         limit=values.integer("limit", DEFAULT_LIMIT),
         max_batch_bytes=values.integer("max_batch_bytes", DEFAULT_FRAME_BYTES),
@@ -122,7 +122,7 @@ def _starts(topics: Mapping[str, msgspec.Raw]) -> dict[str, WatchStart]:
 
 
 def _request(
-    body: _Wishes,
+    body: Wishes,
     topics: Mapping[str, WatchStart],
     settings: Settings,
     *,

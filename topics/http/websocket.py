@@ -9,7 +9,7 @@ event streams.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable
 from typing import Any, Final
 
 import msgspec
@@ -18,13 +18,17 @@ from msgspec import UNSET, UnsetType
 
 from topics.errors import ApiError, invalid, throttled
 from topics.http import bodies
+from topics.http.access import WITHDRAWN, Access
 from topics.http.calls import Engine, Receive, Scope, Send, append_answer, encode
 from topics.http.connection import Connection
+from topics.http.data_plane import check_config_access
 from topics.http.messages import MESSAGES
 from topics.http.protocols import send_ping
 from topics.http.reading import ByteBudget
 from topics.http.transports import message_transport
 from topics.http.watch_requests import decode_subscribe
+from topics.keys import ANY_KEY, Key
+from topics.keys import Scope as KeyScope
 from topics.log.names import check_topic_name
 from topics.logs import get_logger
 from topics.model import Performance
@@ -38,7 +42,7 @@ SLOTS: Final = 4
 
 PING_S: Final = 15.0
 
-CLOSE_CODES: Final = {feeds.TOO_SLOW: 1008, feeds.SHUTTING_DOWN: 1001}
+CLOSE_CODES: Final = {feeds.TOO_SLOW: 1008, WITHDRAWN: 1008, feeds.SHUTTING_DOWN: 1001}
 """How a socket is closed that we end (RFC 6455, 7.4.1)."""
 
 
@@ -86,14 +90,27 @@ RequestId = msgspec.Raw | UnsetType
 class WebSocket:
     """One open socket. See the module."""
 
-    def __init__(self, engine: Engine, budget: ByteBudget, scope: Scope, receive: Receive, send: Send) -> None:
+    def __init__(
+        self,
+        engine: Engine,
+        access: Access,
+        on_refused: Callable[[ApiError], None],
+        key: Key,
+        budget: ByteBudget,
+        scope: Scope,
+        receive: Receive,
+        send: Send,
+    ) -> None:
+        self.key = key
         self._engine = engine
+        self._access = access
+        self._on_refused = on_refused
         self._budget = budget
         self._scope = scope
         self._receive = receive
         self._send = send
         self._cancel = trio.CancelScope()
-        self._outbox: Outbox
+        self.outbox: Outbox
         self._held = 0
         """Bytes of the command that is carried out, which count against the budget of all requests."""
         self._commands: dict[str, Callable[[bytes, RequestId], Awaitable[None]]] = {
@@ -103,33 +120,39 @@ class WebSocket:
             "ping": self._ping,
         }
 
-    async def run(self) -> None:
-        """Accept, and serve until either side ends it. Raises `ApiError` for a socket that is not accepted."""
+    async def run(self, headers: list[tuple[bytes, bytes]]) -> None:
+        """Accept with these headers, and serve until either side ends it. Raises `ApiError` for a socket that is not
+        accepted."""
         watching = self._engine.watching
         connection: Connection = self._scope["state"]["connection"]
-        watching.admit_connection()
-        watching.ws_connections += 1
+        place = watching.places.take("ws", self.key.digest)
         try:
             connection.allow_slow_reader()
-            await self._send({"type": "websocket.accept"})
+            await self._send({"type": "websocket.accept", "headers": headers})
             transport = message_transport(self._scope, self._send, self._cancel)
-            self._outbox = watching.open_socket(MESSAGES, transport, SLOTS)
+            self.outbox = watching.open_socket(MESSAGES, transport, SLOTS)
             try:
-                with self._cancel:
+                with self._cancel, self._access.showing(self):
                     async with trio.open_nursery() as nursery:
                         nursery.start_soon(self._read_all, nursery.cancel_scope)
                         nursery.start_soon(self._send_all, nursery.cancel_scope)
                         nursery.start_soon(self._ping_all)
             finally:
                 connection.end_direct()
-                watching.close_socket(self._outbox)
+                watching.close_socket(self.outbox)
         finally:
-            watching.ws_connections -= 1
+            place.close()
+
+    @property
+    def shows(self) -> tuple[KeyScope, Iterable[str]]:
+        """What its subscriptions need."""
+        names = [feed.name for feed in self.outbox.feeds]
+        return (KeyScope.READ if names else ANY_KEY), names
 
     # -- the tasks ---------------------------------------------------------------------------------------------------
 
     async def _send_all(self, scope: trio.CancelScope) -> None:
-        outbox = self._outbox
+        outbox = self.outbox
         await outbox.send_all(PING_S)
         code = CLOSE_CODES[outbox.ended_by] if outbox.ended_by is not None else 1000
         await self._send({"type": "websocket.close", "code": code})
@@ -158,8 +181,12 @@ class WebSocket:
             self._held = len(raw)
             command = bodies.decode_json(_command, raw)
             request_id = command.request_id
+            self.key = self._access.current(self.key)
+            self._access.check_rate(self.key)
+            self._access.charge(self.key, len(raw))
             await self._command(command.op)(raw, request_id)
         except ApiError as error:
+            self._on_refused(error)
             await self._refuse(error, request_id)
         except Exception:
             log.exception("command_failed")
@@ -180,11 +207,11 @@ class WebSocket:
     async def _room(self) -> bool:
         """Wait for room for an answer, without holding what others could use meanwhile."""
         self._release()
-        return await self._outbox.room()
+        return await self.outbox.room()
 
     async def _answer(self, answer: bytes) -> None:
         if await self._room():
-            self._outbox.put(answer)
+            self.outbox.put(answer)
 
     async def _refuse(self, error: ApiError, request_id: RequestId) -> None:
         await self._answer(
@@ -202,8 +229,11 @@ class WebSocket:
     # -- the commands ------------------------------------------------------------------------------------------------
 
     async def _subscribe(self, raw: bytes, request_id: RequestId) -> None:
+        self.key.check_scope(KeyScope.READ)
         request = decode_subscribe(raw, self._engine.settings)
-        watching, outbox = self._engine.watching, self._outbox
+        for name in request.topics:
+            self.key.check_name(name)
+        watching, outbox = self._engine.watching, self.outbox
         await self._engine.catch_up(request.topics)
         if not await self._room():
             return
@@ -225,15 +255,18 @@ class WebSocket:
         for name in names:
             check_topic_name(name)
         if await self._room():
-            left = [name for name in dict.fromkeys(names) if self._engine.watching.unsubscribe(self._outbox, name)]
-            self._outbox.put(encode(_Unsubscribed(op="unsubscribed", request_id=request_id, topics=left)))
+            left = [name for name in dict.fromkeys(names) if self._engine.watching.unsubscribe(self.outbox, name)]
+            self.outbox.put(encode(_Unsubscribed(op="unsubscribed", request_id=request_id, topics=left)))
 
     async def _publish(self, raw: bytes, request_id: RequestId) -> None:
         engine = self._engine
+        self.key.check_scope(KeyScope.WRITE)
         publish = bodies.decode_json(_publish, raw)
         topic = check_topic_name(publish.topic)
         request = bodies.decode_append(raw, engine.settings)
+        self.key.check_name(topic)
         if request.config is not None:
+            check_config_access(self.key, request.config)
             bodies.check_inline_config(topic, request.config)
         began = engine.clock.perf_ns()
         perf = Performance()

@@ -10,21 +10,21 @@ from typing import Final
 
 from topics.errors import invalid
 
-_TOPIC: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:-]{0,254}")
-_ROUTER: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:>-]{0,254}")
+TOPIC_NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:-]{0,254}")
+ROUTER_NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:>-]{0,254}")
 
 
 def check_topic_name(name: str, field: str = "topic") -> str:
     """`name` itself if it may name a topic; else `400 invalid_request` about `field`."""
     # fullmatch, because `$` would let a trailing newline through.
-    if not isinstance(name, str) or _TOPIC.fullmatch(name) is None:
+    if not isinstance(name, str) or TOPIC_NAME.fullmatch(name) is None:
         raise invalid(field, "a topic name is 1 to 255 of A-Z a-z 0-9 . _ : - and starts with a letter or digit")
     return name
 
 
 def check_router_name(name: str, field: str = "router") -> str:
     """`name` itself if it may name a router (a topic name that may also contain `>`); else 400 about `field`."""
-    if not isinstance(name, str) or _ROUTER.fullmatch(name) is None:
+    if not isinstance(name, str) or ROUTER_NAME.fullmatch(name) is None:
         raise invalid(field, "a router name is 1 to 255 of A-Z a-z 0-9 . _ : > - and starts with a letter or digit")
     return name
 

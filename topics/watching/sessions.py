@@ -27,6 +27,7 @@ from topics.watching import feed as feeds
 from topics.watching.delivery import Delivery
 from topics.watching.feed import Feed, Format, Mark
 from topics.watching.outbox import Outbox
+from topics.watching.places import Places
 from topics.watching.transport import Transport
 
 log = get_logger(__name__)
@@ -52,8 +53,10 @@ _listed: Final = msgspec.json.Decoder(list[int])
 class Session:
     """Feeds that belong together. `wid` is empty for one that nobody can come back to."""
 
-    def __init__(self, wid: str, topics: Iterable[Feed], heartbeat_ms: int) -> None:
+    def __init__(self, wid: str, topics: Iterable[Feed], heartbeat_ms: int, owner: bytes = b"") -> None:
         self.wid = wid
+        self.owner = owner
+        """Digest of the key that made it; empty where there are none."""
         self.heartbeat_ms = heartbeat_ms
         self.outbox: Outbox | None = None
         self.idle_since_ms = 0
@@ -152,8 +155,7 @@ class Watching:
         self._idle: dict[str, Session] = {}
         """Those without a connection, in the order in which they lost it."""
         self._draining = False
-        self.sse_connections = 0
-        self.ws_connections = 0
+        self.places = Places(settings, registry)
 
     @property
     def session_count(self) -> int:
@@ -162,8 +164,9 @@ class Watching:
 
     # -- sessions ----------------------------------------------------------------------------------------------------
 
-    def open(self, request: WatchRequest) -> tuple[Session, dict[str, WatchedTopic]]:
-        """Begin a session. Raises 404 for an unknown topic, 400 when `lenient` leaves none, 429 at the cap."""
+    def open(self, request: WatchRequest, owner: bytes = b"") -> tuple[Session, dict[str, WatchedTopic]]:
+        """Begin a session of `owner`. Raises 404 for an unknown topic, 400 when `lenient` leaves none, 429 at the
+        cap."""
         maximum = self._settings.max_watch_sessions
         if maximum and len(self._sessions) >= maximum:
             raise self._registry.throttle("max_watch_sessions", maximum)
@@ -180,7 +183,7 @@ class Watching:
             found[name] = watched(topic, feed.position)
         if not members:
             raise invalid("topics", "none of them exists")
-        session = Session("wid_" + secrets.token_urlsafe(WID_BYTES), members, request.heartbeat_ms)
+        session = Session("wid_" + secrets.token_urlsafe(WID_BYTES), members, request.heartbeat_ms, owner)
         self._sessions[session.wid] = session
         self._set_idle(session)
         return session, found
@@ -353,12 +356,6 @@ class Watching:
         self._close(outbox)
 
     # -- all connections ---------------------------------------------------------------------------------------------
-
-    def admit_connection(self) -> None:
-        """Raises 429 when there are as many streams and sockets as there may be."""
-        maximum = self._settings.max_sse_connections
-        if maximum and self.sse_connections + self.ws_connections >= maximum:
-            raise self._registry.throttle("max_sse_connections", maximum)
 
     def check_connections(self) -> None:
         """Called by the clock: see which connections are too slow."""

@@ -1,0 +1,160 @@
+"""Who asks, what they may do, and how much of it (`api.md` section 12, `docs/design/guardrails.md`).
+
+The gate asks here before it reads a body, and hands on `call.key`; names that stand in bodies are checked by those who
+decode them. Where there are no keys everybody is `OPEN`, and nothing is counted.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Final, Protocol
+from urllib.parse import unquote_to_bytes
+
+from topics.clock import Clock
+from topics.config import Settings
+from topics.errors import ApiError, throttled
+from topics.http.rate import Bucket
+from topics.http.routes import Route
+from topics.keys import OPEN, Key, Keyring, Scope
+from topics.watching.feed import Ending
+from topics.watching.outbox import Outbox
+
+WITHDRAWN: Final = Ending(401, "unauthorized", "the key is not valid any more, or not for this")
+"""How streams and sockets end whose key could not open them any more."""
+
+
+class Shown(Protocol):
+    """A stream or socket that is open."""
+
+    key: Key
+
+    @property
+    def outbox(self) -> Outbox: ...
+
+    @property
+    def shows(self) -> tuple[Scope, Iterable[str]]:
+        """What its key has to be good for: scopes, and the topics that it is about."""
+
+
+class Access:
+    """See the module."""
+
+    def __init__(self, settings: Settings, clock: Clock, keyring: Keyring) -> None:
+        self._settings = settings
+        self._clock = clock
+        self._keyring = keyring
+        self._in_flight: Counter[bytes] = Counter()
+        self._buckets: dict[bytes, Bucket] = {}
+        self._shown: dict[Shown, None] = {}
+
+    # -- who ---------------------------------------------------------------------------------------------------------
+
+    def identify(self, route: Route, headers: Mapping[bytes, bytes], query: bytes) -> Key:
+        """The key of a request to `route`. Raises `401 unauthorized`."""
+        if not self._keyring or (route.needs is None and not self._settings.probe_auth):
+            return OPEN
+        token = _bearer(headers)
+        if token is None and route.token_in_query:
+            token = _query_token(query)
+        key = self._keyring.find(token) if token is not None else None
+        if key is None:
+            raise _unauthorized(known=token is not None)
+        return key
+
+    def current(self, key: Key) -> Key:
+        """What a key that was valid may do by now. Raises `401 unauthorized`."""
+        current = self._keyring.current(key)
+        if current is None:
+            raise _unauthorized(known=True)
+        return current
+
+    def replace(self, keyring: Keyring) -> int:
+        """From now on these keys are valid. Streams and sockets that theirs could not open any more end; how many."""
+        self._keyring = keyring
+        for digest in [digest for digest in self._buckets if keyring.current(Key(digest, Scope(0), ())) is None]:
+            del self._buckets[digest]
+        withdrawn = [shown for shown in self._shown if not self._allows(shown)]
+        for shown in withdrawn:
+            shown.outbox.finish(WITHDRAWN)
+        return len(withdrawn)
+
+    def _allows(self, shown: Shown) -> bool:
+        key = self._keyring.current(shown.key)
+        scopes, names = shown.shows
+        return key is not None and scopes in key.scopes and all(key.covers(name) for name in names)
+
+    @contextmanager
+    def showing(self, shown: Shown) -> Iterator[None]:
+        """While a stream or socket is open, it ends when its key is withdrawn."""
+        self._shown[shown] = None
+        try:
+            yield
+        finally:
+            del self._shown[shown]
+
+    # -- how much ----------------------------------------------------------------------------------------------------
+
+    def enter(self, key: Key) -> None:
+        """One more request of this key; `leave` follows. Raises `429 throttled`."""
+        if not key.digest:
+            return
+        self.check_rate(key)
+        maximum = self._settings.max_inflight_per_key
+        if maximum and self._in_flight[key.digest] >= maximum:
+            raise throttled("max_inflight_per_key", maximum)
+        self._in_flight[key.digest] += 1
+
+    def leave(self, key: Key) -> None:
+        """The request is over."""
+        if not key.digest:
+            return
+        self._in_flight[key.digest] -= 1
+        if not self._in_flight[key.digest]:
+            del self._in_flight[key.digest]
+
+    def check_rate(self, key: Key) -> None:
+        """One more request, or command of a socket. Raises `429 throttled`."""
+        rate = self._settings.rate_per_key
+        if not key.digest or not any(rate):
+            return
+        now_ns = self._clock.perf_ns()
+        bucket = self._buckets.get(key.digest)
+        if bucket is None:
+            bucket = self._buckets[key.digest] = Bucket(rate, now_ns)
+        if wait_ms := bucket.admit(now_ns):
+            raise throttled("rate_per_key", rate.requests or rate.bytes, retry_after_ms=wait_ms)
+
+    def charge(self, key: Key, size: int) -> None:
+        """The key has moved so many bytes."""
+        bucket = self._buckets.get(key.digest)
+        if bucket is not None:
+            bucket.charge(size)
+
+
+def _unauthorized(*, known: bool) -> ApiError:
+    if known:
+        return ApiError(
+            "unauthorized", "this key is not valid", headers={"www-authenticate": 'Bearer error="invalid_token"'}
+        )
+    return ApiError(
+        "unauthorized", "an API key is needed: Authorization: Bearer KEY", headers={"www-authenticate": "Bearer"}
+    )
+
+
+def _bearer(headers: Mapping[bytes, bytes]) -> bytes | None:
+    """The token of an Authorization header; None where there is no such header. One of another scheme is no key."""
+    value = headers.get(b"authorization")
+    if value is None:
+        return None
+    scheme, _, token = value.strip().partition(b" ")
+    return token.strip() if scheme.lower() == b"bearer" else b""
+
+
+def _query_token(query: bytes) -> bytes | None:
+    """`token=` of a query; given twice it is none. A `+` is a plus: no key has a space."""
+    tokens = [part[6:] for part in query.split(b"&") if part.startswith(b"token=")]
+    if not tokens:
+        return None
+    return unquote_to_bytes(tokens[0]) if len(tokens) == 1 else b""
