@@ -175,7 +175,9 @@ def test_origins_are_a_list() -> None:
     assert load_settings({"TOPICS_CORS_ORIGINS": ""}).cors_origins == ()
 
 
-@pytest.mark.parametrize("text", ["example.org", "https://a/", "https://a/b", "https://a,", "https://u@a", "http://a:x"])
+@pytest.mark.parametrize(
+    "text", ["example.org", "https://a/", "https://a/b", "https://a,", "https://u@a", "http://a:x", "http://a b"]
+)
 def test_what_is_no_origin_is_refused(text: str) -> None:
     [mistake] = mistakes_of({"TOPICS_CORS_ORIGINS": text})
     assert mistake.startswith("TOPICS_CORS_ORIGINS=")

@@ -17,7 +17,7 @@ import click
 import topics
 from topics import offline
 from topics.config import SETTINGS, ConfigError, Setting, load_settings
-from topics.logs import get_logger, setup_logging
+from topics.logs import setup_logging
 
 HELP_WIDTH = 100
 
@@ -91,8 +91,6 @@ def _serve(**flags: str | None) -> None:
         if setting.secret:
             os.environ.pop(setting.variable, None)
     setup_logging(settings.log_level, settings.log_format)
-    for warning in settings.warnings:
-        get_logger("topics").warning("odd_configuration", reason=warning)
     # Imported here so that --help and a refused start need neither Trio nor hypercorn.
     from topics import daemon  # noqa: PLC0415
 

@@ -6,6 +6,7 @@ must not depend on a client that may hang up. What such work is, is its owner's 
 
 from __future__ import annotations
 
+import contextvars
 from collections.abc import Awaitable, Callable
 from typing import Any, TypeVar
 
@@ -35,9 +36,12 @@ class Background:
         return self._nursery is not None
 
     def start_soon(self, work: Callable[..., Awaitable[Any]], *args: Any) -> None:
-        """Start a task that nobody waits for. An exception in it brings the daemon down."""
+        """Start a task that nobody waits for. An exception in it brings the daemon down.
+
+        What it logs has no request's id: it may go on long after the request that has caused it.
+        """
         assert self._nursery is not None
-        self._nursery.start_soon(work, *args)
+        contextvars.Context().run(self._nursery.start_soon, work, *args)
 
     async def finish(self, work: Callable[[], Awaitable[T]]) -> T:
         """Run `work` to its end whatever becomes of the caller; its result or its exception."""
@@ -53,7 +57,8 @@ class Background:
             finally:
                 done.set()
 
-        self.start_soon(run)
+        assert self._nursery is not None
+        self._nursery.start_soon(run)  # for this request: its lines carry the id
         await done.wait()
         if errors:
             raise errors[0]

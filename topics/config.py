@@ -238,7 +238,8 @@ def _is_origin(text: str) -> bool:
     except ValueError:
         return False
     rest = f"{parts.scheme}://{parts.hostname if ':' not in (parts.hostname or '') else f'[{parts.hostname}]'}"
-    return bool(parts.scheme and parts.hostname) and text.isascii() and text == rest + (f":{port}" if port else "")
+    plain = text.isascii() and not any(character.isspace() for character in text)
+    return bool(parts.scheme and parts.hostname) and plain and text == rest + (f":{port}" if port else "")
 
 
 # --- the table -------------------------------------------------------------------------------------------------------

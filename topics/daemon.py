@@ -29,6 +29,7 @@ import trio
 from hypercorn.typing import ASGIFramework
 
 from topics import __version__
+from topics.audit import AuditLog
 from topics.clock import SystemClock
 from topics.config import Settings
 from topics.engine import Engine
@@ -37,7 +38,7 @@ from topics.http.gate import Gate
 from topics.http.server import Server, open_listener, port_of, serve
 from topics.key_file import KeysRefused, read_keys
 from topics.limits import limit_arenas, raise_file_limit
-from topics.logs import get_logger
+from topics.logs import flush, get_logger
 from topics.offload import Kind, ThreadOffload
 from topics.storage.datadir import DataDirError
 from topics.storage.frames import UnknownFrameType
@@ -117,6 +118,7 @@ async def _main(settings: Settings, cold: SegmentStore | None) -> int:
         keys = read_keys(settings)
     except KeysRefused as error:
         raise Refused(str(error)) from None
+    audit = _open_audit_log(settings)
     engine = Engine(settings, fs=OsFs(), clock=clock, offload=offload, cold=cold)
     with trio.open_signal_receiver(signal.SIGTERM, signal.SIGINT, signal.SIGHUP) as signals:
         try:
@@ -124,10 +126,21 @@ async def _main(settings: Settings, cold: SegmentStore | None) -> int:
         except DataDirError as error:
             raise Refused(str(error)) from error
         try:
-            daemon = Daemon(settings, engine, make_app(engine, keys), _listen(settings))
+            daemon = Daemon(settings, engine, make_app(engine, keys, audit), audit, _listen(settings))
             return await daemon.serve(signals)
         finally:
             engine.store.unlock()
+
+
+def _open_audit_log(settings: Settings) -> AuditLog | None:
+    if settings.audit_log is None:
+        return None
+    audit = AuditLog(settings.audit_log)
+    try:
+        audit.open()
+    except OSError as error:
+        raise Refused(f"TOPICS_AUDIT_LOG={settings.audit_log}: {error.strerror or error}") from error
+    return audit
 
 
 def _listen(settings: Settings) -> list[socket.socket]:
@@ -140,14 +153,19 @@ def _listen(settings: Settings) -> list[socket.socket]:
 class Daemon:
     """One life of the daemon, from the open listener to the exit code."""
 
-    def __init__(self, settings: Settings, engine: Engine, app: Gate, sockets: list[socket.socket]) -> None:
+    def __init__(
+        self, settings: Settings, engine: Engine, app: Gate, audit: AuditLog | None, sockets: list[socket.socket]
+    ) -> None:
         self.settings = settings
         self.engine = engine
         self.app = app
+        self.audit = audit
         self.port = port_of(sockets)
         self._sockets = sockets
         self._failed = False
         self._draining = "requests"
+        self._drain_began = self._stage_began = 0.0
+        self._reloading = trio.Lock()
         self._stop = trio.Event()
         self._served = trio.Event()
 
@@ -157,6 +175,7 @@ class Daemon:
             daemon.start_soon(self._watch_signals, signals)
             http = await daemon.start(_branch)
             server = await http.start(self._serve_http)
+            self.app.figures.server = server
             self._write_port_file()
             storage = await daemon.start(_branch)
             await storage.start(self.engine.run)
@@ -201,29 +220,36 @@ class Daemon:
         self._served.set()
 
     async def _watch_signals(self, signals: AsyncIterator[int]) -> None:
-        """SIGHUP reads files again. Of the others the first drains, the second exits at once."""
+        """SIGHUP opens files anew, each by itself: a disk may not answer, and that must hold up no other signal. Of the
+        others the first drains, the second exits at once."""
         first = True
-        async for number in signals:
-            if number == signal.SIGHUP:
-                await self._reload()
-                continue
-            if not first:
-                log.warning("stopped_at_once", signal=number)
-                os._exit(EXIT_AT_ONCE)
-            first = False
-            log.info("draining", signal=signal.Signals(number).name)
-            self._stop.set()
+        async with trio.open_nursery() as nursery:
+            async for number in signals:
+                if number == signal.SIGHUP:
+                    if self.audit is not None:
+                        nursery.start_soon(self.audit.reopen)
+                    nursery.start_soon(self._reload)
+                    continue
+                name = signal.Signals(number).name
+                if not first:
+                    log.warning("stopped_at_once", signal=name, waiting_for=self._draining)
+                    flush()
+                    os._exit(EXIT_AT_ONCE)
+                first = False
+                log.info("draining", signal=name, drain_ms=self.settings.drain_ms)
+                self._stop.set()
 
     async def _reload(self) -> None:
         """Read the keys again; what is wrong with them changes nothing."""
-        try:
-            with trio.fail_after(RELOAD_S):
-                keys = await trio.to_thread.run_sync(read_keys, self.settings, abandon_on_cancel=True)
-        except (KeysRefused, trio.TooSlowError) as error:
-            log.error("keys_not_reloaded", reason=str(error) or "the file cannot be read in time")
-            return
-        ended = self.app.access.replace(keys)
-        log.info("keys_reloaded", keys=len(keys), streams_ended=ended)
+        async with self._reloading:  # the last signal's file is the one that counts
+            try:
+                with trio.fail_after(RELOAD_S):
+                    keys = await trio.to_thread.run_sync(read_keys, self.settings, abandon_on_cancel=True)
+            except (KeysRefused, trio.TooSlowError) as error:
+                log.error("keys_not_reloaded", reason=str(error) or "the file cannot be read in time")
+                return
+            ended = self.app.access.replace(keys)
+            log.info("keys_reloaded", keys=len(keys), streams_ended=ended)
 
     def _write_port_file(self) -> None:
         """Appear whole: a reader that sees the file sees the port."""
@@ -238,6 +264,7 @@ class Daemon:
         """Rebuild the topics; False when a signal came meanwhile."""
         engine = self.engine
         engine.status.phase = "replaying"
+        began = trio.current_time()
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._show_progress)
             try:
@@ -250,6 +277,7 @@ class Daemon:
             topics=len(engine.topics),
             records=engine.total_records,
             bytes_replayed=engine.store.progress.done,
+            ms=round((trio.current_time() - began) * 1000),
         )
         return not self._stop.is_set()
 
@@ -275,28 +303,38 @@ class Daemon:
                 await task()
             except Exception:
                 failures += 1
+                self.engine.restarts[name] += 1
                 log.exception("background_task_failed", task=name, failures=failures)
                 await trio.sleep(RESTART_BACKOFF_S[min(failures, len(RESTART_BACKOFF_S)) - 1])
 
     async def _drain(self, server: Server, background: trio.CancelScope) -> None:
         """Stop in order: no new requests, what is in flight finishes, everything synced, clean-stop marks, a last
         snapshot."""
+        self._drain_began = self._stage_began = trio.current_time()
         self.engine.start_draining()
         server.stop_accepting()
         background.cancel()
         await self.engine.watching.say_farewell()
         await self._served.wait()
-        self._draining = "commits in flight"
+        self._enter_stage("commits in flight")
         await self.engine.quiesce()
         self.engine.lower_all_ceilings()
         await self.engine.announce_last_checkpoint()
         for writer in self.engine.store.writers:
-            self._draining = f"wal shard {writer.shard}"
+            self._enter_stage(f"wal shard {writer.shard}")
             await writer.stop()
-        self._draining = "the last snapshot"
-        if not any(writer.failed for writer in self.engine.store.writers):
+        self._enter_stage("the last snapshot")
+        clean = not any(writer.failed for writer in self.engine.store.writers)
+        if clean:
             await self.engine.compactor.try_checkpoint(marks=False)
-        log.info("drained")
+        self._enter_stage("nothing")
+        log.info("drained", clean=clean, ms=round((trio.current_time() - self._drain_began) * 1000))
+
+    def _enter_stage(self, name: str) -> None:
+        """One stage of the drain is done, this one follows."""
+        now = trio.current_time()
+        log.info("drain_stage", done=self._draining, ms=round((now - self._stage_began) * 1000))
+        self._draining, self._stage_began = name, now
 
 
 async def _branch(*, task_status: trio.TaskStatus[trio.Nursery]) -> None:

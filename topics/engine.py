@@ -18,9 +18,11 @@ awaits the loop is the lock: seqs are assigned and frames queued without one in 
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from functools import partial
+from itertools import islice
 from typing import Any, Final
 
 import trio
@@ -98,6 +100,9 @@ METRIC_ROUTERS: Final = 1000
 METRIC_TOPICS: Final = 1000
 """Routers and topics with figures of their own in the metrics (`api.md` section 11)."""
 
+CENSUS_STEP: Final = 1000
+"""Topics and segments that are counted in one step of the loop, which is below a millisecond."""
+
 BAND: Final = 250
 """Between two bands of priority (`runtime.md` section 4)."""
 
@@ -125,6 +130,8 @@ class Engine:
         self._fs = fs
         self._offload = offload
         self._background = Background()
+        self.restarts: Counter[str] = Counter()
+        """Of background tasks after an unexpected error, by their names; the daemon counts."""
         self._commits = Commits(settings, self.store, self.registry)
         self._indexes = IndexCache(settings.cache_bytes)
         self._loader = Loader(
@@ -426,7 +433,12 @@ class Engine:
         try:
             await self._offload.run(Kind.FILES, partial(self.store.note_failure_blocking, shard))
         except OSError as error:
-            log.error("shard_failure_not_noted", shard=shard, error=str(error))
+            log.error(
+                "shard_failure_not_noted",
+                shard=shard,
+                error=str(error),
+                consequence="unless another shard could note it, the next start takes unsynced records for safe",
+            )
 
     def lower_idle_ceilings(self) -> None:
         """Called every second: topics that have had no append for one and are synced give their reserve back."""
@@ -624,56 +636,68 @@ class Engine:
             )
         return page, False
 
-    def figures(self) -> EngineFigures:
-        """What the metrics show, as of one moment."""
+    async def figures(self, key: Key = OPEN) -> EngineFigures:
+        """What the metrics show. Topics and routers that `key` covers have figures of their own; sums are over all.
+
+        What is summed up by looking at every topic is so in steps of the loop; the rest is of one moment, after them.
+        """
+        census = await self._take_census()
         wal = WalFigures()
         for writer in self.store.writers:
             writer.figures.queue_depth = writer.queue_depth
             wal.add(writer.figures)
-        by_class = dict.fromkeys(("ephemeral", "memory", "disk", "fsync"), 0)
-        samples: list[TopicFigures] = []
-        queue_topics = queue_leases = 0
-        for topic in self.topics.values():
-            by_class[topic.config.durability] += 1
-            if len(samples) < METRIC_TOPICS:
-                with suppress(NotLoaded):  # metrics wait for nobody
-                    self.registry.expire(topic)
-                log_ = topic.log
-                samples.append(
-                    TopicFigures(
-                        topic.name,
-                        log_.head_seq,
-                        log_.earliest_seq,
-                        log_.count,
-                        log_.bytes,
-                        self.queueing.figures(topic),
-                    )
-                )
-            if topic.queue is not None:
-                queue_topics += 1
-                queue_leases += topic.queue.leases.in_flight
-        routers, routers_truncated = self._routers.samples(METRIC_ROUTERS)
+        names = list(islice(names_with(self.topics, key.covered(""), None), METRIC_TOPICS + 1))
+        routers, routers_truncated = self._routers.samples(METRIC_ROUTERS, key)
         return EngineFigures(
             topics=len(self.topics),
-            by_class=by_class,
+            by_class=census.by_class,
             records_live=self.registry.total_records,
             bytes_live=self.total_bytes,
             ready=self.status.phase == "ready",
             recovery_progress=self.status.replay_progress,
             uptime_ms=self.clock.monotonic_ms() - self.status.started_ms,
             wal=wal,
-            topic_samples=samples,
-            topics_truncated=len(self.topics) > METRIC_TOPICS,
+            topic_samples=[self._topic_figures(self.topics[name]) for name in names[:METRIC_TOPICS]],
+            topics_truncated=len(names) > METRIC_TOPICS,
             throttled=dict(self.registry.throttled),
-            segments=self._segments(),
-            queue_topics=queue_topics,
-            queue_leases=queue_leases,
+            segments=census.segments,
+            queue_topics=census.queue_topics,
+            queue_leases=census.queue_leases,
             routers=len(self._routers),
             router_samples=routers,
             routers_truncated=routers_truncated,
             router_failures=self.forwarding.failures,
+            restarts=dict(self.restarts),
             delivery=self._delivery_figures(),
         )
+
+    def _topic_figures(self, topic: Topic) -> TopicFigures:
+        with suppress(NotLoaded):  # metrics wait for nobody
+            self.registry.expire(topic)
+        log_ = topic.log
+        return TopicFigures(
+            topic.name, log_.head_seq, log_.earliest_seq, log_.count, log_.bytes, self.queueing.figures(topic)
+        )
+
+    async def _take_census(self) -> _Census:
+        census = _Census()
+        counted = 0
+        for topic in list(self.registry.by_id.values()):
+            if counted >= CENSUS_STEP:
+                counted = 0
+                await trio.lowlevel.checkpoint()
+            counted += 1
+            if topic.deleted:  # meanwhile
+                continue
+            census.by_class[topic.config.durability] += 1
+            if topic.queue is not None:
+                census.queue_topics += 1
+                census.queue_leases += topic.queue.leases.in_flight
+            if topic.shelf is not None:
+                counted += len(topic.shelf.segments)
+                for segment in topic.shelf.segments:
+                    census.segments[segment.tier] += 1
+        return census
 
     def _delivery_figures(self) -> DeliveryFigures:
         steps, scheduler = self.governor.steps, self.delivery.scheduler
@@ -691,15 +715,6 @@ class Engine:
             waits_ms=scheduler.waits_ms,
         )
 
-    def _segments(self) -> dict[str, int]:
-        """How many segments there are by tier."""
-        tiers = {"hot": 0, "cold": 0}
-        for topic in self.topics.values():
-            if topic.shelf is not None:
-                for segment in topic.shelf.segments:
-                    tiers[segment.tier] += 1
-        return tiers
-
     # -- upkeep ------------------------------------------------------------------------------------------------------
 
     async def announce_last_checkpoint(self) -> None:
@@ -715,9 +730,19 @@ class Engine:
         """
         try:
             taken = await self.compactor.checkpoint(hold_ms=hold_ms)
-            return await self.compactor.files(), taken.positions
+            return await self.compactor.files(held=hold_ms > 0), taken.positions
         except OSError as error:
             raise read_only(f"the checkpoint has failed ({error.strerror or error})") from error
+
+
+class _Census:
+    """What is known only by looking at every topic."""
+
+    def __init__(self) -> None:
+        self.by_class = dict.fromkeys(("ephemeral", "memory", "disk", "fsync"), 0)
+        self.segments = {"hot": 0, "cold": 0}
+        self.queue_topics = 0
+        self.queue_leases = 0
 
 
 class _NotReady(Exception):

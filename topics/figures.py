@@ -1,7 +1,7 @@
 """What the engine tells of itself when it is scraped: plain figures, no formatting, no I/O.
 
-The engine fills these in one synchronous call (`Engine.figures`), so that a scrape sees one moment;
-`topics.http.metrics` turns them into the names of `api.md` section 11.
+The engine fills these (`Engine.figures`), all but the sums over every topic in one step of the loop, so that a scrape
+sees one moment; `topics.http.metrics` turns them into the names of `api.md` section 11.
 """
 
 from __future__ import annotations
@@ -127,8 +127,8 @@ class DeliveryFigures:
 class EngineFigures:
     """The whole engine at one moment.
 
-    `topic_samples` holds at most 1000 topics; `topics_truncated` says that there are more. It is the same with
-    `router_samples`, which is in name order, and `routers_truncated`.
+    `topic_samples` holds the first 1000 topics of those that whoever asks may see, in name order; `topics_truncated`
+    says that there are more. It is the same with `router_samples` and `routers_truncated`.
     """
 
     topics: int = 0
@@ -149,6 +149,8 @@ class EngineFigures:
     routers_truncated: bool = False
     router_failures: int = 0
     """Forwarders that were started again after an error nobody thought of."""
+    restarts: dict[str, int] = field(default_factory=dict)
+    """Background tasks that were, by their names."""
     throttled: dict[str, int] = field(default_factory=dict)
     segments: dict[str, int] = field(default_factory=dict)
     """By tier."""

@@ -10,6 +10,9 @@ from typing import Final
 ENOUGH_FILES: Final = 10_000
 """Below this many descriptors the start warns: the caps on connections cannot be reached (`runtime.md` section 1)."""
 
+LEAST_OWN_FILES: Final = 64
+"""Descriptors that clients leave in any case: listeners, the log's and the audit log's files, segments being read."""
+
 _M_ARENA_MAX: Final = -8  # malloc.h
 
 
@@ -26,6 +29,21 @@ def raise_file_limit() -> str | None:
     if soft != resource.RLIM_INFINITY and soft < ENOUGH_FILES:
         return f"only {soft} files may be open (RLIMIT_NOFILE); at least {ENOUGH_FILES} are advised"
     return None
+
+
+def file_limit() -> int | None:
+    """How many files may be open now; None where there is no limit."""
+    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return None if soft == resource.RLIM_INFINITY else soft
+
+
+def most_connections(files: int | None) -> int | None:
+    """How many connections clients may have when so many files may be open; None for no bound.
+
+    A quarter of the descriptors, and no fewer than `LEAST_OWN_FILES`, is kept for the log and the segments: a crowd of
+    clients must not make a shard fail for want of one.
+    """
+    return None if files is None else max(1, files - max(LEAST_OWN_FILES, files // 4))
 
 
 def limit_arenas(most: int) -> bool:

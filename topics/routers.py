@@ -129,11 +129,17 @@ class Routers:
         starts = tuple(prefixes)
         yield from (name for name in names if name.startswith(starts) and (after is None or name > after))
 
-    def samples(self, most: int) -> tuple[list[RouterFigures], bool]:
-        """Figures of the first routers by name, and whether there are more."""
-        routers = [self._names[name] for _, name in zip(range(most), self._names, strict=False)]
-        figures = [RouterFigures(router.name, self._lag(router), router.forwarded) for router in routers]
-        return figures, len(self._names) > most
+    def samples(self, most: int, key: Key) -> tuple[list[RouterFigures], bool]:
+        """Figures of the first routers, by name, that `key` covers with both ends, and whether there are more."""
+        found: list[RouterFigures] = []
+        for name in names_with(self._names, key.covered(""), None):
+            router = self._names[name]
+            if not (key.covers(router.config.source) and key.covers(router.config.dest)):
+                continue
+            if len(found) == most:
+                return found, True
+            found.append(RouterFigures(name, self._lag(router), router.forwarded))
+        return found, False
 
     async def catch_up(self, names: Iterable[str]) -> None:
         """Before a read of these topics: forward what is due now (`Forwarding.catch_up`). Topics without routers cost

@@ -10,7 +10,21 @@ from typing import Any
 import click
 from rich.console import Console
 
-from benchmarks import append, checkpoint, cold, diff, memory, pressure, queue, reclaim, recovery, routers, watch, ws
+from benchmarks import (
+    append,
+    checkpoint,
+    cold,
+    diff,
+    guardrails,
+    memory,
+    pressure,
+    queue,
+    reclaim,
+    recovery,
+    routers,
+    watch,
+    ws,
+)
 from benchmarks.bench import Bench
 from benchmarks.figures import as_json, print_table
 from benchmarks.machine import machine_facts
@@ -28,6 +42,7 @@ BENCHMARKS = {
     "pressure": pressure.run,
     "routers": routers.run,
     "queue": queue.run,
+    "guardrails": guardrails.run,
 }
 DIRECTORY = Path(__file__).resolve().parents[2] / "bench-results"
 

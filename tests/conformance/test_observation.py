@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from tests.conformance.client import Client, RawConnection, body_of, running, until
+from tests.conformance.client import Client, body_of, until
 
 PLAIN = [
     "topics", "records_live", "bytes_live", "ready", "recovery_progress", "uptime_ms", "topic_metrics_truncated",
@@ -166,20 +165,3 @@ def test_text_is_the_default(client: Client, accept: str | None) -> None:
         answer = other.get("/v0/metrics")
     assert answer.headers["content-type"].startswith("text/plain")
     assert list(text_string_to_metric_families(answer.text))
-
-
-def test_at_most_a_thousand_topics_are_told_one_by_one(tmp_path: Path) -> None:
-    body = b'{"records":[{"data":1}],"config":{"durability":"ephemeral"}}'
-    length = len(body)
-    with running(tmp_path) as crowded, RawConnection(crowded) as connection:
-        for number in range(1005):
-            connection.send_head(
-                "POST", f"/v0/topics/t{number}", content_type="application/json", content_length=str(length)
-            )
-            connection.send(body)
-            assert connection.receive()[0] == 201
-        found = scraped(crowded)
-    for name in PER_TOPIC:
-        assert sum(key == f"topics_{name}" for key, _ in found) == 1000
-    assert found["topics_topic_metrics_truncated", ()] >= 1
-    assert found["topics_topics", ()] == 1005

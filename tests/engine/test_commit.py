@@ -321,7 +321,7 @@ async def test_a_failed_shard_is_read_only(operation: str, autojump_clock: Any) 
             assert await life.seqs(name) == [1, 2]
         assert (await refusal(life.put("new"))).code == "read_only"
         assert (await refusal(life.append("new", 1))).code == "read_only"
-        assert life.engine.figures().wal.read_only == 1
+        assert (await life.engine.figures()).wal.read_only == 1
 
 
 @pytest.mark.parametrize("durability", CLASSES)
@@ -453,7 +453,7 @@ async def test_a_full_queue_is_429_after_the_admission_time_and_no_wait_with_bac
         assert len(found) == 1 + len(stored) + 1
         assert "gone" not in found
         assert "late" not in found
-        assert sum(life.engine.figures().throttled.values()) == 1 + len(calls) - len(stored)
+        assert sum((await life.engine.figures()).throttled.values()) == 1 + len(calls) - len(stored)
         assert Kind.WAL in offload.calls
 
 

@@ -17,7 +17,7 @@ import errno
 import random
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import contextmanager
-from pathlib import Path
+from dataclasses import replace
 from typing import Any, Final, Literal, NamedTuple, TypeVar
 
 import msgspec
@@ -25,12 +25,11 @@ import pytest
 import trio
 import trio.testing
 
-import tests.simulation.world as simulation
-from tests.engine.life import records
+from tests.engine import walks
+from tests.engine.walks import Wrong
 from tests.simulation.disk import Fault
-from tests.simulation.offload import InlineOffload
 from tests.simulation.segment_lives import UNEXPECTED
-from tests.simulation.world import COLD, Life, World, settings
+from tests.simulation.world import End, Life, World
 from topics.errors import ApiError
 from topics.log.match import parse_match
 from topics.log.topic_log import Extent, TopicLog
@@ -42,7 +41,6 @@ from topics.model import (
     Job,
     Performance,
     QueueState,
-    ReadRequest,
     RecordIn,
     RouterPatch,
     TopicConfigPatch,
@@ -53,18 +51,8 @@ from topics.topic import Topic
 
 T = TypeVar("T")
 
-CONFIG: Final = settings(
-    wal_shards=2,
-    cache_bytes=2000,
-    segment_max_events=8,
-    segment_max_bytes=4096,
-    segment_max_age_ms=0,
-    hot_retain_segments=1,
-    cold_dir=Path(COLD),
-    min_free_bytes=0,
-    delivery_workers=2,
-)
-"""Hardly anything stays in memory, and most of what does not is soon in the cold store."""
+CONFIG: Final = replace(walks.CONFIG, cache_bytes=2000)
+SLOW: Final = dict.fromkeys(Kind, 0.0) | {Kind.HOT_READ: 0.3, Kind.COLD_READ: 0.3, Kind.WAL: 0.2}
 
 WORKERS: Final = 5
 STREAMS: Final = 2
@@ -79,10 +67,6 @@ REFUSALS: Final = {"topic_full", "record_too_large", "topic_not_found", "router_
 About = Literal["calls", "kills", "crashes", "failures", "drops"]
 """What a walk is about. With `failures` a shard fails in the middle of each life but the last. With `drops` the queue
 itself comes and goes, and only what holds for any queue is judged."""
-
-
-class Wrong(BaseException):
-    """The truth is another one. Nobody in the daemon takes it for a failure of theirs."""
 
 
 def sure(truth: object, *said: object) -> None:
@@ -319,37 +303,22 @@ class Truth:
 # ----------------------------------------------------------------- the walk
 
 
-class SlowOffload(InlineOffload):
-    """A disk some of whose reads and writes take their time."""
-
-    def __init__(self, seed: int | None = None) -> None:
-        super().__init__(seed)
-        self._pauses = random.Random(seed)
-
-    async def run(self, kind: Kind, call: Callable[[], T]) -> T:
-        chance = {Kind.HOT_READ: 0.3, Kind.COLD_READ: 0.3, Kind.WAL: 0.2}.get(kind, 0)
-        if self._pauses.random() < chance:
-            with trio.CancelScope(shield=True):
-                await trio.sleep(self._pauses.choice((0.0005, 0.002, 0.03, 0.12)))
-        return await super().run(kind, call)
-
-
-class Walk:
+class Walk(walks.Walk):
     """One life of a random walk."""
 
     def __init__(
         self, truth: Truth, seed: int, steps: int, about: About, config: dict[str, Any], *, last: bool
     ) -> None:
+        super().__init__(seed, steps)
         self.truth = truth
-        self.random = random.Random(seed)
-        self.steps = steps
         self.about = about
         self.config = config
         self.last = last
         self.abrupt = False
-        self.life: Life
         self.stopping = False
-        self._house = trio.Lock()
+        self._said = {"drops": {"topic_not_found"}, "failures": {"read_only"}}.get(about, set())
+        """What any call may be refused with."""
+        self.refusals = frozenset(REFUSALS | self._said)
         self._n = 0
         self._written = seed * 100_000
 
@@ -380,7 +349,7 @@ class Walk:
                     (self.append, self.delete, self.configure, self.keep_house, self.look, self.step_clock, self.drop),
                     (50, 4, 8, 8, 20, 2, 4 if self.about == "drops" else 0),
                 )[0]
-                nursery.start_soon(self._try, work)
+                nursery.start_soon(self.attempt, work)
                 await trio.sleep(self.random.choices((0.0, 0.001, 0.02, 0.3, 1.5), (40, 20, 20, 15, 5))[0])
             if self.abrupt:
                 nursery.cancel_scope.cancel()
@@ -399,18 +368,10 @@ class Walk:
         name = self.random.choice(("fdatasync", "fdatasync", "pwrite"))
         self.life.fs.inject(Fault(error=errno.EIO, name=name, path=f"*shard-0{shard}/wal*", times=None))
 
-    @property
-    def _said(self) -> set[str]:
-        """What calls may be refused with."""
-        return {"drops": {"topic_not_found"}, "failures": {"read_only"}}.get(self.about, set())
-
-    async def _try(self, work: Callable[[], Awaitable[None]]) -> None:
+    async def attempt(self, work: walks.Step) -> None:
         try:
             with trio.fail_after(HANG_S):
-                await work()
-        except ApiError as error:
-            if error.code not in REFUSALS | self._said:
-                raise
+                await super().attempt(work)
         except trio.TooSlowError as error:
             raise Wrong(f"{work} hangs") from error
 
@@ -704,15 +665,6 @@ class Walk:
         if "q" in self.life.engine.topics:
             await self.life.engine.put_topic("q", TopicConfigPatch(type="queue", **patch))
 
-    async def keep_house(self) -> None:
-        async with self._house:  # one at a time, as the daemon does it
-            kind = self.random.random()
-            if kind < 0.6:
-                await self.life.compactor.checkpoint()
-            if kind > 0.4:
-                await self.life.reclaimer.pass_over()
-                await self.life.relocator.pass_over()
-
     async def look(self) -> None:
         """The counters, and the projection itself."""
         topic = self.life.engine.topics.get("q")
@@ -735,10 +687,8 @@ class Walk:
         ]
         sure(queue.in_flight >= len(certain), queue, certain)
 
-    async def step_clock(self) -> None:
-        ms = self.random.choice((-5000, 300, 2000))
+    def stepped(self, ms: int) -> None:
         self.truth.forward_ms += max(ms, 0)
-        self.life.clock.step(ms)
 
     async def drop(self) -> None:
         await self.life.engine.delete_topic("q", if_empty=False)
@@ -811,18 +761,12 @@ class Walk:
         truth = self.truth
         sure(not truth.live, truth.live)
         moved: list[int] = []
-        position = 0
-        while True:
-            request = ReadRequest(from_seq=position, limit=1000, max_batch_bytes=8 << 20)
-            answer = await self.life.engine.read("dlq", request, Performance())
-            for record in records(answer):
+        async for _, there in walks.read_all(self.life.engine, "dlq"):
+            for record in there:
                 meta = record["meta"]
                 sure(meta["$dead_letter_from"] == "q", meta)
                 moved.append(int(meta["$dead_letter_src_seq"]))
                 sure(int(meta["$dead_letter_deliveries"]) >= 1, meta)
-            position = answer.next_from_seq
-            if answer.caught_up:
-                break
         lost = truth.unexplained - set(moved)
         sure(len(lost) <= truth.dead_letters_evicted, "lost:", lost)
         sure(not set(moved) & truth.acked, "dead letters that were acked", set(moved) & truth.acked)
@@ -835,23 +779,11 @@ class Walk:
             sure(0 <= copies - state.queue.dead_lettered <= len(truth.taken), state.queue, copies)
 
 
-class Beginning:
-    """What there is at the start of a life, before anybody does anything."""
-
-    def __init__(self) -> None:
-        self.live: set[int] = set()
-
-    async def __call__(self, life: Life) -> None:
-        if "q" not in life.engine.topics:
-            return
-        position = 0
-        while True:
-            request = ReadRequest(from_seq=position, limit=1000, max_batch_bytes=8 << 20)
-            answer = await life.engine.read("q", request, Performance())
-            self.live |= {record["$seq"] for record in records(answer)}
-            position = answer.next_from_seq
-            if answer.caught_up:
-                return
+async def there_at_first(life: Life) -> set[int]:
+    """The jobs at the start of a life, before anybody does anything."""
+    if "q" not in life.engine.topics:
+        return set()
+    return {record["$seq"] async for _, there in walks.read_all(life.engine, "q") for record in there}
 
 
 def walk(seed: int, lives: int, steps: int, about: About) -> Truth:
@@ -867,8 +799,7 @@ def walk(seed: int, lives: int, steps: int, about: About) -> Truth:
     config = {"durability": durability, "leases_durable": leases_durable, "lease_ms": LEASES_MS[0]}
     truth = Truth(counts_all=about == "calls")
     events: list[dict[str, Any]] = []
-    with pytest.MonkeyPatch.context() as patch, truth.listening():
-        patch.setattr(simulation, "InlineOffload", SlowOffload)
+    with walks.slow_disks(SLOW, 0.0005, 0.002, 0.03, 0.12), truth.listening():
         world = World(seed, config=CONFIG)
         clean = True
         for life in range(lives):
@@ -878,11 +809,10 @@ def walk(seed: int, lives: int, steps: int, about: About) -> Truth:
 
             async def scenario(here: Life, step: Walk = step, first: bool = life == 0, clean: bool = clean) -> None:
                 if not first:
-                    there = Beginning()
-                    await there(here)
+                    live = await there_at_first(here)
                     if about != "drops":
                         truth.restarted(
-                            (there.live | truth.added) - truth.removed,
+                            (live | truth.added) - truth.removed,
                             keeps_leases=(clean or leases_durable) and durability != "ephemeral",
                             keeps_jobs=durability != "ephemeral",
                             exact=clean and durability != "ephemeral",
@@ -895,7 +825,7 @@ def walk(seed: int, lives: int, steps: int, about: About) -> Truth:
             world.events.clear()
             clean = not (step.abrupt or fails)
             if not clean:
-                ends: dict[About, tuple[simulation.End, ...]] = {
+                ends: dict[About, tuple[End, ...]] = {
                     "kills": ("kill",),
                     "crashes": ("drop", "keep", "tear", "reorder"),
                     "failures": ("kill", "drop"),

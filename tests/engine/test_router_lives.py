@@ -11,24 +11,21 @@ A seed decides everything. One that has found something becomes an example.
 from __future__ import annotations
 
 import json
-import random
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from pathlib import Path
+from dataclasses import replace
 from typing import Any, Final, Literal, NamedTuple, TypeVar
 
 import msgspec
 import pytest
 import trio
 
-import tests.simulation.world as simulation
-from tests.engine.life import records
-from tests.simulation.offload import InlineOffload
+from tests.engine import walks
+from tests.engine.walks import Wrong
 from tests.simulation.segment_lives import UNEXPECTED
-from tests.simulation.world import COLD, Life, World, settings
+from tests.simulation.world import Life, World
 from topics.appending import Appending
 from topics.copy_commits import CopyCommits, Decided, Seqs
-from topics.errors import ApiError
 from topics.forwarder import Forwarder
 from topics.forwarding import Forwarding
 from topics.log.copies import MAX_HOPS
@@ -49,30 +46,21 @@ NODES: Final = (None, "a", "b")
 TAGS: Final = (None, "x", "xy", "z")
 FILTERS: Final = (None, None, "x", ["tag", "Glob", "x*"], ["tag", "Glob", "*"])
 NAMES: Final = tuple(f"t{n}" for n in range(6))
-CONFIG: Final = settings(
-    wal_shards=2,
-    cache_bytes=3000,
-    segment_max_events=8,
-    segment_max_bytes=4096,
-    segment_max_age_ms=0,
-    hot_retain_segments=1,
-    cold_dir=Path(COLD),
-    min_free_bytes=0,
-    delivery_workers=2,
-)
-"""Hardly anything stays in memory, and most of what does not is soon in the cold store."""
+CONFIG: Final = replace(walks.CONFIG, cache_bytes=3000)
 
 SAID_OF_DAMAGE: Final = UNEXPECTED | {"copy_without_bytes", "forwarder_failed", "background_task_failed"}
 
-REFUSALS: Final = {
-    "topic_full",
-    "record_too_large",
-    "topic_not_found",
-    "topic_not_empty",
-    "router_cycle",
-    "topic_exists_incompatible",
-    "invalid_request",  # an update of a router that has just gone
-}
+REFUSALS: Final = frozenset(
+    {
+        "topic_full",
+        "record_too_large",
+        "topic_not_found",
+        "topic_not_empty",
+        "router_cycle",
+        "topic_exists_incompatible",
+        "invalid_request",  # an update of a router that has just gone
+    }
+)
 
 About = Literal["losses", "cycles", "kills"]
 """What a walk is about. Where records are lost, routers lead in one direction only; where they lead in both, everybody
@@ -337,16 +325,10 @@ class Truth:
         before = known.head, len(known.live), len(known.lost)
         found: list[dict[str, Any]] = []
         gaps: list[tuple[int, int]] = []
-        position = 0
-        while True:
-            request = ReadRequest(from_seq=position, include_tags=True, limit=1000, max_batch_bytes=8 << 20)
-            answer = await life.engine.read(name, request, Performance())
+        async for answer, there in walks.read_all(life.engine, name, include_tags=True):
             if answer.tombstone is not None:
                 gaps.append((answer.tombstone.gap_from, answer.tombstone.gap_to))
-            found += records(answer)
-            position = answer.next_from_seq
-            if answer.caught_up:
-                break
+            found += there
         state = await life.engine.topic_state(name, touch=False)
         if before != (known.head, len(known.live), len(known.lost)):
             return False
@@ -484,10 +466,6 @@ class Truth:
         call(commits, forwarder, forwarded, seqs, decided, commit)
 
 
-class Wrong(BaseException):
-    """The truth is another one. Nobody in the daemon takes it for a failure of theirs."""
-
-
 def _heard(call: Callable[..., Any], hear: Callable[..., Any]) -> Callable[..., Any]:
     def heard(*args: Any, **options: Any) -> Any:
         try:
@@ -512,32 +490,16 @@ def _parts(blocks: Sequence[Any], first: int, last: int) -> Iterator[tuple[int, 
 # ----------------------------------------------------------------- the walk
 
 
-class SlowOffload(InlineOffload):
-    """A disk some of whose reads take their time."""
-
-    def __init__(self, seed: int | None = None) -> None:
-        super().__init__(seed)
-        self._pauses = random.Random(seed)
-
-    async def run(self, kind: Kind, call: Callable[[], T]) -> T:
-        if kind in (Kind.HOT_READ, Kind.COLD_READ) and self._pauses.random() < 0.3:
-            with trio.CancelScope(shield=True):
-                await trio.sleep(self._pauses.choice((0.0005, 0.002, 0.03)))
-        return await super().run(kind, call)
-
-
-class Walk:
+class Walk(walks.Walk):
     """One life of a random walk."""
 
+    refusals = REFUSALS
+
     def __init__(self, truth: Truth, seed: int, steps: int, about: About) -> None:
+        super().__init__(seed, steps)
         self.truth = truth
         self.cycles = about != "losses"
         self.classes = {"losses": CLASSES, "cycles": CLASSES[1:], "kills": CLASSES[2:]}[about]
-        self.random = random.Random(seed)
-        self.steps = steps
-        self.life: Life
-        self.refused = 0
-        self._house = trio.Lock()
         self._written = 0
 
     async def __call__(self, life: Life) -> None:
@@ -545,7 +507,7 @@ class Walk:
         await self.truth.judge(life, full=False)
         async with trio.open_nursery() as nursery:
             for _ in range(8 if not life.engine.topics else 1):
-                await self._try(self.route)
+                await self.attempt(self.route)
             for _ in range(self.steps):
                 work = self.random.choices(
                     (
@@ -561,19 +523,11 @@ class Walk:
                     ),
                     (60, 10, 10, 6, 2, 2, 10, 6, 1),
                 )[0]
-                nursery.start_soon(self._try, work)
+                nursery.start_soon(self.attempt, work)
                 await trio.sleep(self.random.choices((0.0, 0.001, 0.02, 0.4, 3.0), (55, 20, 15, 8, 2))[0])
         if self.cycles or self.random.random() < 0.7:
             await self.come_to_rest()
             await self.truth.judge(life, full=True)
-
-    async def _try(self, work: Callable[[], Awaitable[None]]) -> None:
-        try:
-            await work()
-        except ApiError as error:
-            if error.code not in REFUSALS:
-                raise
-            self.refused += 1
 
     def name(self) -> str:
         return self.random.choice(NAMES)
@@ -663,18 +617,6 @@ class Walk:
             request = ReadRequest(from_seq=self.random.randint(0, topic.log.head_seq))
             await self.life.engine.read(name, request, Performance())
 
-    async def keep_house(self) -> None:
-        async with self._house:  # one at a time, as the daemon does it
-            kind = self.random.random()
-            if kind < 0.6:
-                await self.life.compactor.checkpoint()
-            if kind > 0.4:
-                await self.life.reclaimer.pass_over()
-                await self.life.relocator.pass_over()
-
-    async def step_clock(self) -> None:
-        self.life.clock.step(self.random.choice((-5000, 300, 2000)))
-
     async def come_to_rest(self) -> None:
         """Nothing is full any more, and everybody gets what is there."""
         engine = self.life.engine
@@ -693,8 +635,7 @@ class Walk:
 def walk(seed: int, lives: int, steps: int, about: About) -> None:
     truth = Truth()
     events: list[dict[str, Any]] = []
-    with pytest.MonkeyPatch.context() as patch, truth.listening():
-        patch.setattr(simulation, "InlineOffload", SlowOffload)
+    with walks.slow_disks({Kind.HOT_READ: 0.3, Kind.COLD_READ: 0.3}, 0.0005, 0.002, 0.03), truth.listening():
         world = World(seed, config=CONFIG)
         for life in range(lives):
             truth.stopped, truth.paths = truth.paths, {}

@@ -343,8 +343,12 @@ class FakeEngine:
         self.holds.append(hold_ms)
         return ["FORMAT", "meta/snapshot.1.cbor"], {0: [3, 4711], 1: [0, 0]}
 
-    def figures(self) -> EngineFigures:
-        samples = [TopicFigures(name, topic.head_seq, 1, len(topic.records), 0) for name, topic in self.topics.items()]
+    async def figures(self, key: Key) -> EngineFigures:
+        samples = [
+            TopicFigures(name, topic.head_seq, 1, len(topic.records), 0)
+            for name, topic in self.topics.items()
+            if key.covers(name)
+        ]
         return EngineFigures(
             topics=len(self.topics),
             by_class={"disk": len(self.topics)},

@@ -257,7 +257,10 @@ async def test_routers_have_metrics(served: Served, monkeypatch: pytest.MonkeyPa
         ):  # fmt: skip
             assert line in lines, line
 
-        monkeypatch.setattr(FakeEngine, "figures", lambda _: EngineFigures(routers_truncated=True, router_failures=3))
+        async def figures(*_: object) -> EngineFigures:
+            return EngineFigures(routers_truncated=True, router_failures=3)
+
+        monkeypatch.setattr(FakeEngine, "figures", figures)
         values = (await client.get("/v0/metrics", headers={"accept": "application/json"})).json()
         assert (values["topics_routers"], values["topics_router_failures_total"]) == (0, 3)
         assert values["topics_router_metrics_truncated"] == 1

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import Final, Protocol
+from typing import Protocol
 from urllib.parse import unquote_to_bytes
 
 from topics.clock import Clock
@@ -18,11 +18,8 @@ from topics.errors import ApiError, throttled
 from topics.http.rate import Bucket
 from topics.http.routes import Route
 from topics.keys import OPEN, Key, Keyring, Scope
-from topics.watching.feed import Ending
+from topics.watching.feed import WITHDRAWN
 from topics.watching.outbox import Outbox
-
-WITHDRAWN: Final = Ending(401, "unauthorized", "the key is not valid any more, or not for this")
-"""How streams and sockets end whose key could not open them any more."""
 
 
 class Shown(Protocol):
@@ -62,6 +59,10 @@ class Access:
         if key is None:
             raise _unauthorized(known=token is not None)
         return key
+
+    def name_of(self, key: Key) -> str:
+        """How logs call whoever asks: `unknown` where there are keys and it is not known which one."""
+        return "unknown" if self._keyring and key is OPEN else key.name
 
     def current(self, key: Key) -> Key:
         """What a key that was valid may do by now. Raises `401 unauthorized`."""

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from topics.audit import AuditLog
 from topics.http.calls import Engine
 from topics.http.gate import Gate
 from topics.keys import Keyring
 
 
-def make_app(engine: Engine, keyring: Keyring | None = None) -> Gate:
+def make_app(engine: Engine, keyring: Keyring | None = None, audit: AuditLog | None = None) -> Gate:
     """The application that serves `engine` to the holders of `keyring` (default: the keys of its settings). May be
     called, and serve, before the engine is ready."""
-    return Gate(engine, keyring)
+    return Gate(engine, keyring, audit)

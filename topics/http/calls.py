@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Iterable, Mapping, MutableMapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping, MutableMapping, Sized
 from dataclasses import dataclass, field
 from typing import Any, Final, Protocol, TypeVar
 
@@ -136,7 +136,10 @@ class Engine(Protocol):
     @property
     def watching(self) -> Watching: ...
 
-    def figures(self) -> EngineFigures: ...
+    async def figures(self, key: Key) -> EngineFigures: ...
+
+    @property
+    def topics(self) -> Sized: ...
 
 
 class ClientGone(Exception):
@@ -189,6 +192,7 @@ class Call:
 
     __slots__ = (
         "answer_headers",
+        "audited",
         "body",
         "body_complete",
         "entered",
@@ -221,6 +225,8 @@ class Call:
         self.answer_headers: list[tuple[bytes, bytes]] = []
         """What every answer to it carries."""
         self.key: Key = OPEN
+        self.audited = False
+        """Whether the audit log gets a line of it."""
         self.entered = False
         """Whether it counts as a request in progress of its key."""
         self.waits = False

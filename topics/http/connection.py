@@ -8,11 +8,13 @@ end.
 from __future__ import annotations
 
 import fcntl
+import math
 import os
 import socket
 import struct
 import sys
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from typing import Final
 
 import trio
@@ -20,6 +22,11 @@ import trio
 # On a stream, one that is connected and does not read is dealt with by the stream (`topics.watching.outbox`), which
 # wants to tell it so; the kernel counts a closed window like a peer that vanished.
 STREAM_USER_TIMEOUT_MS: Final = 40_000
+
+# Whoever reads an answer has a minute, and a second for each KiB of it and of what else is on its way: a maximal page
+# over a bad line takes less. What it keeps waiting is in memory and outside every budget.
+ANSWER_S: Final = 60.0
+ANSWER_BYTES_PER_S: Final = 1 << 10
 
 # A peer that has acknowledged nothing for so long, something sent to it and keep-alive probes included, has vanished.
 VANISHED_MS: Final = 22_000
@@ -39,12 +46,33 @@ _DIRECT_UNSENT: Final = 16 << 10
 class Connection:
     """One accepted connection, in the ASGI scope as `scope["state"]["connection"]`."""
 
-    __slots__ = ("_direct_bytes", "_direct_ended", "_partial", "_stream", "cancel_scope", "lock", "peer", "streams")
+    __slots__ = (
+        "_answering",
+        "_answers",
+        "_direct_bytes",
+        "_direct_ended",
+        "_earliest",
+        "_owed",
+        "_partial",
+        "_stream",
+        "cancel_scope",
+        "lock",
+        "peer",
+        "streams",
+    )
 
-    def __init__(self, stream: trio.SocketStream, lock: trio.Lock) -> None:
+    def __init__(self, stream: trio.SocketStream, lock: trio.Lock, answering: set[Connection]) -> None:
         self._stream = stream
         self.lock = lock
         """Held by whoever sends."""
+        self._answering = answering
+        """Those of all connections that are sending an answer, this one among them while it does."""
+        self._answers: dict[object, float] = {}
+        """Until when each of the answers that are being sent has to be out."""
+        self._earliest = math.inf
+        """Of those times the first, or one before it."""
+        self._owed = 0
+        """Bytes of those answers."""
         self._partial: trio.Event | None = None
         """Set while a frame is partly sent past hypercorn."""
         self._direct_bytes = 0
@@ -73,6 +101,37 @@ class Connection:
         info = self._info()
         silent_ms = int.from_bytes(info[_LAST_ACK_MS], sys.byteorder)
         return silent_ms >= VANISHED_MS and int.from_bytes(info[_UNACKED], sys.byteorder) > 0
+
+    # -- answers -------------------------------------------------------------------------------------------------------
+
+    @contextmanager
+    def answering(self, size: int) -> Iterator[None]:
+        """Around sending an answer of `size` bytes: a peer that takes too long over it is cut off (`is_too_slow`).
+
+        Answers of one HTTP/2 connection are sent by turns, so each has the time of all that are on their way when it
+        begins. Those that begin later give it none: otherwise an answer that nobody takes would be held for as long as
+        others are.
+        """
+        answer = object()
+        self._owed += size
+        deadline = trio.current_time() + ANSWER_S + self._owed / ANSWER_BYTES_PER_S
+        self._answers[answer] = deadline
+        self._earliest = min(self._earliest, deadline)
+        self._answering.add(self)
+        try:
+            yield
+        finally:
+            self._owed -= size
+            del self._answers[answer]
+            if not self._answers:
+                self._earliest = math.inf
+                self._answering.discard(self)
+
+    def is_too_slow(self, now: float) -> bool:
+        """Whether an answer should have been read by now (Trio's clock)."""
+        if now >= self._earliest:
+            self._earliest = min(self._answers.values(), default=math.inf)
+        return now >= self._earliest
 
     def _info(self) -> bytes:
         try:

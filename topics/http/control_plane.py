@@ -37,8 +37,11 @@ from topics.http.answers import (
 )
 from topics.http.calls import Call, Engine, Message, Response, json_response
 from topics.http.data_plane import check_dead_letter
+from topics.http.docs_page import CONTENT_POLICY, page_bytes
 from topics.http.metrics import Exposition
+from topics.http.openapi import document_bytes
 from topics.http.routes import ROUTES, Plane
+from topics.log.names import check_topic_name
 from topics.model import Performance, RouterPatch
 
 View = Callable[..., Awaitable[Response]]
@@ -76,6 +79,8 @@ class ControlPlane:
             "ready": self.ready,
             "readyz": self.ready,
             "metrics": self.metrics,
+            "openapi": self.openapi,
+            "docs": self.docs,
         }
         for route in ROUTES:
             if route.plane is Plane.CONTROL:
@@ -155,8 +160,10 @@ class ControlPlane:
 
     async def delete_topic(self, topic: str) -> Response:
         """`DELETE /v0/topics/{topic}`."""
-        deleted, routers = await self._engine.delete_topic(topic, if_empty=bodies.decode_if_empty(_query()))
-        shown = [name for name in routers if _call().key.covers(name)]
+        if_empty = bodies.decode_if_empty(_query())
+        visible = await self._visible_routers(topic)
+        deleted, routers = await self._engine.delete_topic(topic, if_empty=if_empty)
+        shown = [name for name in routers if visible is None or name in visible]
         answer = TopicDeletedAnswer(
             topic=topic, deleted=deleted, routers_removed=shown, performance=self._performance()
         )
@@ -184,7 +191,11 @@ class ControlPlane:
         """`PUT /v0/routers/{router}`."""
         patch = bodies.decode_router_patch(_call().body)
         self._check_ends(router, patch)
-        state, created = await self._engine.put_router(router, patch)
+        try:
+            state, created = await self._engine.put_router(router, patch)
+        except ApiError as error:
+            self._hide_names(error.detail)
+            raise
         answer = RouterAnswer(**asdict(state), created=created, performance=self._performance())
         return json_response(answer, 201 if created else 200)
 
@@ -215,9 +226,34 @@ class ControlPlane:
         if patch is not None:
             for field, name in (("source", patch.source), ("dest", patch.dest)):
                 if isinstance(name, str):
-                    key.check_name(name, field)
+                    key.check_name(check_topic_name(name, field), field)
         for field, name in zip(("source", "dest"), self._engine.router_ends(router) or (), strict=False):
             key.check_name(name, field)
+
+    def _hide_names(self, detail: dict[str, Any]) -> None:
+        """Leave out of a refusal what only keys with other prefixes may see."""
+        if not all(_call().key.covers(topic) for topic in detail.get("cycle", ())):
+            del detail["cycle"]
+        if not all(self._is_visible(router) for router in detail.get("routers", ())):
+            del detail["routers"]
+
+    def _is_visible(self, router: str) -> bool:
+        """Whether the key covers a router and both its ends."""
+        return all(_call().key.covers(name) for name in (router, *(self._engine.router_ends(router) or ())))
+
+    async def _visible_routers(self, topic: str) -> set[str] | None:
+        """The routers of a topic that the key covers; None where it covers all."""
+        key = _call().key
+        if not key.prefixes:
+            return None
+        found: set[str] = set()
+        for source, dest in ((topic, None), (None, topic)):
+            after, more = None, True
+            while more:
+                page, more = await self._engine.list_routers("", source, dest, after, bodies.MAX_PAGE, key)
+                found.update(state.router for state in page)
+                after = page[-1].router if page else None
+        return found
 
     # --- the daemon (`api.md` section 11) ----------------------------------------------------------------------------
 
@@ -231,7 +267,7 @@ class ControlPlane:
         refusal = self._refusal()
         if refusal is not None:
             raise refusal
-        topics = self._engine.figures().topics
+        topics = len(self._engine.topics)
         return json_response(ReadyAnswer(status="ready", wal_replay_complete=True, topics=topics))
 
     async def checkpoint(self) -> Response:
@@ -244,7 +280,17 @@ class ControlPlane:
 
     async def metrics(self) -> Response:
         """`GET /v0/metrics`."""
-        return self._exposition.respond(_call().headers.get(b"accept", b"").decode("latin-1"))
+        call = _call()
+        return await self._exposition.respond(call.headers.get(b"accept", b"").decode("latin-1"), call.key)
+
+    async def openapi(self) -> Response:
+        """`GET /v0/openapi.json`."""
+        return Response(200, await trio.to_thread.run_sync(document_bytes))
+
+    async def docs(self) -> Response:
+        """`GET /v0/docs`."""
+        page = await trio.to_thread.run_sync(page_bytes)
+        return Response(200, page, b"text/html; charset=utf-8", [(b"content-security-policy", CONTENT_POLICY)])
 
 
 _FRAMING: Final = frozenset({b"content-encoding", b"content-length", b"transfer-encoding", b"expect"})

@@ -13,6 +13,7 @@ from topics.http.calls import Call, Engine, Response, append_answer, encode
 from topics.http.queues import Queues
 from topics.http.streams import OpenStream, Streams
 from topics.keys import Key, Scope
+from topics.log.names import check_topic_name
 from topics.model import Performance, ReadRequest, ReadResult, TopicConfigPatch
 
 Handler = Callable[[Call], Awaitable[Response | OpenStream]]
@@ -49,8 +50,10 @@ class DataPlane:
             raise invalid("records", "is required")
         request = bodies.decode_append(call.body, engine.settings, _idempotency_header(call))
         if request.config is not None:
-            check_config_access(call.key, request.config)
+            call.audited = True
             bodies.check_inline_config(topic, request.config)
+            check_config_access(call.key, request.config)
+        call.waits = request.disable_backpressure
         result = await engine.append(topic, request, call.perf)
         answer = append_answer(result, call.performance(engine.clock.perf_ns()), return_seqs=return_seqs)
         return Response(201 if result.created else 200, answer)
@@ -86,7 +89,7 @@ def check_config_access(key: Key, patch: TopicConfigPatch) -> None:
 def check_dead_letter(key: Key, patch: TopicConfigPatch) -> None:
     """Whether a key covers the topic that a config sends dead letters to. Raises 403."""
     if isinstance(patch.dead_letter, str):
-        key.check_name(patch.dead_letter, "dead_letter")
+        key.check_name(check_topic_name(patch.dead_letter, "dead_letter"), "dead_letter")
 
 
 def _idempotency_header(call: Call) -> str | None:

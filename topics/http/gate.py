@@ -13,10 +13,12 @@ import secrets
 import zlib
 from typing import Final
 
+import msgspec
 import structlog
 import trio
 from werkzeug.exceptions import HTTPException
 
+from topics.audit import AuditEntry, AuditLog, make_entry
 from topics.errors import ApiError
 from topics.http.accept import qualities
 from topics.http.access import Access
@@ -56,8 +58,9 @@ _REQUEST_ID: Final = re.compile(rb"[\x21-\x7e]{1,128}")
 class Gate:
     """The ASGI application."""
 
-    def __init__(self, engine: Engine, keyring: Keyring | None = None) -> None:
+    def __init__(self, engine: Engine, keyring: Keyring | None = None, audit: AuditLog | None = None) -> None:
         self._engine = engine
+        self._audit = audit
         self._slow_ms = engine.settings.slow_request_ms
         self.access = Access(engine.settings, engine.clock, keyring or Keyring(engine.settings.api_keys))
         self._origins = Origins(engine.settings.cors_origins)
@@ -86,7 +89,7 @@ class Gate:
         return ApiError("not_ready", "the log is being replayed", detail=progress, retry_after_s=1)
 
     async def _handle(self, call: Call) -> None:
-        status = CLIENT_GONE
+        status, code = CLIENT_GONE, ""
         stream: OpenStream | None = None
         try:
             call.request_id = _request_id(call.headers)
@@ -104,17 +107,26 @@ class Gate:
                 response = answer
             except ApiError as error:
                 self._count_refusal(error)
+                code = error.code
                 response = error_response(error)
             except HTTPException as error:
-                response = error_response(_from_werkzeug(error))
+                odd = _from_werkzeug(error)
+                code = odd.code
+                response = error_response(odd)
             except ClientGone:
+                await self._record(call, status)
                 return
             except Exception:
                 log.exception("request_failed", route=_label(call))
-                response = error_response(ApiError("internal", "the request failed; the daemon goes on"))
+                code = "internal"
+                response = error_response(ApiError(code, "the request failed; the daemon goes on"))
+            except BaseException:  # cancelled, but what was asked for may be done all the same
+                await self._record(call, status)
+                raise
             finally:
                 self._reader.release(call)
             status = response.status
+            await self._record(call, status, code)
             await self._send(call, response)
         except ClientGone:
             pass
@@ -125,7 +137,15 @@ class Gate:
             self.figures.count(_label(call), status, duration)
             log.debug("request", method=call.method, route=_label(call), status=status, ms=round(duration, 3))
             if self._slow_ms and duration > self._slow_ms and not call.waits and stream is None:
-                log.warning("slow_request", route=_label(call), status=status, ms=round(duration, 3), key=call.key.name)
+                log.warning(
+                    "slow_request",
+                    route=_label(call),
+                    status=status,
+                    ms=round(duration, 3),
+                    key=call.key.name,
+                    body_bytes=len(call.body),
+                    performance=msgspec.to_builtins(call.perf),
+                )
             # A stream counts as answered when it opens; how long it stays is no figure of a request.
             if stream is not None:
                 await self._show(stream)
@@ -141,8 +161,39 @@ class Gate:
         finally:
             stream.close()
 
+    async def _record(self, call: Call, status: int, code: str = "") -> None:
+        """Leave an audited call's line in the audit log. It is answered only after that."""
+        if call.audited:
+            await self._write_audit(self._audit_entry(call, status, code))
+
+    async def _write_audit(self, entry: AuditEntry) -> None:
+        if self._audit is not None:
+            await self._audit.write(entry)
+            self.figures.audit_failures = self._audit.failures
+
+    def _audit_entry(self, call: Call, status: int, code: str) -> AuditEntry:
+        connection: Connection = call.scope["state"]["connection"]
+        assert call.route is not None
+        clock = self._engine.clock
+        return make_entry(
+            now_ms=clock.now_ms(),
+            request_id=call.request_id,
+            key=self.access.name_of(call.key),
+            peer=connection.peer,
+            call=call.route.name,
+            topic=call.params.get("topic", ""),
+            router=call.params.get("router", ""),
+            query=call.query,
+            body=call.body,
+            status=status,
+            code=code,
+            ms=(clock.perf_ns() - call.started_ns) / 1e6,
+        )
+
     def _count_refusal(self, error: ApiError) -> None:
-        """A 429 that the engine does not know of."""
+        """Refusals that the engine does not know of."""
+        if error.code in ("unauthorized", "forbidden"):
+            self.figures.unauthorized[error.code] += 1
         limit = error.detail.get("limit")
         if limit in _OWN_LIMITS:
             self.figures.throttled[limit] += 1
@@ -160,6 +211,8 @@ class Gate:
                 return answer
             raise
         call.route = found.route
+        if found.route.audited:
+            call.audited, call.params = True, found.unchecked()
         if refusal is not None and not found.route.always_open:
             raise refusal
         self._let_in(call, found)
@@ -200,20 +253,20 @@ class Gate:
         headers.append((b"content-length", b"%d" % len(body)))
         if call.key.digest:
             self.access.charge(call.key, len(body))
-        if call.body_complete:
-            await call.send({"type": "http.response.start", "status": response.status, "headers": headers})
-            await call.send({"type": "http.response.body", "body": body, "more_body": False})
-            return
-        # The answer goes out whole, while the client may still be sending, and the connection ends after it.
-        if call.scope["http_version"] != "2":
+        # Without its whole body the answer goes out while the client may still be sending, and the connection ends
+        # after it.
+        if not call.body_complete and call.scope["http_version"] != "2":
             headers.append((b"connection", b"close"))
-        await call.send({"type": "http.response.start", "status": response.status, "headers": headers})
-        await call.send({"type": "http.response.body", "body": body, "more_body": True})
-        if await discard_body(call):
-            await call.send({"type": "http.response.body", "body": b"", "more_body": False})
-        else:
-            connection: Connection = call.scope["state"]["connection"]
-            connection.abort()
+        connection: Connection = call.scope["state"]["connection"]
+        with connection.answering(len(body)):
+            await call.send({"type": "http.response.start", "status": response.status, "headers": headers})
+            await call.send({"type": "http.response.body", "body": body, "more_body": not call.body_complete})
+            if call.body_complete:
+                return
+            if await discard_body(call):
+                await call.send({"type": "http.response.body", "body": b"", "more_body": False})
+            else:
+                connection.abort()
 
     async def _open_websocket(self, scope: Scope, receive: Receive, send: Send) -> None:
         await receive()
@@ -231,12 +284,22 @@ class Gate:
                 raise refusal
             key = self._let_socket_in(found.route, headers, scope["query_string"])
             socket = WebSocket(
-                self._engine, self.access, self._count_refusal, key, self._reader.budget, scope, receive, send
+                self._engine,
+                self.access,
+                self._write_audit,
+                self._count_refusal,
+                key,
+                request_id,
+                self._reader.budget,
+                scope,
+                receive,
+                send,
             )
-            await socket.run([(b"x-request-id", request_id.encode())])
+            await socket.run()
         except ApiError as error:
             status = error.status
-            await self._refuse_websocket(error, request_id, send)
+            with scope["state"]["connection"].answering(0):
+                await self._refuse_websocket(error, request_id, send)
         except Exception:
             log.exception("socket_failed")
         finally:

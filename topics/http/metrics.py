@@ -1,37 +1,63 @@
 """Figures for people and machines (`api.md` section 11): what the gate counts, what the engine tells, and their two
 formats.
 
-Nothing is kept in prometheus-client's registry between scrapes: a collector reads the engine when it is asked, so that
-no append pays for a metric that nobody looks at.
+Nothing is kept in prometheus-client's registry between scrapes: the engine is read when somebody asks, so that no
+append pays for a metric that nobody looks at. A thousand topics are some 200 KiB of text: they are rendered in steps of
+about a millisecond, with a look at the others between them.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator
-from typing import Any, Final
+from collections.abc import Iterable, Iterator, Sized
+from typing import Any, Final, Protocol
 
+import trio
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4, generate_latest
-from prometheus_client.registry import Collector, CollectorRegistry
+from prometheus_client.registry import Collector
 
 from topics.figures import DeliveryFigures, EngineFigures, Histogram
 from topics.http.accept import qualities
 from topics.http.calls import Engine, Response, encode
+from topics.keys import OPEN, Key
 
 PREFIX: Final = "topics_"
+
+SLICE: Final = 200
+"""Samples that are rendered in one step of the loop."""
 
 # Milliseconds. From an append that is answered out of memory to a long poll that waits its full time.
 REQUEST_BOUNDS_MS: Final = (0.5, 1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10_000, 30_000)
 
 
+class Listening(Protocol):
+    """What the server knows of connections."""
+
+    @property
+    def connections(self) -> Sized:
+        """Those that are open."""
+
+    @property
+    def refused_total(self) -> int:
+        """How many were closed at once, since there were too many."""
+
+
 class RequestFigures:
-    """What the gate counts: answers by route and status, how long they took, what it refused for lack of memory."""
+    """What is counted on the way of a request: answers by route and status, how long they took, what was refused before
+    the engine was asked, and the connections that requests come on."""
 
     def __init__(self) -> None:
         self.requests: Counter[tuple[str, int]] = Counter()
         self.duration_ms = Histogram(REQUEST_BOUNDS_MS)
         self.throttled: Counter[str] = Counter()
+        """429 by limit."""
+        self.unauthorized: Counter[str] = Counter()
+        """401 and 403, by the code of the error."""
+        self.server: Listening | None = None
+        """Set once it listens."""
+        self.audit_failures = 0
+        """Lines of the audit log that could not be written."""
 
     def count(self, route: str, status: int, duration_ms: float) -> None:
         """One request that is over."""
@@ -39,40 +65,49 @@ class RequestFigures:
         self.duration_ms.observe(duration_ms)
 
 
-class EngineCollector(Collector):
-    """All metrics as of one moment. Names of counters are given without `_total`, which prometheus-client adds."""
+def families(figures: EngineFigures, requests: RequestFigures) -> Iterator[Metric]:
+    """All metrics. Names of counters are given without `_total`, which prometheus-client adds."""
+    yield from _of_engine(figures)
+    yield from _of_topics(figures)
+    yield from _of_routers(figures)
+    yield from _of_wal(figures)
+    yield from _of_delivery(figures.delivery)
+    yield from _of_requests(figures, requests)
 
-    def __init__(self, engine: Engine, requests: RequestFigures) -> None:
-        self._engine = engine
-        self._requests = requests
 
-    def collect(self) -> Iterator[Metric]:
-        """Called by a scrape."""
-        figures = self._engine.figures()
-        yield from _of_engine(figures)
-        yield from _of_topics(figures)
-        yield from _of_routers(figures)
-        yield from _of_wal(figures)
-        yield from _of_delivery(figures.delivery)
-        yield from self._of_requests(figures)
-
-    def _of_requests(self, figures: EngineFigures) -> Iterator[Metric]:
-        answered = self._requests.requests
-        yield _counter(
-            "requests",
-            "Requests answered (status 499: the client left before)",
-            ("route", "status"),
-            (((route, str(status)), count) for (route, status), count in sorted(answered.items())),
-        )
-        yield _histogram("request_ms", "Time to answer a request, in milliseconds", self._requests.duration_ms)
-        throttled = Counter(figures.throttled)
-        throttled.update(self._requests.throttled)
-        yield _counter(
-            "throttled",
-            "Requests refused with 429, by reason",
-            ("reason",),
-            (((reason,), count) for reason, count in sorted(throttled.items())),
-        )
+def _of_requests(figures: EngineFigures, requests: RequestFigures) -> Iterator[Metric]:
+    yield _counter(
+        "requests",
+        "Requests answered (status 499: the client left before)",
+        ("route", "status"),
+        (((route, str(status)), count) for (route, status), count in sorted(requests.requests.items())),
+    )
+    yield _histogram("request_ms", "Time to answer a request, in milliseconds", requests.duration_ms)
+    throttled = Counter(figures.throttled)
+    throttled.update(requests.throttled)
+    yield _counter(
+        "throttled",
+        "Requests refused with 429, by reason",
+        ("reason",),
+        (((reason,), count) for reason, count in sorted(throttled.items())),
+    )
+    yield _counter(
+        "unauthorized",
+        "Requests refused with 401 (unauthorized) or 403 (forbidden)",
+        ("reason",),
+        (((reason,), requests.unauthorized[reason]) for reason in ("forbidden", "unauthorized")),
+    )
+    server = requests.server
+    yield _gauge("connections", "Open connections", len(server.connections) if server is not None else 0)
+    yield _counter(
+        "connections_refused",
+        "Connections closed at once, since there were too many",
+        (),
+        [((), server.refused_total if server is not None else 0)],
+    )
+    yield _counter(
+        "audit_failures", "Lines of the audit log that could not be written", (), [((), requests.audit_failures)]
+    )
 
 
 def _of_engine(figures: EngineFigures) -> Iterator[Metric]:
@@ -96,6 +131,12 @@ def _of_engine(figures: EngineFigures) -> Iterator[Metric]:
     yield _gauge("ready", "Whether the daemon answers requests", int(figures.ready))
     yield _gauge("recovery_progress", "Replay of the WAL, 0 to 1", figures.recovery_progress)
     yield _gauge("uptime_ms", "Time since the start of the process, in milliseconds", figures.uptime_ms)
+    yield _counter(
+        "background_restarts",
+        "Background tasks started again after an unexpected error, by task",
+        ("task",),
+        (((task,), count) for task, count in sorted(figures.restarts.items())),
+    )
 
 
 def _of_topics(figures: EngineFigures) -> Iterator[Metric]:
@@ -207,33 +248,60 @@ class Exposition:
     """Renders the metrics as Prometheus text or as JSON."""
 
     def __init__(self, engine: Engine, requests: RequestFigures) -> None:
-        self._collector = EngineCollector(engine, requests)
-        # Registered without describing itself, which would mean scraping an engine that may still be starting.
-        self._registry = CollectorRegistry(auto_describe=False)
-        self._registry.register(self._collector)
+        self._engine = engine
+        self._requests = requests
 
-    def respond(self, accept: str) -> Response:
-        """JSON if `Accept` asks for it before plain text, else Prometheus text."""
-        if prefers_json(accept):
-            return Response(200, encode(self._as_json()))
-        return Response(200, generate_latest(self._registry), CONTENT_TYPE_PLAIN_0_0_4.encode())
+    async def respond(self, accept: str, key: Key = OPEN) -> Response:
+        """JSON if `Accept` asks for it before plain text, else Prometheus text.
 
-    def _as_json(self) -> dict[str, Any]:
-        """`{name: value}`, and `{name: [{labels, value}]}` for what has labels.
-
-        Names are those of the text, but that the buckets of a histogram stand under its own name.
+        What has a name is shown if `key` covers it; totals, which name nobody, are for every key.
         """
-        values: dict[str, Any] = {}
-        for family in self._collector.collect():
-            if not family.samples:
-                values[family.name + ("_total" if family.type == "counter" else "")] = []
-            for sample in family.samples:
-                if sample.labels:
-                    entry = {"labels": sample.labels, "value": sample.value}
-                    values.setdefault(sample.name.removesuffix("_bucket"), []).append(entry)
-                else:
-                    values[sample.name] = sample.value
-        return values
+        figures = await self._engine.figures(key)
+        as_json = prefers_json(accept)
+        pieces: list[bytes] = []
+        for family in families(figures, self._requests):
+            for piece in _json_of(family) if as_json else _text_of(family):
+                pieces.append(piece)
+                await trio.lowlevel.checkpoint()
+        if as_json:
+            return Response(200, b"{" + b",".join(pieces) + b"}")
+        return Response(200, b"".join(pieces), CONTENT_TYPE_PLAIN_0_0_4.encode())
+
+
+class _Only(Collector):
+    """One family, for prometheus-client."""
+
+    def __init__(self, family: Metric) -> None:
+        self._family = family
+
+    def collect(self) -> Iterable[Metric]:
+        return (self._family,)
+
+
+def _text_of(family: Metric) -> Iterator[bytes]:
+    """A family as text, so many samples at a time; what it is called is said once."""
+    samples = family.samples
+    for start in range(0, max(len(samples), 1), SLICE):
+        family.samples = samples[start : start + SLICE]
+        text = generate_latest(_Only(family))
+        yield text if start == 0 else text.split(b"\n", 2)[2]
+
+
+def _json_of(family: Metric) -> Iterator[bytes]:
+    """A family as members of the JSON form's object: `name: value`, or `name: [{labels, value}]` for what has labels.
+
+    Names are those of the text, but that the buckets of a histogram stand under its own name.
+    """
+    values: dict[str, Any] = {}
+    if not family.samples:
+        values[family.name + ("_total" if family.type == "counter" else "")] = []
+    for sample in family.samples:
+        if sample.labels:
+            entry = {"labels": sample.labels, "value": sample.value}
+            values.setdefault(sample.name.removesuffix("_bucket"), []).append(entry)
+        else:
+            values[sample.name] = sample.value
+    yield encode(values)[1:-1]
 
 
 def prefers_json(accept: str) -> bool:

@@ -5,6 +5,7 @@ Nothing is patched in place. HTTP/1.1 and HTTP/2 have their classes here, and We
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 from contextlib import suppress
 from typing import Any, Final, cast
@@ -19,7 +20,7 @@ import trio
 from h2.frame_buffer import FrameBuffer
 from hypercorn.events import Closed, Event, RawData, Updated
 from hypercorn.protocol import ProtocolWrapper
-from hypercorn.protocol.events import Data, Request, StreamClosed
+from hypercorn.protocol.events import Body, Data, Request, StreamClosed
 from hypercorn.protocol.events import Event as StreamEvent
 from hypercorn.protocol.h2 import H2Protocol
 from hypercorn.protocol.h11 import (
@@ -29,10 +30,11 @@ from hypercorn.protocol.h11 import (
     H11Protocol,
     H11WSConnection,
 )
-from hypercorn.protocol.ws_stream import Handshake, WSStream
+from hypercorn.protocol.http_stream import HTTPStream
+from hypercorn.protocol.ws_stream import ASGIWebsocketState, Handshake, WSStream
 from hypercorn.trio.worker_context import EventWrapper
 from hypercorn.typing import H11SendableEvent
-from hyperframe.frame import Frame
+from hyperframe.frame import DataFrame, Frame
 from priority.priority import DeadlockError, MissingStreamError
 from wsproto.connection import ConnectionState as ConnectionPhase
 from wsproto.events import CloseConnection, Message, Ping
@@ -43,6 +45,16 @@ from topics.http.connection import Connection
 # Request headers up to 128 KiB are promised; the request line, and what h2 adds for each field, come on top.
 MAX_HEADER_BYTES: Final = (128 + 64) << 10
 MAX_STREAMS: Final = 100_000
+# h11 takes 8 us of the loop for each field, however short; no client sends more than some dozens.
+MAX_HEADER_FIELDS: Final = 1000
+# h2 is given so much at a time when it comes in small frames, which take up to 70 us each: others have their turn in
+# between.
+H2_SLICE: Final = 4 << 10
+
+_END_OF_HEAD: Final = re.compile(rb"\n\r?\n")
+_FRAMING_FIELDS: Final = frozenset({b"content-length", b"transfer-encoding"})
+_TOKEN: Final = re.compile(rb"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
+_TARGET: Final = re.compile(rb"[\x21-\x7e]+")
 
 
 class Protocols(ProtocolWrapper):
@@ -72,6 +84,8 @@ class Protocols(ProtocolWrapper):
             data = error.data
             self.protocol = _H2(*self._arguments())
             await self.protocol.initiate()
+            # What looked like a request was none: hypercorn would wait for its end, and not look at the time.
+            await self.send(Updated(idle=True))
         except H2CProtocolRequiredError as error:
             data = error.data
             self.protocol = _H2(*self._arguments())
@@ -85,11 +99,59 @@ class Protocols(ProtocolWrapper):
         if data:
             await self.protocol.handle(RawData(data=data))
 
+    def has_part(self) -> bool:
+        """Whether something has come in part: where there is no request, a head, a frame, a block of headers."""
+        protocol = self.protocol
+        assert isinstance(protocol, _H11 | _H2)
+        return protocol.has_part()
+
     async def ended(self) -> None:
         """The peer is gone: wake the answers that wait for its flow control window, which nobody else would."""
         if isinstance(self.protocol, H2Protocol):
             for buffer in list(self.protocol.stream_buffers.values()):
                 await buffer.close()
+
+
+def _refusal() -> tuple[bytes, list[tuple[bytes, bytes]]]:
+    """Body and headers of the answer to what is not HTTP (`api.md` section 1)."""
+    body = msgspec.json.encode(
+        {"error": {"code": "invalid_request", "message": "the request is not valid HTTP", "detail": {}}}
+    )
+    return body, [(b"content-type", b"application/json"), (b"content-length", b"%d" % len(body))]
+
+
+class _H11Connection(h11.Connection):
+    """Refuses what h11 lets through: more than one idea of where a body ends, versions it does not know, and heads
+    that take too long to parse."""
+
+    def next_event(self) -> Any:
+        if len(self._receive_buffer) > MAX_HEADER_FIELDS and self.their_state is h11.IDLE:
+            self._check_size(self.trailing_data[0])
+        try:
+            event = super().next_event()
+        except ValueError:
+            # A length of thousands of digits, which Python does not convert. h11's own errors are none of these.
+            raise h11.RemoteProtocolError("bad Content-Length") from None
+        if type(event) is h11.Request:
+            self._check(event)
+        return event
+
+    @staticmethod
+    def _check_size(received: bytes) -> None:
+        end = _END_OF_HEAD.search(received)
+        if received.count(b"\n", 0, end.start() if end is not None else len(received)) > MAX_HEADER_FIELDS:
+            raise h11.RemoteProtocolError("too many header fields", error_status_hint=431)
+
+    @staticmethod
+    def _check(request: h11.Request) -> None:
+        """What two servers on the way might see differently is an attempt to smuggle a request past the first (RFC
+        9112, 6.1 and 11.2)."""
+        version = request.http_version
+        if version not in (b"1.1", b"1.0") and not (version == b"2.0" and request.method == b"PRI"):
+            raise h11.RemoteProtocolError("unknown HTTP version")
+        framing = {name for name, _ in request.headers if name in _FRAMING_FIELDS}
+        if b"transfer-encoding" in framing and (len(framing) > 1 or version == b"1.0"):
+            raise h11.RemoteProtocolError("Transfer-Encoding with Content-Length, or in HTTP/1.0")
 
 
 class _H11(H11Protocol):
@@ -101,8 +163,13 @@ class _H11(H11Protocol):
 
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
+        self.connection = _H11Connection(h11.SERVER, max_incomplete_event_size=MAX_HEADER_BYTES)
         self.can_read = self._resumption = _Resumption()
         self._head = b""
+
+    def has_part(self) -> bool:
+        """Whether a part of a head has come."""
+        return bool(self.connection.trailing_data[0])
 
     async def _send_h11_event(self, event: H11SendableEvent) -> None:
         try:
@@ -117,17 +184,17 @@ class _H11(H11Protocol):
             await self.send(RawData(data=data))
 
     async def _send_error_response(self, status_code: int) -> None:
-        error = {"code": "invalid_request", "message": "the request is not valid HTTP", "detail": {}}
-        body = msgspec.json.encode({"error": error})
-        headers = [
-            (b"content-type", b"application/json"),
-            (b"content-length", b"%d" % len(body)),
-            (b"connection", b"close"),
-            *self.config.response_headers("h11"),
-        ]
+        body, headers = _refusal()
+        headers += [(b"connection", b"close"), *self.config.response_headers("h11")]
+        # h11 has 501 for transfer codings that it does not know; ours are 500s only for our own mistakes.
+        status_code = status_code if status_code < 500 else 400
         await self._send_h11_event(h11.Response(status_code=status_code, headers=headers))
         await self._send_h11_event(h11.Data(data=body))
         await self._send_h11_event(h11.EndOfMessage())
+
+    async def _check_protocol(self, event: h11.Request) -> None:
+        if event.method.upper() != b"CONNECT":  # which over HTTP/2 is a WebSocket, and that needs more than an upgrade
+            await super()._check_protocol(event)
 
     async def _create_stream(self, request: h11.Request) -> None:
         headers = list(request.headers)
@@ -135,7 +202,7 @@ class _H11(H11Protocol):
         if not any(name == b"upgrade" for name, _ in headers):
             await super()._create_stream(request)
             return
-        if not Handshake(headers, version).is_valid():
+        if not _opens_websocket(request, version):
             # Hypercorn would refuse it with an empty body; without the upgrade, the gate does so in form.
             headers = [(name, value) for name, value in headers if name != b"upgrade"]
             await super()._create_stream(
@@ -196,17 +263,57 @@ class _H11(H11Protocol):
             await self.send(Closed())
 
 
+def _opens_websocket(request: h11.Request, version: str) -> bool:
+    """Whether a request with an upgrade is one that RFC 6455, 4.2.1, allows. Of a field that is not ASCII hypercorn's
+    look at it would be the connection's end."""
+    names = [name for name, _ in request.headers]
+    return (
+        request.method == b"GET"
+        and b"content-length" not in names
+        and b"transfer-encoding" not in names
+        and _is_handshake(list(request.headers), version)
+    )
+
+
+def _is_handshake(headers: list[tuple[bytes, bytes]], version: str) -> bool:
+    is_ascii = all(value.isascii() for name, value in headers if name in _HANDSHAKE_FIELDS)
+    return is_ascii and Handshake(headers, version).is_valid()
+
+
+_HANDSHAKE_FIELDS: Final = frozenset(
+    {b"connection", b"upgrade", *(b"sec-websocket-" + name for name in (b"extensions", b"key", b"protocol"))}
+)
+
+
 class _WSStream(WSStream):
     """Answers what is no WebSocket, or no UTF-8, with a close that says so, where hypercorn hangs up; and counts a
     message's bytes, where hypercorn counts characters."""
 
-    _size = 0
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
+        self._size = 0
+        self._decided = trio.Event()
+        """Whether it is accepted has been said."""
 
     async def handle(self, event: StreamEvent) -> None:
+        if isinstance(event, Body | Data) and not self.closed:
+            # Hypercorn would take what comes before the answer for a reason to refuse, behind the application's back.
+            await self._decided.wait()
+            if self.state is not ASGIWebsocketState.CONNECTED or self.connection.state is ConnectionPhase.CLOSED:
+                return
         try:
             await super().handle(event)
         except trio.BrokenResourceError:
             pass  # the application has ended (`stop_receiving`)
+
+    async def app_send(self, message: Any) -> None:
+        try:
+            # A refusal may have to wait for the client's window, and the reader must not wait for a refusal.
+            if message is None or message["type"] != "websocket.accept":
+                self._decided.set()
+            await super().app_send(message)
+        finally:
+            self._decided.set()
 
     async def _handle_events(self) -> None:
         for event in self.connection.events():
@@ -254,6 +361,37 @@ def stop_receiving(receive: Any) -> None:
     channel.close()
 
 
+def receive_nowait(receive: Any) -> Any | None:
+    """The next message for an application, if there is one; `receive` is what it was given.
+
+    Most bodies are there before anybody asks for them, and need no timer.
+    """
+    channel = getattr(receive, "__self__", None)
+    if isinstance(channel, trio.MemoryReceiveChannel):
+        with suppress(trio.WouldBlock):
+            return channel.receive_nowait()
+    return None
+
+
+def bytes_of_unfinished_frame(send: Any) -> int:
+    """How much has come of a body's frame that is not complete; `send` is what the request's application was given."""
+    stream = send.__self__
+    assert isinstance(stream, HTTPStream)
+    protocol = getattr(stream.send, "__self__", None)
+    return protocol.bytes_of_unfinished_frame(stream.stream_id) if isinstance(protocol, _H2) else 0
+
+
+async def cut_off(send: Any, connection: Connection) -> None:
+    """Give up a request whose client is too slow: an HTTP/2 stream is reset, any other connection dropped."""
+    stream = send.__self__
+    assert isinstance(stream, HTTPStream)
+    if isinstance(getattr(stream.send, "__self__", None), _H2):
+        with connection.answering(0):  # it may be as slow in reading this
+            await stream.send(StreamClosed(stream_id=stream.stream_id))
+    else:
+        connection.abort()
+
+
 def _without_extensions(headers: Iterable[tuple[bytes, bytes]]) -> list[tuple[bytes, bytes]]:
     """Headers of a request for a WebSocket without the offer to compress.
 
@@ -297,13 +435,46 @@ class _H2(H2Protocol):
         self.connection = _H2Connection(self.connection.config)
         self.connection.local_settings = local_settings
         self.connection.decoder.max_header_list_size = MAX_HEADER_BYTES
-        self.connection.incoming_buffer = _FrameBuffer(server=True)
-        self.connection.incoming_buffer.max_frame_size = self.connection.max_inbound_frame_size
+        self._incoming = _FrameBuffer(server=True)
+        self._incoming.max_frame_size = self.connection.max_inbound_frame_size
+        self.connection.incoming_buffer = self._incoming
         self.priority = _RoundRobin()  # type: ignore[assignment]
 
+    def has_part(self) -> bool:
+        """Whether a part of the preface, of a frame or of a block of headers has come."""
+        return self._incoming.has_part()
+
+    def bytes_of_unfinished_frame(self, stream_id: int) -> int:
+        """How much has come of a frame with a stream's body."""
+        return self._incoming.bytes_of_unfinished_frame(stream_id)
+
+    async def handle(self, event: Event) -> None:
+        if not isinstance(event, RawData) or len(event.data) <= H2_SLICE:
+            await super().handle(event)
+            return
+        start = 0
+        while start < len(event.data) and not self.closed:
+            end = start + max(H2_SLICE, self._incoming.missing())
+            await super().handle(RawData(data=event.data[start:end]))
+            await trio.lowlevel.checkpoint()
+            start = end
+
     async def _create_stream(self, request: h2.events.RequestReceived) -> None:
+        if not _is_well_formed(request.headers):
+            await self._refuse(request.stream_id)
+            return
         request.headers = _without_extensions(request.headers)
         await super()._create_stream(request)
+
+    async def _refuse(self, stream_id: int) -> None:
+        """Answer what hypercorn would fail on, or refuse with an empty body."""
+        body, headers = _refusal()
+        with suppress(h2.exceptions.ProtocolError):
+            self.connection.send_headers(stream_id, [(b":status", b"400"), *headers])
+            self.connection.send_data(stream_id, body, end_stream=True)
+        with suppress(h2.exceptions.ProtocolError):  # it has ended by now, unless a body or a window is missing
+            self.connection.reset_stream(stream_id, h2.errors.ErrorCodes.NO_ERROR)
+        await self._flush()
 
     async def stream_send(self, event: StreamEvent) -> None:
         """An answer that its application has left unfinished ends in a reset, or the client would wait for the rest."""
@@ -316,12 +487,17 @@ class _H2(H2Protocol):
         await super().stream_send(event)
 
     async def _handle_events(self, events: list[h2.events.Event]) -> None:
+        has_grown = False
         for event in events:
             if isinstance(event, h2.events.DataReceived) and event.stream_id not in self.streams:
                 # Its share of the connection's window goes back, or the other streams would starve.
                 self.connection.acknowledge_received_data(event.flow_controlled_length, event.stream_id)
+            elif isinstance(event, h2.events.WindowUpdated) and not event.stream_id:
+                has_grown = True  # every stream is looked at, which for each frame of a flood would take too long
             else:
                 await super()._handle_events([event])
+        if has_grown:
+            await self._window_updated(None)
         await self._flush()
 
 
@@ -339,8 +515,43 @@ class _H2Connection(h2.connection.H2Connection):
         return known
 
 
+def _is_well_formed(headers: list[tuple[bytes, bytes]]) -> bool:
+    """Whether a request has a method and a path of characters that they may have, and opens, if it is a CONNECT, a
+    WebSocket (RFC 8441). h2 has looked at everything else."""
+    fields = dict(headers)
+    method = fields.get(b":method", b"")
+    if method.upper() == b"CONNECT" and (fields.get(b":protocol") != b"websocket" or not _is_handshake(headers, "2")):
+        return False
+    return _TOKEN.fullmatch(method) is not None and _TARGET.fullmatch(fields.get(b":path", b"")) is not None
+
+
+_FRAME_HEAD: Final = 9  # bytes: length, type, flags, stream (RFC 9113, 4.1)
+
+
 class _FrameBuffer(FrameBuffer):
-    """Refuses a frame that is too long by its header; h2 looks when it has all of it, up to 16 MiB later."""
+    """Refuses a frame that is too long by its header, where h2 looks when it has all of it, up to 16 MiB later; and a
+    block of headers that is too long, where h2 counts its parts."""
+
+    def has_part(self) -> bool:
+        return bool(self._preamble_len or self._data or self._headers_buffer)
+
+    def missing(self) -> int:
+        """How many bytes the frame that has begun still lacks."""
+        if len(self._data) < _FRAME_HEAD:
+            return 0
+        return max(0, _FRAME_HEAD + int.from_bytes(self._data[:3], "big") - len(self._data))
+
+    def bytes_of_unfinished_frame(self, stream_id: int) -> int:
+        head = self._data[:_FRAME_HEAD]
+        if len(head) < _FRAME_HEAD or head[3] != DataFrame.type or int.from_bytes(head[5:], "big") != stream_id:
+            return 0
+        return len(self._data) - _FRAME_HEAD
+
+    def _update_header_buffer(self, f: Frame | None) -> Frame | None:
+        frame = super()._update_header_buffer(f)
+        if sum(len(part.data) for part in self._headers_buffer) > MAX_HEADER_BYTES:
+            raise h2.exceptions.ProtocolError("the header block is too long")
+        return frame
 
     def __next__(self) -> Frame:
         if len(self._data) >= 3:

@@ -9,12 +9,12 @@ far off the connection is aborted, which is the only other way out.
 
 Bodies of all requests together are bounded by a `ByteBudget`. Bytes are taken as they arrive, not as they are
 announced, so that nobody can reserve memory by promising to send something. Two half-read bodies may wait for each
-other; the first whose wait times out is refused and gives back what it held.
+other; the first whose wait times out is refused and gives back what it held. And bytes that were taken are not held for
+as long as a client likes: one that takes too long over its body is cut off (`_Patience`).
 """
 
 from __future__ import annotations
 
-import math
 import zlib
 from collections import deque
 from typing import Final
@@ -23,7 +23,18 @@ import trio
 
 from topics.config import Settings
 from topics.errors import ApiError, invalid, throttled
-from topics.http.calls import Call, ClientGone
+from topics.http.calls import Call, ClientGone, Message
+from topics.http.connection import Connection
+from topics.http.protocols import bytes_of_unfinished_frame, cut_off, receive_nowait
+from topics.logs import get_logger
+
+log = get_logger(__name__)
+
+# How long a client may send nothing of a body that it owes, and how much it has to have sent on average once it has
+# taken a minute: less than the slowest line, more than somebody who means to hold a connection and a body's memory.
+BODY_IDLE_S: Final = 30.0
+BODY_GRACE_S: Final = 60.0
+BODY_BYTES_PER_S: Final = 64
 
 # What is still read of a body that was refused, so that a client which sends first and listens later gets its answer.
 DISCARD_BYTES: Final = 256 << 20
@@ -98,7 +109,7 @@ class BodyReader:
         """The whole JSON body, inflated. What is held is added to `call.held`, and the caller gives it back.
 
         Raises 413, 415 (content type, encoding), 429 (no memory within `TOPICS_ADMISSION_MS`), 400 (bad gzip), and
-        `ClientGone` if the client leaves in the middle.
+        `ClientGone` if the client leaves in the middle or is too slow.
         """
         headers = call.headers
         declared = headers.get(b"content-length")
@@ -110,8 +121,9 @@ class BodyReader:
         chunks: list[bytes] = []
         inflater = _Inflater(self._limit) if gzipped else None
         received = kept = 0
+        patience = _Patience(call)
         while not call.body_complete:
-            chunk = await receive_chunk(call)
+            chunk = await patience.receive_chunk()
             if not chunk:
                 continue
             if not received:
@@ -141,8 +153,12 @@ class BodyReader:
 
     async def skip_body(self, call: Call) -> None:
         """Receive a body that means nothing to the call. Raises 413 and `ClientGone`."""
-        if not await discard_body(call, self._limit, math.inf):
-            raise self._too_large()
+        received = 0
+        patience = _Patience(call)
+        while not call.body_complete:
+            received += len(await patience.receive_chunk())
+            if received > self._limit:
+                raise self._too_large()
 
     def release(self, call: Call) -> None:
         """Give back what the call holds. May be repeated."""
@@ -163,9 +179,55 @@ class BodyReader:
         )
 
 
+class _Patience:
+    """How long is waited for a body. Only waiting for the client counts, not what the daemon lets it wait for."""
+
+    def __init__(self, call: Call) -> None:
+        self._call = call
+        self._received = 0
+        self._seen = 0
+        """Bytes that are known to have come; of an HTTP/2 frame only the whole is received."""
+        self._waited = 0.0
+        self._quiet = 0.0
+        """Waited since more was seen."""
+
+    async def receive_chunk(self) -> bytes:
+        """As `receive_chunk` below. A client that takes too long is cut off, and is gone."""
+        while True:
+            if (message := receive_nowait(self._call.receive)) is not None:
+                chunk = _chunk_of(self._call, message)
+                self._received += len(chunk)
+                self._count(0.0, self._received)
+                return chunk
+            began = trio.current_time()
+            with trio.move_on_after(self._left()):
+                chunk = await receive_chunk(self._call)
+                self._received += len(chunk)
+                self._count(trio.current_time() - began, self._received)
+                return chunk
+            self._count(trio.current_time() - began, self._received + bytes_of_unfinished_frame(self._call.send))
+            if not self._left():
+                connection: Connection = self._call.scope["state"]["connection"]
+                log.info("body_too_slow", peer=connection.peer, received=self._seen)
+                await cut_off(self._call.send, connection)
+                raise ClientGone
+
+    def _count(self, waited: float, seen: int) -> None:
+        self._waited += waited
+        self._quiet = 0.0 if seen > self._seen else self._quiet + waited
+        self._seen = max(self._seen, seen)
+
+    def _left(self) -> float:
+        in_all = max(BODY_GRACE_S, self._seen / BODY_BYTES_PER_S)
+        return max(0.0, min(BODY_IDLE_S - self._quiet, in_all - self._waited))
+
+
 async def receive_chunk(call: Call) -> bytes:
     """The next piece of the body, which may be empty; sets `call.body_complete` at the end. Raises `ClientGone`."""
-    message = await call.receive()
+    return _chunk_of(call, await call.receive())
+
+
+def _chunk_of(call: Call, message: Message) -> bytes:
     if message["type"] == "http.disconnect":
         raise ClientGone
     call.body_complete = not message.get("more_body", False)

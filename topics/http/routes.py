@@ -16,6 +16,9 @@ from topics.errors import ApiError, invalid
 from topics.keys import ANY_KEY, Scope
 from topics.log.names import check_router_name, check_topic_name
 
+MAX_LOGGED: Final = 300
+"""Bytes of a parameter that is not checked yet; a good name has 255."""
+
 
 class Plane(Enum):
     """Who answers: thin ASGI handlers, or the Quart-Trio application (`runtime.md` section 3)."""
@@ -86,6 +89,8 @@ ROUTES: Final[tuple[Route, ...]] = (
     Route("ready", "GET", "/v0/ready", _CONTROL, None, always_open=True),
     Route("readyz", "GET", "/readyz", _CONTROL, None, always_open=True),
     Route("metrics", "GET", "/v0/metrics", _CONTROL, READ, always_open=True),
+    Route("openapi", "GET", "/v0/openapi.json", _CONTROL, ANY_KEY),
+    Route("docs", "GET", "/v0/docs", _CONTROL, ANY_KEY),
 )
 
 # How each kind of path parameter is checked. A bad name is 400 wherever it appears.
@@ -107,6 +112,10 @@ class Found:
     def params(self) -> dict[str, str]:
         """The parameters, checked. Raises `400 invalid_request` naming the one that is wrong."""
         return {name: _CHECKS[name](_text(value, name)) for name, value in self._names.items()}
+
+    def unchecked(self) -> dict[str, str]:
+        """The parameters as far as a log wants them, whatever they are."""
+        return {name: value[:MAX_LOGGED].decode("utf-8", "replace") for name, value in self._names.items()}
 
     def plain_path(self) -> str:
         """The path without any encoding, for Quart; `params` has been called."""

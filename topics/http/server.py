@@ -5,6 +5,8 @@ Hypercorn is used for its protocols (h11, h2, WebSocket) and not for its process
 - one connection's failure is that connection's end, logged, and never the daemon's;
 - a connection can be dropped at once (`Connection.abort`), which is the only cure for a peer that does not read,
   because hypercorn shields its sends from cancellation;
+- clients have no more connections than leave the daemon the descriptors it needs itself, and whoever takes too long
+  over a head or an answer loses its connection (over a body: `topics.http.reading`);
 - a drain has two steps, `Server.stop_accepting` and, at the deadline, `Server.abort_all`.
 
 Where hypercorn 0.18 falls short or leaks, a subclass says so and why: of its connections here, of its protocols in
@@ -18,7 +20,7 @@ import logging
 import math
 import socket
 import sys
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any, Final
 
 import trio
@@ -31,6 +33,7 @@ from hypercorn.trio.worker_context import WorkerContext
 from hypercorn.typing import ASGIFramework, ConnectionState
 from hypercorn.utils import parse_socket_addr
 
+from topics import limits
 from topics.config import Settings
 from topics.http.connection import Connection
 from topics.http.protocols import MAX_HEADER_BYTES, MAX_STREAMS, NoMoreRequests, Protocols
@@ -48,7 +51,17 @@ KEEPALIVE_COUNT: Final = 3
 USER_TIMEOUT_MS: Final = 25_000
 VANISHED_EVERY_S: Final = 5
 
+# A connection without a request is closed after so long; longer than clients and proxies keep theirs (60 s), so that
+# mostly they close first and no request crosses a close.
 KEEP_ALIVE_S: Final = 75
+# A request's head, or whatever else is there in part while there is no request, has to be complete so long after its
+# first byte, however it trickles: enough for 128 KiB over a bad line.
+HEADER_S: Final = 30
+# Connections accepted at a time: with one for each turn of the loop, a newcomer waits for the requests of all that are
+# there already as often as others are before it.
+ACCEPTED_AT_ONCE: Final = 64
+# How long nothing is accepted when there is no descriptor for it.
+ACCEPT_AGAIN_S: Final = 0.1
 # A connection that is closed for what was sent on it is read on for so long, so that the refusal arrives.
 LINGER_S: Final = 1.0
 LINGER_READS: Final = 64
@@ -130,8 +143,20 @@ def hypercorn_config(settings: Settings) -> Config:
 class Server:
     """What `serve` reports when it has started."""
 
-    def __init__(self) -> None:
+    def __init__(self, most: int | None = None) -> None:
+        self.most = most
+        """How many connections there may be; None for no bound."""
         self.connections: set[Connection] = set()
+        self.starting = 0
+        """Accepted connections that are not among those yet."""
+        self.answering: set[Connection] = set()
+        """Those that are sending an answer."""
+        self.refused = 0
+        """Connections closed at once for being too many, since that was last logged."""
+        self.refused_total = 0
+        """The same since the start."""
+        self.not_accepted: OSError | None = None
+        """Why nothing could be accepted, since that was last logged."""
         self._accepting = trio.CancelScope()
 
     def stop_accepting(self) -> None:
@@ -156,13 +181,15 @@ async def serve(
     Returns after `Server.stop_accepting`, when the last connection is gone. Cancellation aborts all connections at
     once.
     """
-    server = Server()
+    server = Server(limits.most_connections(limits.file_limit()))
     config = hypercorn_config(settings)
     context = WorkerContext(None)
     wrapped = ASGIWrapper(app)
 
-    async def handle(stream: trio.SocketStream) -> None:
-        connection = Connection(stream, trio.Lock())
+    async def handle(accepted: socket.socket) -> None:
+        stream = trio.SocketStream(trio.socket.from_stdlib_socket(accepted))
+        connection = Connection(stream, trio.Lock(), server.answering)
+        server.starting -= 1
         server.connections.add(connection)
         try:
             await _TCPServer(wrapped, config, context, connection, stream).run()
@@ -178,14 +205,20 @@ async def serve(
             server.connections.discard(connection)
             stream.socket.close()
 
-    listeners = [trio.SocketListener(trio.socket.from_stdlib_socket(listener)) for listener in sockets]
     async with trio.open_nursery() as watch:
         watch.start_soon(_abort_when_cancelled, server)
-        watch.start_soon(_abort_vanished, server)
+        watch.start_soon(_look_after, server)
         async with trio.open_nursery() as connections:
+
+            def start(accepted: socket.socket) -> None:
+                server.starting += 1
+                connections.start_soon(handle, accepted)
+
             with server._accepting:
-                task_status.started(server)
-                await trio.serve_listeners(handle, listeners, handler_nursery=connections)
+                async with trio.open_nursery() as accepting:
+                    for listener in sockets:
+                        accepting.start_soon(_accept, server, listener, start)
+                    task_status.started(server)
             await context.terminated.set()
         watch.cancel_scope.cancel()
 
@@ -197,20 +230,61 @@ async def _abort_when_cancelled(server: Server) -> None:
         server.abort_all()
 
 
-async def _abort_vanished(server: Server) -> None:
+async def _look_after(server: Server) -> None:
+    """Every second: cut off who has vanished or is too slow, and log what would be too much to log each time."""
+    part = 0
+    while True:
+        await trio.sleep(1)
+        part = (part + 1) % VANISHED_EVERY_S
+        _abort_vanished(server, part)
+        now = trio.current_time()
+        for connection in [connection for connection in server.answering if connection.is_too_slow(now)]:
+            log.info("reader_too_slow", peer=connection.peer)
+            connection.abort()
+        if server.refused:
+            log.warning("connections_refused", count=server.refused, most=server.most)
+            server.refused = 0
+        if server.not_accepted is not None:
+            log.error("accept_failed", error=str(server.not_accepted))
+            server.not_accepted = None
+
+
+def _abort_vanished(server: Server, part: int) -> None:
     """Look at a part of the connections with streams every second, and at each of them every `VANISHED_EVERY_S`.
 
     The kernel would take longer: data that is not acknowledged ends the probes by which it keeps an idle connection
     alive, and its own patience with that has to be longer than what a stream has with a reader who is there.
     """
-    part = 0
-    while True:
-        await trio.sleep(1)
-        part = (part + 1) % VANISHED_EVERY_S
-        for connection in list(server.connections):
-            if connection.streams and id(connection) // 64 % VANISHED_EVERY_S == part and connection.has_vanished():
-                log.info("peer_vanished", peer=connection.peer)
-                connection.abort()
+    for connection in list(server.connections):
+        if connection.streams and id(connection) // 64 % VANISHED_EVERY_S == part and connection.has_vanished():
+            log.info("peer_vanished", peer=connection.peer)
+            connection.abort()
+
+
+async def _accept(server: Server, listener: socket.socket, start: Callable[[socket.socket], None]) -> None:
+    """Accept connections for ever, start those that there is room for and close the others at once.
+
+    They are not left in the kernel's queue: there they would look accepted to their clients, and those that are
+    wanted would wait behind them.
+    """
+    with listener:
+        while True:
+            await trio.lowlevel.wait_readable(listener)
+            for _ in range(ACCEPTED_AT_ONCE):
+                try:
+                    accepted, _ = listener.accept()
+                except (BlockingIOError, ConnectionAbortedError):
+                    break
+                except OSError as error:  # no descriptor, no memory, or what else the network has to say
+                    server.not_accepted = error
+                    await trio.sleep(ACCEPT_AGAIN_S)
+                    break
+                if server.most is None or len(server.connections) + server.starting < server.most:
+                    start(accepted)
+                else:
+                    accepted.close()
+                    server.refused += 1
+                    server.refused_total += 1
 
 
 class _TCPServer(TCPServer):
@@ -236,7 +310,10 @@ class _TCPServer(TCPServer):
         self.send_lock = connection.lock
         self._ended = False
         self._idle = True
-        self._idle_scope = trio.CancelScope(deadline=trio.current_time() + KEEP_ALIVE_S)
+        self._in_head = False
+        """There is no request, but a part of something."""
+        self._idle_until = trio.current_time() + KEEP_ALIVE_S
+        self._idle_scope = trio.CancelScope(deadline=self._idle_until)
 
     async def run(self) -> None:
         sock: Any = self.stream.socket
@@ -287,30 +364,47 @@ class _TCPServer(TCPServer):
                 break
             if not data:
                 break
+            if self._idle:
+                self._watch_head()
             size = BULK_READ_BYTES if len(data) == size and not self._idle else READ_BYTES
         await self.protocol.handle(Closed())
 
     async def protocol_send(self, event: Event) -> None:
         if isinstance(event, Updated):
             self._idle = event.idle
+            self._in_head = False
             if not event.idle:
                 self._idle_scope.deadline = math.inf
             elif self.context.terminated.is_set():
                 self._idle_scope.cancel()
             else:
-                self._idle_scope.deadline = trio.current_time() + KEEP_ALIVE_S
+                self._idle_scope.deadline = self._idle_until = trio.current_time() + KEEP_ALIVE_S
         else:
             if isinstance(event, RawData):
                 await self._connection.between_frames()
-            await super().protocol_send(event)
+            try:
+                await super().protocol_send(event)
+            except trio.BusyResourceError:
+                pass  # the reader is closing the connection, for what was sent on it, while an answer was on its way
+
+    def _watch_head(self) -> None:
+        """Start the clock when something is there in part, and stop it when that is complete (an HTTP/2 frame may be
+        without a request). What trickles in between moves nothing."""
+        in_head = self.protocol.has_part()
+        if in_head != self._in_head:
+            self._in_head = in_head
+            self._idle_scope.deadline = trio.current_time() + HEADER_S if in_head else self._idle_until
 
     async def _close_when_idle(self) -> None:
-        """Close after `KEEP_ALIVE_S` without a request, and in a drain as soon as there is none."""
+        """Close after `KEEP_ALIVE_S` without a request, after `HEADER_S` with a part of one, and in a drain as soon as
+        there is none."""
         with self._idle_scope:
             await self.context.terminated.wait()
             if not self._idle:
                 await trio.sleep_forever()
         if not self._ended:
+            if self._in_head and not self.context.terminated.is_set():
+                log.info("head_too_slow", peer=self._connection.peer)
             with trio.CancelScope(shield=True):
                 await self._initiate_server_close()
 

@@ -16,9 +16,10 @@ import msgspec
 import trio
 from msgspec import UNSET, UnsetType
 
+from topics.audit import AuditEntry, make_entry
 from topics.errors import ApiError, invalid, throttled
 from topics.http import bodies
-from topics.http.access import WITHDRAWN, Access
+from topics.http.access import Access
 from topics.http.calls import Engine, Receive, Scope, Send, append_answer, encode
 from topics.http.connection import Connection
 from topics.http.data_plane import check_config_access
@@ -31,7 +32,7 @@ from topics.keys import ANY_KEY, Key
 from topics.keys import Scope as KeyScope
 from topics.log.names import check_topic_name
 from topics.logs import get_logger
-from topics.model import Performance
+from topics.model import AppendResult, CheckedAppend, Performance
 from topics.watching import feed as feeds
 from topics.watching.outbox import Outbox
 
@@ -42,7 +43,7 @@ SLOTS: Final = 4
 
 PING_S: Final = 15.0
 
-CLOSE_CODES: Final = {feeds.TOO_SLOW: 1008, WITHDRAWN: 1008, feeds.SHUTTING_DOWN: 1001}
+CLOSE_CODES: Final = {feeds.TOO_SLOW: 1008, feeds.WITHDRAWN: 1008, feeds.SHUTTING_DOWN: 1001}
 """How a socket is closed that we end (RFC 6455, 7.4.1)."""
 
 
@@ -94,8 +95,10 @@ class WebSocket:
         self,
         engine: Engine,
         access: Access,
+        audit: Callable[[AuditEntry], Awaitable[None]],
         on_refused: Callable[[ApiError], None],
         key: Key,
+        request_id: str,
         budget: ByteBudget,
         scope: Scope,
         receive: Receive,
@@ -104,7 +107,9 @@ class WebSocket:
         self.key = key
         self._engine = engine
         self._access = access
+        self._audit = audit
         self._on_refused = on_refused
+        self._request_id = request_id
         self._budget = budget
         self._scope = scope
         self._receive = receive
@@ -120,14 +125,14 @@ class WebSocket:
             "ping": self._ping,
         }
 
-    async def run(self, headers: list[tuple[bytes, bytes]]) -> None:
-        """Accept with these headers, and serve until either side ends it. Raises `ApiError` for a socket that is not
-        accepted."""
+    async def run(self) -> None:
+        """Accept, and serve until either side ends it. Raises `ApiError` for a socket that is not accepted."""
         watching = self._engine.watching
         connection: Connection = self._scope["state"]["connection"]
         place = watching.places.take("ws", self.key.digest)
         try:
             connection.allow_slow_reader()
+            headers = [(b"x-request-id", self._request_id.encode())]
             await self._send({"type": "websocket.accept", "headers": headers})
             transport = message_transport(self._scope, self._send, self._cancel)
             self.outbox = watching.open_socket(MESSAGES, transport, SLOTS)
@@ -265,16 +270,52 @@ class WebSocket:
         topic = check_topic_name(publish.topic)
         request = bodies.decode_append(raw, engine.settings)
         self.key.check_name(topic)
-        if request.config is not None:
-            check_config_access(self.key, request.config)
-            bodies.check_inline_config(topic, request.config)
         began = engine.clock.perf_ns()
         perf = Performance()
-        result = await engine.append(topic, request, perf)
+        if request.config is None:
+            result = await engine.append(topic, request, perf)
+        else:
+            result = await self._append_with_config(topic, request, raw, perf)
         perf.server_total_ms = round((engine.clock.perf_ns() - began) / 1e6, 3)
         ack = append_answer(result, perf, return_seqs=publish.return_seqs)
         head = b'{"op":"ack",' if request_id is UNSET else b'{"op":"ack","request_id":%b,' % bytes(request_id)
         await self._answer(head + ack[1:])
+
+    async def _append_with_config(
+        self, topic: str, request: CheckedAppend, raw: bytes, perf: Performance
+    ) -> AppendResult:
+        """It may create a topic, so it is audited like any call that does."""
+        config = request.config
+        assert config is not None
+        began = self._engine.clock.perf_ns()
+        status, code = 499, ""  # unless it gets to its end
+        try:
+            bodies.check_inline_config(topic, config)
+            check_config_access(self.key, config)
+            result = await self._engine.append(topic, request, perf)
+            status = 201 if result.created else 200
+        except ApiError as error:
+            status, code = error.status, error.code
+            raise
+        except Exception:
+            status, code = 500, "internal"
+            raise
+        finally:
+            connection: Connection = self._scope["state"]["connection"]
+            entry = make_entry(
+                now_ms=self._engine.clock.now_ms(),
+                request_id=self._request_id,
+                key=self.key.name,
+                peer=connection.peer,
+                call="publish",
+                topic=topic,
+                body=raw,
+                status=status,
+                code=code,
+                ms=(self._engine.clock.perf_ns() - began) / 1e6,
+            )
+            await self._audit(entry)
+        return result
 
     async def _ping(self, raw: bytes, request_id: RequestId) -> None:
         bodies.check_depth(raw, "message")

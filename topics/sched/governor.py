@@ -2,7 +2,7 @@
 
 What pressure is and which step follows from it is `topics.sched.pressure`'s; here are the signals, and the hands: the
 scheduler is told to coalesce and to pause, the shard writers how long a group gathers, admission that nobody need wait.
-Every change of a rung is a line in the log, and all of it is in the metrics.
+Changes of rungs are lines in the log, and all of it is in the metrics.
 """
 
 from __future__ import annotations
@@ -22,6 +22,15 @@ PERIOD_S: Final = 0.1
 
 LATENCY_WEIGHT: Final = 0.2
 """Of a new sample: a lasting change is two thirds through after half a second."""
+
+HARMFUL: Final = frozenset({"pausing", "saturated"})
+"""Rungs on which somebody gets less than was promised: a warning. The others only put things together."""
+
+TOLD_EVERY_S: Final = 1.0
+QUIET_LINES: Final = 4
+QUIET_EVERY_S: Final = 10.0
+"""Changes are logged once a second at most. Those of the rungs that harm nobody come and go with the load: a few of
+them at once, and then one in ten seconds."""
 
 CALM: Final = Steps(0.0, 0.0, False, False, False)
 
@@ -49,6 +58,10 @@ class Governor:
         self._hands = hands
         self._ladder = Ladder()
         self._latency = Ewma(LATENCY_WEIGHT)
+        self._told: tuple[str, ...] = ()
+        """The rungs as of the last line in the log, and when that was."""
+        self._told_at = -TOLD_EVERY_S
+        self._quiet_left = float(QUIET_LINES)
 
     async def run(self) -> None:
         """Tick until cancelled; then everything is at its ease again."""
@@ -65,16 +78,34 @@ class Governor:
         self._latency.add(max(lag_ms, self._scheduler.take_mean_wait()))
         depth = self._scheduler.servable_depth / self._scheduler.shards
         self.pressure = pressure_of(Signals(depth, self._latency.value, self._hands.busy_share()))
-        before = self._ladder.rungs
         self._carry_out(self._ladder.step(self.pressure, trio.current_time() * 1000))
-        if self._ladder.rungs != before:
-            log.info(
-                "pressure",
-                pressure=round(self.pressure, 2),
-                steps=list(self._ladder.rungs),
-                latency_ms=round(self._latency.value, 1),
-                topics_per_worker=round(depth, 1),
-            )
+        self._tell(depth)
+
+    def _tell(self, depth: float) -> None:
+        """Log how the rungs have changed since the last line. What changes too often is told as it is when its time
+        has come, if it differs by then."""
+        rungs, now = self._ladder.rungs, trio.current_time()
+        if rungs == self._told or now - self._told_at < TOLD_EVERY_S:
+            return
+        taken = [rung for rung in rungs if rung not in self._told]
+        left = [rung for rung in self._told if rung not in rungs]
+        harmful = not HARMFUL.isdisjoint(taken + left)
+        quiet = min(self._quiet_left + (now - self._told_at) / QUIET_EVERY_S, QUIET_LINES)
+        if not harmful and quiet < 1:
+            return
+        self._told, self._told_at, self._quiet_left = rungs, now, quiet - (not harmful)
+        (log.warning if harmful else log.info)(
+            "pressure",
+            pressure=round(self.pressure, 2),
+            steps=list(rungs),
+            taken=taken,
+            left=left,
+            latency_ms=round(self._latency.value, 1),
+            topics_per_worker=round(depth, 1),
+            busy_share=round(self._hands.busy_share(), 2),
+            commit_window_ms=round(self.steps.commit_window_ms, 1),
+            coalesce_ms=round(self.steps.coalesce_ms, 1),
+        )
 
     def _carry_out(self, steps: Steps) -> None:
         before, self.steps = self.steps, steps

@@ -8,6 +8,7 @@ then is synced. Its cost follows what is new; the snapshot is put together from 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
 from functools import partial
 from itertools import pairwise
@@ -78,6 +79,8 @@ class Compactor:
         self._kept: list[list[Start]] = []
         """Where the replay of the snapshots on disk begins, oldest first, as far as this life knows."""
         self._last: Checkpoint | None = None
+        self._failures = 0
+        """Checkpoints that have failed since the last one that did not."""
 
     async def run(self) -> None:
         """Take a checkpoint at every interval in which something was written, and when a WAL file is full; until
@@ -103,16 +106,24 @@ class Compactor:
         try:
             await self.checkpoint(marks=marks)
         except (OSError, ApiError) as error:
-            log.warning("checkpoint_failed", error=str(error))
+            self._failures += 1
+            log.warning(
+                "checkpoint_failed",
+                error=str(error),
+                failures=self._failures,
+                consequence="the log grows, and the next start takes longer; it is tried again",
+            )
             return False
+        self._failures = 0
         return True
 
     async def checkpoint(self, *, marks: bool = True, hold_ms: int = 0) -> Checkpoint:
         """Take a checkpoint, then drop what it makes superfluous.
 
         `marks=False` leaves the log alone (its writers have stopped). With `hold_ms`, every file stays as it is for so
-        long; while a hold lasts, a call prolongs it and takes no new checkpoint. Raises OSError if the disk fails,
-        ApiError on a failed shard. After a cancellation some topics are stored and there is no new snapshot.
+        long, but for the log; while a hold lasts, a call prolongs it and takes no new checkpoint. Raises OSError if the
+        disk fails, ApiError on a failed shard. After a cancellation some topics are stored and there is no new
+        snapshot.
         """
         async with self._lock:
             if self._upkeep.held and marks and self._last is not None:
@@ -124,6 +135,7 @@ class Compactor:
             return taken
 
     async def _checkpoint(self, marks: bool) -> Checkpoint:
+        began = trio.current_time()
         if marks:
             await self.announce()
         topics: dict[LiveTopic, Shelf] = {}
@@ -148,7 +160,12 @@ class Compactor:
             self._mark(checkpoint.number)
             await self._drop_files()
         log.info(
-            "checkpoint", snapshot=checkpoint.number, bytes=checkpoint.bytes, topics=len(topics), skipped=len(skipped)
+            "checkpoint",
+            snapshot=checkpoint.number,
+            bytes=checkpoint.bytes,
+            topics=len(topics),
+            skipped=len(skipped),
+            ms=round((trio.current_time() - began) * 1000),
         )
         return checkpoint
 
@@ -278,27 +295,46 @@ class Compactor:
 
     # -- what a copy of the directory consists of ---------------------------------------------------------------------
 
-    async def files(self) -> list[str]:
+    async def files(self, *, held: bool = False) -> list[str]:
         """The files of the last checkpoint, relative to the data directory; those in the cold one with `cold:` in
-        front. To be asked during a hold."""
+        front.
+
+        `held`, during a hold: those that nobody writes to while it lasts. All shards go over to new files at one
+        moment, and these are not among them. So copies show the directory as of that moment, however long copying
+        takes. (In a copy of a file that is being written there may be zeros in front of what a sync has covered; and
+        where the log of one shard is copied before that of another, what the other has taken from it meanwhile refers
+        to nothing.) Raises OSError, and ApiError on a failed shard.
+        """
         datadir = self._store.datadir
+        for writer in self._store.writers if held else ():
+            await writer.prepare_cut()
+        # One step: what is deleted later is not deleted in the copy, so its files have to be there.
+        cuts = [writer.cut() for writer in self._store.writers] if held else []
+        topics = list(self._source.by_id.values())
+        needed: dict[int, set[int]] = {}
+        for kind, owner, first in map(self._store.files.place_of, self._source.copied_files()):
+            if kind == "segment":
+                needed.setdefault(owner, set()).add(first)
+        for cut in cuts:
+            await cut.wait_synced()
         names = ["FORMAT"]
         numbers = await self._offload.run(Kind.FILES, partial(snapshot_numbers, self._fs, datadir))
         names += [datadir.relative(datadir.snapshot_path(number)) for number in numbers]
         for writer in self._store.writers:
-            names += [datadir.relative(file.path) for file in self._store.files.of_shard(writer.shard)]
-        for i, topic in enumerate(list(self._source.by_id.values()), 1):
+            end = cuts[writer.shard].ordinal if cuts else math.inf
+            files = self._store.files.of_shard(writer.shard)
+            names += [datadir.relative(file.path) for file in files if file.ordinal < end]
+        for i, topic in enumerate(topics, 1):
             if topic.part is not None:
                 names.append(_RELATIVE.manifest_path(topic.id))
                 if topic.shelf is not None:
-                    needed = self._upkeep.needed_segments(topic.id)
-                    gone = [segment for segment in topic.shelf.gone if segment.first not in needed]
+                    copied = needed.get(topic.id, ())
+                    gone = [segment for segment in topic.shelf.gone if segment.first not in copied]
                     names += self._segment_files(topic.shelf.segments.difference(gone))
             if i % SLICE_TOPICS == 0:
                 await trio.lowlevel.checkpoint()
-        for kind, owner, first in map(self._store.files.place_of, self._source.copied_files()):
-            if kind == "segment" and owner not in self._source.by_id:
-                names.append(_RELATIVE.segment_path(owner, first, "data"))
+        for owner in sorted(needed.keys() - {topic.id for topic in topics}):
+            names += [_RELATIVE.segment_path(owner, first, "data") for first in sorted(needed[owner])]
         return names
 
     @staticmethod

@@ -6,6 +6,8 @@ decided elsewhere.
 
 from __future__ import annotations
 
+import itertools
+from collections import Counter
 from collections.abc import Callable, Collection, Sequence
 from functools import partial
 from typing import Any, Final, NamedTuple
@@ -35,11 +37,17 @@ from topics.storage.wal import ControlBatch, Position, ShardWriter, WalFiles
 
 log = get_logger(__name__)
 
+SPACE_TOLD_EVERY_S: Final = 10.0
+"""Where the free space goes up and down at the limit, not every change is a line in the log."""
+
 SPACE_LOOK_MS: Final = 500
 """How often the free space is looked at; `TOPICS_MIN_FREE_BYTES` is far more than can be written in between."""
 
 FEW_TOPICS: Final = 8
 """Directories of up to so many topics are synced one by one; more by one sync of the file system."""
+
+SHOWN: Final = 10
+"""Examples in a line of the log."""
 
 MAX_REPAIRS: Final = 10_000
 """Damaged ranges that one salvage gives up before it stops: a log with more is not worth the name."""
@@ -107,8 +115,9 @@ class Store:
         return await self._offload.run(Kind.CPU, self._open_blocking)
 
     def _open_blocking(self) -> Recovered:
-        fs = self._fs
+        fs, began_ns = self._fs, self._clock.perf_ns()
         self.boot_id, self.identity = fs.boot_id(), fs.identity(self.datadir.root)
+        log.info("recovering", directory=self.datadir.root, mode=self._settings.recovery)
         recovered = self._recover()
         shards = max((shard.shards for shard in recovered.shards), default=0) or self._settings.wal_shards
         self.files = recovered.files
@@ -122,6 +131,7 @@ class Store:
             shards=shards,
         )
         settle_queues(recovered)
+        self._log_found(recovered, verdicts, (self._clock.perf_ns() - began_ns) / 1e6)
         by_number = {shard.shard: shard for shard in recovered.shards}
         # What recovery relied on is made durable first: names may have been visible that no crash would have left.
         fs.sync_dir(self.datadir.meta_dir)
@@ -146,6 +156,37 @@ class Store:
         remove_unknown_topics(self.tiers, recovered.topics.keys() | recovered.copied_topics)
         recovered.columns.forget_all()
         return recovered
+
+    def _log_found(self, recovered: Recovered, verdicts: dict[int, list[Verdict]], ms: float) -> None:
+        """What there was, and what was not there any more. (Damage has lines of its own, where it is found.)"""
+        log.info(
+            "log_replayed",
+            snapshot=recovered.snapshot_number,
+            shards=len(recovered.shards),
+            torn_ends=[shard.shard for shard in recovered.shards if shard.truncated is not None],
+            failed_before=sorted(recovered.failed),
+            bytes=self.progress.done,
+            topics=len(recovered.topics),
+            topics_replayed=len(recovered.replayed),
+            salvaged=self.salvaged,
+            ms=round(ms),
+        )
+        lost = [
+            (recovered.topics[verdict.topic_id], *span)
+            for verdict in itertools.chain.from_iterable(verdicts.values())
+            for span in (*filter(None, [verdict.hole]), *((first, last) for first, last, _ in verdict.copies))
+        ]
+        if lost:
+            by_class = Counter(topic.config.durability for topic, _, _ in lost)
+            kept = by_class.keys() & {"disk", "fsync"}
+            (log.warning if kept else log.info)(
+                "seqs_lost",
+                topics=len({topic.id for topic, _, _ in lost}),
+                seqs=sum(last - first + 1 for _, first, last in lost),
+                by_class=dict(by_class),
+                examples=[f"{topic.name} {first}..{last}" for topic, first, last in lost[:SHOWN]],
+                consequence="readers are told by a tombstone; seqs that were only reserved are among them",
+            )
 
     def _recover(self) -> Recovered:
         for directory in self._shard_directories():
@@ -317,17 +358,27 @@ class Store:
 
     async def watch_space(self) -> None:
         """Keep `space_low` true to the disk; until cancelled."""
-        root = self.datadir.root
+        root, least = self.datadir.root, self._settings.min_free_bytes
+        unknown = told = False
+        told_at = -SPACE_TOLD_EVERY_S
         while True:
             try:
                 free = await self._offload.run(Kind.FILES, partial(self._fs.free_bytes, root))
             except OSError as error:
-                log.warning("free_space_unknown", error=str(error))
+                if not unknown:
+                    log.warning("free_space_unknown", error=str(error), taken_for_low=self.space_low)
+                unknown = True
             else:
-                low = free < self._settings.min_free_bytes
-                if low != self.space_low:
-                    self.space_low = low
-                    log.warning("disk_nearly_full" if low else "disk_has_room_again", free_bytes=free)
+                if unknown:
+                    log.info("free_space_known_again", free_bytes=free)
+                unknown, self.space_low = False, free < least
+                if self.space_low != told and trio.current_time() - told_at >= SPACE_TOLD_EVERY_S:
+                    told, told_at = self.space_low, trio.current_time()
+                    if told:
+                        refused = "appends are refused (503 read_only) until there is more; reads and deletions go on"
+                        log.error("disk_nearly_full", free_bytes=free, min_free_bytes=least, consequence=refused)
+                    else:
+                        log.warning("disk_has_room_again", free_bytes=free, min_free_bytes=least)
             await trio.sleep(SPACE_LOOK_MS / 1000)
 
     def _shard_failed(self, shard: int) -> None:

@@ -175,6 +175,18 @@ class ControlBatch:
             raise self.error
 
 
+class Cut(ControlBatch):
+    """A place in the queue at which the log goes over to a new file. Nothing is written for it; synced when what was
+    queued before it is, and the file that ends there will never be written again."""
+
+    __slots__ = ("ordinal",)
+
+    def __init__(self) -> None:
+        super().__init__(b"", 0, wants_sync=True)
+        self.ordinal = 0
+        """Of the file that begins here; older ones are finished."""
+
+
 Place = tuple[str, int, int]
 """A file by what it is called on disk: ("wal", shard, ordinal), or ("segment", topic id, first seq)."""
 
@@ -314,6 +326,20 @@ class ShardWriter:
         elif depth == 1:
             self._patient_from_ms = self._clock.monotonic_ms()
             self._wake.set()  # to look at the clock
+
+    async def prepare_cut(self) -> None:
+        """Make what a cut needs, so that a lack of room on the disk is found before it. Raises OSError."""
+        async with self._spare_lock:
+            if not self._spare_ready and self.failed is None and not self._stopping:
+                await self._offload.run(Kind.FILES, self._make_spare)
+                self._spare_ready = True
+
+    def cut(self) -> Cut:
+        """End the current file between what is queued by now and what comes later; never waits. Cuts of several shards
+        made in one step of the loop are one moment for all of them. Raises like `submit`."""
+        cut = Cut()
+        self.submit(cut)
+        return cut
 
     @property
     def queue_depth(self) -> int:
@@ -501,7 +527,7 @@ class ShardWriter:
         room = max(self._file_bytes - self.file.end, 0)
         while self._queue and total < GROUP_BYTES:
             size = len(self._queue[0].data)
-            if group and total + size > room:
+            if (group and total + size > room) or isinstance(self._queue[0], Cut):
                 break
             group.append(self._queue.popleft())
             total += size
@@ -514,7 +540,9 @@ class ShardWriter:
     async def _write_group(self) -> None:
         """One turn: rotate if the next batch does not fit, write a group, sync if it is due, tell the batches."""
         try:
-            if self._queue and self.file.end and self.file.end + len(self._queue[0].data) > self._file_bytes:
+            if self._queue and isinstance(self._queue[0], Cut):
+                await self._go_over()
+            elif self._queue and self.file.end and self.file.end + len(self._queue[0].data) > self._file_bytes:
                 await self._rotate()
             group = self._take_group()
             due = self._due
@@ -659,6 +687,17 @@ class ShardWriter:
         self.rotated.set()
         self.rotated = trio.Event()
 
+    async def _go_over(self) -> None:
+        """Carry out the cut at the head of the queue. An empty file is a new one already."""
+        cut = self._queue[0]
+        assert isinstance(cut, Cut)
+        if self.file.end:
+            await self._rotate()
+        self._queue.popleft()
+        self._urgent = bool(self._queue)
+        cut.ordinal = self.file.ordinal
+        cut.on_synced()
+
     def _rotate_blocking(self, handle: File, ending: bytes, at: int, ordinal: int) -> tuple[int, str, File]:
         """In a worker thread. FileEnd and all before it are synced before the next file gets its name (`crash.md`
         5)."""
@@ -694,8 +733,15 @@ class ShardWriter:
             f"WAL shard {self.shard} has failed ({error.strerror or error}); it stays read-only until a restart"
         )
         self.figures.read_only = 1
-        log.error("wal_shard_read_only", shard=self.shard, error=str(error))
         waiting = [*self._in_group, *self._unsynced, *self._queue]
+        log.error(
+            "wal_shard_read_only",
+            shard=self.shard,
+            error=str(error),
+            file=self._file.path if self._file is not None else None,
+            batches_failed=len(waiting),
+            consequence="what changes its topics is refused (503 read_only) until a restart; reads go on",
+        )
         self._in_group, self._unsynced = [], []
         self._queue.clear()
         self._queue_bytes = 0

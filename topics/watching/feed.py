@@ -29,6 +29,7 @@ class Ending(NamedTuple):
 TOO_SLOW = Ending(408, "too_slow", "the connection took nothing for too long")
 TAKEN_OVER = Ending(409, "taken_over", "another connection has taken over the session")
 SESSION_GONE = Ending(410, "session_gone", "the session is gone")
+WITHDRAWN = Ending(410, "unauthorized", "the key is not valid any more, or not for this")
 SHUTTING_DOWN = Ending(503, "shutting_down", "the daemon is stopping")
 
 

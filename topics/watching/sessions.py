@@ -279,7 +279,7 @@ class Watching:
         if taken_over:
             return
         session.outbox = None
-        if session.wid and session.feeds:
+        if session.wid and session.feeds and outbox.ended_by is not feeds.WITHDRAWN:
             self._set_idle(session)
         elif session.wid:
             del self._sessions[session.wid]
