@@ -1,4 +1,4 @@
-"""Raising the limit on open files."""
+"""The limit on open files, and what follows from it."""
 
 from __future__ import annotations
 
@@ -48,6 +48,21 @@ def test_a_refusal_of_the_kernel_leaves_what_there_is(monkeypatch: pytest.Monkey
 def test_no_limit_at_all_is_enough(monkeypatch: pytest.MonkeyPatch) -> None:
     FakeLimit(monkeypatch, resource.RLIM_INFINITY, resource.RLIM_INFINITY)
     assert limits.raise_file_limit() is None
+
+
+def test_the_limit_in_force_is_the_soft_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    FakeLimit(monkeypatch, 1024, 524_288)
+    assert limits.file_limit() == 1024
+    FakeLimit(monkeypatch, resource.RLIM_INFINITY, resource.RLIM_INFINITY)
+    assert limits.file_limit() is None
+
+
+@pytest.mark.parametrize(
+    ("files", "connections"),
+    [(20_000, 15_000), (1024, 768), (256, 192), (255, 191), (100, 36), (64, 1), (10, 1), (None, None)],
+)
+def test_connections_leave_a_share_of_the_descriptors(files: int | None, connections: int | None) -> None:
+    assert limits.most_connections(files) == connections
 
 
 def test_the_number_of_memory_pools_can_be_limited() -> None:

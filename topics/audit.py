@@ -24,7 +24,9 @@ import msgspec
 import trio
 from msgspec import UNSET, Raw, UnsetType
 
-from topics.logs import escape_ascii, get_logger, hide_credentials
+from topics.credentials import hide_credentials
+from topics.log_lines import escape_ascii
+from topics.logs import get_logger
 
 log = get_logger(__name__)
 

@@ -276,7 +276,6 @@ class Daemon:
             "recovered",
             topics=len(engine.topics),
             records=engine.total_records,
-            bytes_replayed=engine.store.progress.done,
             ms=round((trio.current_time() - began) * 1000),
         )
         return not self._stop.is_set()

@@ -77,7 +77,8 @@ def throttled(limit: str, maximum: int, *, retry_after_ms: int | None = None) ->
     detail: dict[str, Any] = {"limit": limit, "max": maximum}
     if retry_after_ms is not None:
         detail["retry_after_ms"] = retry_after_ms
-    return ApiError("throttled", f"{limit} is reached ({maximum})", detail=detail, retry_after_s=1)
+    retry_after_s = max(1, -(-(retry_after_ms or 0) // 1000))
+    return ApiError("throttled", f"{limit} is reached ({maximum})", detail=detail, retry_after_s=retry_after_s)
 
 
 def read_only(message: str) -> ApiError:

@@ -42,6 +42,9 @@ log = get_logger(__name__)
 
 T = TypeVar("T")
 
+TOLD_TRIES: Final = (1, 10, 60)
+"""Which attempts to read columns that cannot be read are logged; after the last of these each so many (a minute)."""
+
 LOAD_RECORDS: Final = 1000
 """Records one read from disk brings in at most."""
 
@@ -142,13 +145,16 @@ class Loader:
 
     async def _fetch_and_resume(self, topic: Topic, spans: tuple[Span, ...]) -> None:
         pause = 0.01
+        tries = 0
         while not topic.deleted:
             try:
                 await self.spans.load(topic, spans)
                 break
             except OSError as error:
                 # The commit is in the log and has to take effect; there is nobody to tell that it cannot.
-                log.error("columns_unreadable", topic=topic.name, error=str(error))
+                tries += 1
+                if tries in TOLD_TRIES or tries % TOLD_TRIES[-1] == 0:
+                    log.error("columns_unreadable", topic=topic.name, error=str(error), tries=tries)
                 await trio.sleep(pause)
                 pause = min(2 * pause, 1.0)
         self._resuming[topic] = spans

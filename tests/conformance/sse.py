@@ -7,10 +7,10 @@ import json
 import re
 import socket
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, ClassVar, Protocol, Self
 from urllib.parse import urlencode
 
 import h2.config
@@ -28,7 +28,6 @@ FIELDS = {
     "topic-deleted": {"topic", "head_seq", "reason"},
 }
 REASONS = {"cap", "ttl", "mixed", "from_seq_too_old", "recreated", "source_trim", "lost", "corrupt"}
-FINAL = {408, 409, 410, 503}
 WITHIN_S = 10.0
 
 
@@ -45,6 +44,9 @@ class Cut(Exception):
 
 @dataclass(frozen=True)
 class Frame:
+    final: ClassVar = frozenset({408, 409, 410, 503})
+    """Codes of errors behind which the stream ends."""
+
     id: str | None
     event: str
     text: bytes
@@ -71,9 +73,18 @@ class Frame:
             assert self.id is None
             assert {"code", "error"} <= set(self.data) <= {"code", "error", "retry_after_ms", "topics"}
             assert type(self.data["code"]) is int
-            assert self.data["code"] in FINAL | {429}
+            assert self.data["code"] in self.final | {429}
             assert isinstance(self.data["error"], str)
-            return
+        else:
+            self.check_kind()
+
+    @property
+    def is_advice(self) -> bool:
+        """An error after which the stream goes on."""
+        return self.event == "error" and self.data["code"] not in self.final
+
+    def check_kind(self) -> None:
+        """The same for what is no error."""
         assert self.id, self
         assert self.event in FIELDS, self
         assert set(self.data) == FIELDS[self.event], self.data
@@ -109,6 +120,10 @@ def encode_bytes(content: bytes) -> str:
 
 class Parser:
     """Takes the bytes of a stream and gives its frames; asserts that the form is exactly the one that is promised."""
+
+    frame: type[Frame] = Frame
+    orders: ClassVar[Sequence[list[bytes]]] = ([b"id", b"event", b"data"], [b"event", b"data"])
+    """Of the fields of a frame."""
 
     def __init__(self) -> None:
         self.heartbeats: list[int] = []
@@ -153,11 +168,11 @@ class Parser:
             return
         fields = [line.partition(b":")[::2] for line in lines]
         names = [name for name, _ in fields]
-        assert names in ([b"id", b"event", b"data"], [b"event", b"data"]), [line[:100] for line in lines]
+        assert names in self.orders, [line[:100] for line in lines]
         values = {name: value.removeprefix(b" ") for name, value in fields}
         text = values[b"data"]
         frame_id = values[b"id"].decode() if b"id" in values else None
-        frame = Frame(frame_id, values[b"event"].decode(), text, json.loads(text.decode()))
+        frame = self.frame(frame_id, values[b"event"].decode(), text, json.loads(text.decode()))
         frame.check()
         self.frames.append(frame)
 
@@ -176,18 +191,24 @@ class Transport(Protocol):
     def close(self) -> None: ...
 
 
+def connected(client: Client, receive_buffer: int | None) -> socket.socket:
+    """A connection that takes little into its buffer, if it is to."""
+    opened = socket.socket()
+    if receive_buffer is not None:
+        opened.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, receive_buffer)
+    opened.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    opened.settimeout(WITHIN_S)
+    opened.connect(("127.0.0.1", client.daemon.port))
+    return opened
+
+
 class Http1:
     """One GET over HTTP/1.1. What is not asked for stays in the socket, and `receive_buffer` makes that small."""
 
     def __init__(
         self, client: Client, path: str, headers: Iterable[tuple[str, str]], receive_buffer: int | None = None
     ) -> None:
-        self._socket = socket.socket()
-        if receive_buffer is not None:
-            self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, receive_buffer)
-        self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        self._socket.settimeout(WITHIN_S)
-        self._socket.connect(("127.0.0.1", client.daemon.port))
+        self._socket = connected(client, receive_buffer)
         lines = [f"GET {path} HTTP/1.1", "host: localhost", *(f"{name}: {value}" for name, value in headers)]
         self._socket.sendall("\r\n".join([*lines, "", ""]).encode("latin-1"))
         self._buffer = bytearray()
@@ -284,12 +305,7 @@ class Http2:
     """HTTP/2 with prior knowledge. The window of a stream opens as its bytes are taken, the connection's at once."""
 
     def __init__(self, client: Client, receive_buffer: int | None = None) -> None:
-        self._socket = socket.socket()
-        if receive_buffer is not None:
-            self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, receive_buffer)
-        self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        self._socket.settimeout(WITHIN_S)
-        self._socket.connect(("127.0.0.1", client.daemon.port))
+        self._socket = connected(client, receive_buffer)
         self.machine = h2.connection.H2Connection(h2.config.H2Configuration(header_encoding="utf-8"))
         self.machine.local_settings.update({h2.settings.SettingCodes.MAX_HEADER_LIST_SIZE: 1 << 20})
         self.machine.initiate_connection()
@@ -417,16 +433,18 @@ class Http2Stream:
 class Events:
     """An open stream of events."""
 
+    parser_class = Parser
+
     def __init__(self, transport: Transport) -> None:
         self.transport = transport
         self.status = transport.status
         self.headers = transport.headers
-        self.parser = Parser()
+        self.parser = self.parser_class()
         self.advisories: list[Frame] = []
         self.last_id: str | None = None
         """The `id` of the last frame that was given out."""
 
-    def __enter__(self) -> Events:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -439,7 +457,7 @@ class Events:
     def heartbeats(self) -> list[int]:
         return self.parser.heartbeats
 
-    def opened(self) -> Events:
+    def opened(self) -> Self:
         if self.status != 200:
             raise AssertionError((self.status, self._body()[:2000]))
         assert self.headers["content-type"] == "text/event-stream; charset=utf-8"
@@ -478,7 +496,7 @@ class Events:
                 assert left > 0, "no frame in time"
                 self.wait(left)
             frame = self.parser.frames.pop(0)
-            if frame.event == "error" and frame.data["code"] not in FINAL:
+            if frame.is_advice:
                 self.advisories.append(frame)
                 continue
             self.last_id = frame.id or self.last_id

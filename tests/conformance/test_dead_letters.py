@@ -33,7 +33,6 @@ from tests.conformance.test_work_streams import (
     come_to,
     counts,
     nack,
-    needs_keys,
     queue,
     seqs,
     working,
@@ -565,7 +564,6 @@ def test_a_missing_topic_that_is_named_is_not_created_as_ephemeral(client: Clien
     buried(client, topic, dead)
 
 
-@needs_keys
 def test_a_key_names_only_what_is_its_own(tmp_path: Path) -> None:
     with running(tmp_path, api_keys="boss,mine::mine-") as client:
         client.headers["authorization"] = "Bearer mine"

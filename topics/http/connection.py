@@ -19,6 +19,8 @@ from typing import Final
 
 import trio
 
+from topics.http.budget import ByteBudget
+
 # On a stream, one that is connected and does not read is dealt with by the stream (`topics.watching.outbox`), which
 # wants to tell it so; the kernel counts a closed window like a peer that vanished.
 STREAM_USER_TIMEOUT_MS: Final = 40_000
@@ -49,9 +51,12 @@ class Connection:
     __slots__ = (
         "_answering",
         "_answers",
+        "_budget",
+        "_budget_wait_s",
         "_direct_bytes",
         "_direct_ended",
         "_earliest",
+        "_held",
         "_owed",
         "_partial",
         "_stream",
@@ -82,6 +87,10 @@ class Connection:
         """Whether it carries a stream or a socket, or did."""
         self.cancel_scope = trio.CancelScope()
         self.peer: tuple[str, int] | None = None
+        self._budget: ByteBudget | None = None
+        self._budget_wait_s = 0.0
+        self._held = 0
+        """Bytes of messages of its WebSockets, in part or waiting to be carried out."""
 
     def allow_slow_reader(self) -> None:
         """From here on a peer that is there and does not read is the application's business."""
@@ -101,6 +110,32 @@ class Connection:
         info = self._info()
         silent_ms = int.from_bytes(info[_LAST_ACK_MS], sys.byteorder)
         return silent_ms >= VANISHED_MS and int.from_bytes(info[_UNACKED], sys.byteorder) > 0
+
+    # -- messages of WebSockets ---------------------------------------------------------------------------------------
+
+    def bound_messages(self, budget: ByteBudget, wait_s: float) -> None:
+        """From here on messages count against `budget`, for whose room is waited so long."""
+        self._budget, self._budget_wait_s = budget, wait_s
+
+    async def hold(self, size: int) -> bool:
+        """Take in so many bytes of a message; False if there is no room for them."""
+        assert self._budget is not None
+        if not await self._budget.take(size, self._budget_wait_s):
+            return False
+        self._held += size
+        return True
+
+    def give_back(self, size: int) -> None:
+        """They are not needed any more. After `end_messages` nothing is left to be given back."""
+        size = min(size, self._held)
+        self._held -= size
+        if size:
+            assert self._budget is not None
+            self._budget.give_back(size)
+
+    def end_messages(self) -> None:
+        """The connection is gone, with all that was taken in for it."""
+        self.give_back(self._held)
 
     # -- answers -------------------------------------------------------------------------------------------------------
 

@@ -50,6 +50,10 @@ GZIP_FROM: Final = 1024
 _OWN_LIMITS: Final = frozenset({"max_inflight_bytes", "max_inflight_per_key", "rate_per_key"})
 """Limits that are kept here, and not by the engine, which counts its own refusals."""
 
+PROMPT_ANSWER: Final = 64 << 10
+"""An answer of at most this is out of our hands at once: its request is over before it is sent, so that whoever asks
+again on seeing it finds the place free. A longer one keeps its place until its reader has taken it."""
+
 _GZIP_LEVEL: Final = 1
 _GZIP_STEP: Final = 128 << 10
 _REQUEST_ID: Final = re.compile(rb"[\x21-\x7e]{1,128}")
@@ -127,12 +131,13 @@ class Gate:
                 self._reader.release(call)
             status = response.status
             await self._record(call, status, code)
+            if len(response.body) <= PROMPT_ANSWER:
+                self._leave(call)
             await self._send(call, response)
         except ClientGone:
             pass
         finally:
-            if call.entered:
-                self.access.leave(call.key)
+            self._leave(call)
             duration = (self._engine.clock.perf_ns() - call.started_ns) / 1e6
             self.figures.count(_label(call), status, duration)
             log.debug("request", method=call.method, route=_label(call), status=status, ms=round(duration, 3))
@@ -149,6 +154,12 @@ class Gate:
             # A stream counts as answered when it opens; how long it stays is no figure of a request.
             if stream is not None:
                 await self._show(stream)
+
+    def _leave(self, call: Call) -> None:
+        """The request of a key is not in progress any more. May be repeated."""
+        if call.entered:
+            call.entered = False
+            self.access.leave(call.key)
 
     async def _show(self, stream: OpenStream) -> None:
         try:
@@ -269,6 +280,8 @@ class Gate:
                 connection.abort()
 
     async def _open_websocket(self, scope: Scope, receive: Receive, send: Send) -> None:
+        connection: Connection = scope["state"]["connection"]
+        connection.bound_messages(self._reader.budget, self._engine.settings.admission_ms / 1000)
         await receive()
         began = self._engine.clock.perf_ns()
         label, status = UNMATCHED, 101
@@ -290,7 +303,6 @@ class Gate:
                 self._count_refusal,
                 key,
                 request_id,
-                self._reader.budget,
                 scope,
                 receive,
                 send,
@@ -298,12 +310,12 @@ class Gate:
             await socket.run()
         except ApiError as error:
             status = error.status
-            with scope["state"]["connection"].answering(0):
+            with connection.answering(0):
                 await self._refuse_websocket(error, request_id, send)
         except Exception:
             log.exception("socket_failed")
         finally:
-            stop_receiving(receive)
+            connection.give_back(stop_receiving(receive))
             self.figures.count(label, status, (self._engine.clock.perf_ns() - began) / 1e6 if status != 101 else 0.0)
 
     def _let_socket_in(self, route: Route, headers: dict[bytes, bytes], query: bytes) -> Key:

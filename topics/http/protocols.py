@@ -18,6 +18,9 @@ import h11
 import msgspec
 import trio
 from h2.frame_buffer import FrameBuffer
+from hpack.exceptions import OversizedHeaderListError
+from hpack.hpack import Decoder
+from hpack.struct import HeaderTuple
 from hypercorn.events import Closed, Event, RawData, Updated
 from hypercorn.protocol import ProtocolWrapper
 from hypercorn.protocol.events import Body, Data, Request, StreamClosed
@@ -41,11 +44,13 @@ from wsproto.events import CloseConnection, Message, Ping
 from wsproto.frame_protocol import CloseReason
 
 from topics.http.connection import Connection
+from topics.http.patience import BODY_BYTES_PER_S, BODY_GRACE_S, BODY_IDLE_S
 
 # Request headers up to 128 KiB are promised; the request line, and what h2 adds for each field, come on top.
 MAX_HEADER_BYTES: Final = (128 + 64) << 10
 MAX_STREAMS: Final = 100_000
-# h11 takes 8 us of the loop for each field, however short; no client sends more than some dozens.
+# The libraries take up to 20 us of the loop for each field, which over HTTP/2 may be one byte. No client sends more
+# than some dozens.
 MAX_HEADER_FIELDS: Final = 1000
 # h2 is given so much at a time when it comes in small frames, which take up to 70 us each: others have their turn in
 # between.
@@ -147,7 +152,7 @@ class _H11Connection(h11.Connection):
         """What two servers on the way might see differently is an attempt to smuggle a request past the first (RFC
         9112, 6.1 and 11.2)."""
         version = request.http_version
-        if version not in (b"1.1", b"1.0") and not (version == b"2.0" and request.method == b"PRI"):
+        if version not in (b"1.1", b"1.0") and (version, request.method, request.target) != (b"2.0", b"PRI", b"*"):
             raise h11.RemoteProtocolError("unknown HTTP version")
         framing = {name for name, _ in request.headers if name in _FRAMING_FIELDS}
         if b"transfer-encoding" in framing and (len(framing) > 1 or version == b"1.0"):
@@ -286,12 +291,26 @@ _HANDSHAKE_FIELDS: Final = frozenset(
 
 
 class _WSStream(WSStream):
-    """Answers what is no WebSocket, or no UTF-8, with a close that says so, where hypercorn hangs up; and counts a
-    message's bytes, where hypercorn counts characters."""
+    """Answers what is no WebSocket, or no UTF-8, with a close that says so, where hypercorn hangs up; counts the bytes
+    of messages, where hypercorn counts characters; and takes them in against the budget of all requests as they come.
+
+    The application gets a message with its `size`, which it gives back, or in place of one that there was no room for
+    one that is `refused`. The next one is not taken in before it asks for it (`take_next_message`): what a client sends
+    that reads no answers waits in the client, and not in the memory of all.
+    """
 
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
         self._size = 0
+        """Of the message that has begun."""
+        self._held = 0
+        """Of that, taken in."""
+        self._refused = False
+        """There was no room for it."""
+        self._may_take = trio.Event()
+        self._may_take.set()
+        self._began = self._seen = 0.0
+        """When the first and the last of it came."""
         self._decided = trio.Event()
         """Whether it is accepted has been said."""
 
@@ -305,12 +324,67 @@ class _WSStream(WSStream):
             await super().handle(event)
         except trio.BrokenResourceError:
             pass  # the application has ended (`stop_receiving`)
+        finally:
+            if isinstance(event, StreamClosed):
+                self._forget()
+
+    def is_late(self, now: float) -> bool:
+        """Whether a message has begun whose rest should have come by now."""
+        if not self._size:
+            return False
+        in_all = max(BODY_GRACE_S, self._size / BODY_BYTES_PER_S)
+        return now - self._seen > BODY_IDLE_S or now - self._began > in_all
+
+    def take_next(self) -> None:
+        """The application has carried out what it was given."""
+        self._may_take.set()
+
+    @property
+    def _connection(self) -> Connection:
+        return cast(Connection, self.scope["state"]["connection"])
+
+    def _forget(self) -> None:
+        held, self._held = self._held, 0
+        if held:
+            self._connection.give_back(held)
+
+    async def _take_in(self, event: Message[Any]) -> None:
+        """A message or a part of one that is not too large."""
+        size = _bytes_of(event)
+        if not self._size:
+            await self._may_take.wait()
+            self._began = trio.current_time()
+        self._seen = trio.current_time()
+        self._size += size
+        if self._refused or (size and not await self._connection.hold(size)):
+            self._refused = True
+            self.buffer.clear()
+            self._forget()
+        else:
+            self._held += size
+            self.buffer.extend(event)
+        if not event.message_finished:
+            return
+        message: Any = {"type": "websocket.receive", "refused": True}
+        if not self._refused:
+            message = {**self.buffer.to_message(), "size": self._held}
+        self.buffer.clear()
+        held, self._size, self._held, self._refused = self._held, 0, 0, False
+        self._may_take = trio.Event()
+        assert self.app_put is not None
+        try:
+            await self.app_put(message)
+        except BaseException:
+            self._connection.give_back(held)
+            raise
 
     async def app_send(self, message: Any) -> None:
         try:
             # A refusal may have to wait for the client's window, and the reader must not wait for a refusal.
             if message is None or message["type"] != "websocket.accept":
                 self._decided.set()
+            if message is None:
+                self._may_take.set()  # the application has ended
             await super().app_send(message)
         finally:
             self._decided.set()
@@ -318,18 +392,11 @@ class _WSStream(WSStream):
     async def _handle_events(self) -> None:
         for event in self.connection.events():
             if isinstance(event, Message):
-                data = event.data
-                self._size += len(data.encode()) if isinstance(data, str) else len(data)
-                if self._size > self.config.websocket_max_message_size:
+                if self._size + _bytes_of(event) > self.config.websocket_max_message_size:
                     await self._send_wsproto_event(CloseConnection(code=CloseReason.MESSAGE_TOO_BIG))
                     await self.send(StreamClosed(stream_id=self.stream_id))
                     return
-                self.buffer.extend(event)
-                if event.message_finished:
-                    assert self.app_put is not None
-                    await self.app_put(self.buffer.to_message())
-                    self.buffer.clear()
-                    self._size = 0
+                await self._take_in(event)
             elif isinstance(event, Ping):
                 await self._send_wsproto_event(event.response())
             elif isinstance(event, CloseConnection):
@@ -338,6 +405,24 @@ class _WSStream(WSStream):
                 elif self.connection.state is ConnectionPhase.OPEN:
                     await self._send_wsproto_event(CloseConnection(code=event.code))  # it could not be parsed
                 await self.send(StreamClosed(stream_id=self.stream_id))
+
+
+def _bytes_of(event: Message[Any]) -> int:
+    return len(event.data.encode()) if isinstance(event.data, str) else len(event.data)
+
+
+def take_next_message(send: Any) -> None:
+    """The application of a WebSocket wants another message; `send` is what it was given."""
+    stream = send.__self__
+    assert isinstance(stream, _WSStream)
+    stream.take_next()
+
+
+def message_is_late(send: Any) -> bool:
+    """Whether the peer of a WebSocket takes too long over a message; `send` is what its application was given."""
+    stream = send.__self__
+    assert isinstance(stream, _WSStream)
+    return stream.is_late(trio.current_time())
 
 
 async def send_ping(send: Any) -> None:
@@ -351,14 +436,17 @@ async def send_ping(send: Any) -> None:
     await stream._send_wsproto_event(Ping())
 
 
-def stop_receiving(receive: Any) -> None:
-    """The application of a WebSocket has ended: what still comes is for nobody.
+def stop_receiving(receive: Any) -> int:
+    """The application of a WebSocket has ended: what still comes is for nobody. Returns how many bytes of messages were
+    waiting for it.
 
     Otherwise the connection's reader would wait for ever for room in a queue that nobody empties.
     """
-    channel = receive.__self__
-    assert isinstance(channel, trio.MemoryReceiveChannel)
-    channel.close()
+    left = 0
+    while (message := receive_nowait(receive)) is not None:
+        left += message.get("size", 0)
+    receive.__self__.close()
+    return left
 
 
 def receive_nowait(receive: Any) -> Any | None:
@@ -368,7 +456,7 @@ def receive_nowait(receive: Any) -> Any | None:
     """
     channel = getattr(receive, "__self__", None)
     if isinstance(channel, trio.MemoryReceiveChannel):
-        with suppress(trio.WouldBlock):
+        with suppress(trio.WouldBlock, trio.EndOfChannel):
             return channel.receive_nowait()
     return None
 
@@ -434,7 +522,7 @@ class _H2(H2Protocol):
         local_settings = self.connection.local_settings
         self.connection = _H2Connection(self.connection.config)
         self.connection.local_settings = local_settings
-        self.connection.decoder.max_header_list_size = MAX_HEADER_BYTES
+        self.connection.decoder = _Decoder(MAX_HEADER_BYTES)
         self._incoming = _FrameBuffer(server=True)
         self._incoming.max_frame_size = self.connection.max_inbound_frame_size
         self.connection.incoming_buffer = self._incoming
@@ -526,6 +614,33 @@ def _is_well_formed(headers: list[tuple[bytes, bytes]]) -> bool:
 
 
 _FRAME_HEAD: Final = 9  # bytes: length, type, flags, stream (RFC 9113, 4.1)
+
+
+class _Decoder(Decoder):
+    """Refuses blocks of too many fields, where hpack looks at their bytes alone."""
+
+    _instructions = 0
+
+    def decode(self, data: bytes, raw: bool = False) -> Iterable[HeaderTuple]:
+        self._instructions = 0
+        return super().decode(data, raw)
+
+    def _count(self) -> None:
+        self._instructions += 1
+        if self._instructions > MAX_HEADER_FIELDS:
+            raise OversizedHeaderListError("too many header fields")
+
+    def _decode_indexed(self, data: bytes | memoryview) -> tuple[HeaderTuple, int]:
+        self._count()
+        return super()._decode_indexed(data)
+
+    def _decode_literal(self, data: bytes | memoryview, should_index: bool) -> tuple[HeaderTuple, int]:
+        self._count()
+        return super()._decode_literal(data, should_index)
+
+    def _update_encoding_context(self, data: bytes | memoryview) -> int:
+        self._count()
+        return super()._update_encoding_context(data)
 
 
 class _FrameBuffer(FrameBuffer):

@@ -16,25 +16,20 @@ as long as a client likes: one that takes too long over its body is cut off (`_P
 from __future__ import annotations
 
 import zlib
-from collections import deque
 from typing import Final
 
 import trio
 
 from topics.config import Settings
 from topics.errors import ApiError, invalid, throttled
+from topics.http.budget import ByteBudget
 from topics.http.calls import Call, ClientGone, Message
 from topics.http.connection import Connection
+from topics.http.patience import BODY_BYTES_PER_S, BODY_GRACE_S, BODY_IDLE_S
 from topics.http.protocols import bytes_of_unfinished_frame, cut_off, receive_nowait
 from topics.logs import get_logger
 
 log = get_logger(__name__)
-
-# How long a client may send nothing of a body that it owes, and how much it has to have sent on average once it has
-# taken a minute: less than the slowest line, more than somebody who means to hold a connection and a body's memory.
-BODY_IDLE_S: Final = 30.0
-BODY_GRACE_S: Final = 60.0
-BODY_BYTES_PER_S: Final = 64
 
 # What is still read of a body that was refused, so that a client which sends first and listens later gets its answer.
 DISCARD_BYTES: Final = 256 << 20
@@ -45,56 +40,6 @@ SMALL_BODY_S: Final = 1.0
 
 # Inflated at a time: about 1 ms of the loop.
 _INFLATE_STEP: Final = 256 << 10
-
-
-class ByteBudget:
-    """Bytes that all requests together may hold.
-
-    First come, first served, so that a large body is not starved by small ones.
-    """
-
-    def __init__(self, limit: int) -> None:
-        self.limit = limit
-        self.used = 0
-        self._waiting: deque[tuple[int, trio.Event]] = deque()
-
-    def try_take(self, size: int) -> bool:
-        """Take `size` bytes if they are there and nobody is waiting."""
-        if self._waiting or self.used + size > self.limit:
-            return False
-        self.used += size
-        return True
-
-    async def take(self, size: int, timeout_s: float) -> bool:
-        """Take `size` bytes, waiting at most `timeout_s`. False, and nothing taken, if they did not become free."""
-        if self.try_take(size):
-            return True
-        entry = (size, trio.Event())
-        self._waiting.append(entry)
-        try:
-            with trio.move_on_after(timeout_s):
-                await entry[1].wait()
-        except BaseException:
-            if entry[1].is_set():
-                self.give_back(size)
-            raise
-        finally:
-            if not entry[1].is_set():
-                self._waiting.remove(entry)
-                self._serve_waiting()
-        return entry[1].is_set()
-
-    def give_back(self, size: int) -> None:
-        """Return what was taken."""
-        self.used -= size
-        assert self.used >= 0, "given back more than was taken"
-        self._serve_waiting()
-
-    def _serve_waiting(self) -> None:
-        while self._waiting and self.used + self._waiting[0][0] <= self.limit:
-            size, event = self._waiting.popleft()
-            self.used += size
-            event.set()
 
 
 class BodyReader:

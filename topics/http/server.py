@@ -203,6 +203,7 @@ async def serve(
                 raise rest from None
         finally:
             server.connections.discard(connection)
+            connection.end_messages()
             stream.socket.close()
 
     async with trio.open_nursery() as watch:

@@ -24,8 +24,7 @@ from topics.http.calls import Engine, Receive, Scope, Send, append_answer, encod
 from topics.http.connection import Connection
 from topics.http.data_plane import check_config_access
 from topics.http.messages import MESSAGES
-from topics.http.protocols import send_ping
-from topics.http.reading import ByteBudget
+from topics.http.protocols import message_is_late, send_ping, take_next_message
 from topics.http.transports import message_transport
 from topics.http.watch_requests import decode_subscribe
 from topics.keys import ANY_KEY, Key
@@ -99,7 +98,6 @@ class WebSocket:
         on_refused: Callable[[ApiError], None],
         key: Key,
         request_id: str,
-        budget: ByteBudget,
         scope: Scope,
         receive: Receive,
         send: Send,
@@ -110,7 +108,6 @@ class WebSocket:
         self._audit = audit
         self._on_refused = on_refused
         self._request_id = request_id
-        self._budget = budget
         self._scope = scope
         self._receive = receive
         self._send = send
@@ -128,7 +125,7 @@ class WebSocket:
     async def run(self) -> None:
         """Accept, and serve until either side ends it. Raises `ApiError` for a socket that is not accepted."""
         watching = self._engine.watching
-        connection: Connection = self._scope["state"]["connection"]
+        connection = self._connection
         place = watching.places.take("ws", self.key.digest)
         try:
             connection.allow_slow_reader()
@@ -149,6 +146,11 @@ class WebSocket:
             place.close()
 
     @property
+    def _connection(self) -> Connection:
+        connection: Connection = self._scope["state"]["connection"]
+        return connection
+
+    @property
     def shows(self) -> tuple[KeyScope, Iterable[str]]:
         """What its subscriptions need."""
         names = [feed.name for feed in self.outbox.feeds]
@@ -166,24 +168,28 @@ class WebSocket:
     async def _ping_all(self) -> None:
         while True:
             await trio.sleep(PING_S)
+            if message_is_late(self._send):
+                log.info("message_too_slow", peer=self._connection.peer)
+                self.outbox.transport.abort()
             await send_ping(self._send)
 
     async def _read_all(self, scope: trio.CancelScope) -> None:
         while (message := await self._receive())["type"] != "websocket.disconnect":
             if message["type"] == "websocket.receive":
-                await self._handle(message.get("text"))
+                self._held = message.get("size", 0)
+                await self._handle(message.get("text"), refused=message.get("refused", False))
+                take_next_message(self._send)
         scope.cancel()
 
-    async def _handle(self, text: str | None) -> None:
+    async def _handle(self, text: str | None, *, refused: bool) -> None:
         """Carry out one command; whatever is wrong with it is told, and the socket stays."""
         request_id: RequestId = UNSET
         try:
+            if refused:
+                raise throttled("max_inflight_bytes", self._engine.settings.max_inflight_bytes)
             if text is None:
                 raise invalid("message", "must be a text message")
             raw = text.encode()
-            if not await self._budget.take(len(raw), self._engine.settings.admission_ms / 1000):
-                raise throttled("max_inflight_bytes", self._budget.limit)
-            self._held = len(raw)
             command = bodies.decode_json(_command, raw)
             request_id = command.request_id
             self.key = self._access.current(self.key)
@@ -207,7 +213,7 @@ class WebSocket:
 
     def _release(self) -> None:
         held, self._held = self._held, 0
-        self._budget.give_back(held)
+        self._connection.give_back(held)
 
     async def _room(self) -> bool:
         """Wait for room for an answer, without holding what others could use meanwhile."""
@@ -301,12 +307,11 @@ class WebSocket:
             status, code = 500, "internal"
             raise
         finally:
-            connection: Connection = self._scope["state"]["connection"]
             entry = make_entry(
                 now_ms=self._engine.clock.now_ms(),
                 request_id=self._request_id,
                 key=self.key.name,
-                peer=connection.peer,
+                peer=self._connection.peer,
                 call="publish",
                 topic=topic,
                 body=raw,

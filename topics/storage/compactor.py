@@ -335,7 +335,19 @@ class Compactor:
                 await trio.lowlevel.checkpoint()
         for owner in sorted(needed.keys() - {topic.id for topic in topics}):
             names += [_RELATIVE.segment_path(owner, first, "data") for first in sorted(needed[owner])]
-        return names
+        cold = [
+            (topic.id, s.first) for topic in topics if topic.shelf for s in topic.shelf.segments if s.tier == "cold"
+        ]
+        return names + await self._offload.run(Kind.FILES, partial(self._copies_of_cold, cold))
+
+    def _copies_of_cold(self, segments: Iterable[tuple[int, int]]) -> list[str]:
+        """In a worker thread: those files of cold segments that are in the data directory as well."""
+        datadir = self._store.datadir
+        found = []
+        for topic_id, first in sorted(segments):
+            paths = [datadir.segment_path(topic_id, first, kind) for kind in ("idx.cold", "tags.cold")]
+            found += [datadir.relative(path) for path in paths if self._fs.exists(path)]
+        return found
 
     @staticmethod
     def _segment_files(segments: Iterable[Segment]) -> list[str]:

@@ -159,13 +159,15 @@ class Store:
 
     def _log_found(self, recovered: Recovered, verdicts: dict[int, list[Verdict]], ms: float) -> None:
         """What there was, and what was not there any more. (Damage has lines of its own, where it is found.)"""
+        nothing = ShardPosition(0, 0, 0)
+        before = sum(recovered.starts.get(shard.shard, nothing).frames for shard in recovered.shards)
         log.info(
             "log_replayed",
             snapshot=recovered.snapshot_number,
             shards=len(recovered.shards),
             torn_ends=[shard.shard for shard in recovered.shards if shard.truncated is not None],
             failed_before=sorted(recovered.failed),
-            bytes=self.progress.done,
+            frames=sum(shard.frame_count for shard in recovered.shards) - before,
             topics=len(recovered.topics),
             topics_replayed=len(recovered.replayed),
             salvaged=self.salvaged,
