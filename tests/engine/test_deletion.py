@@ -9,6 +9,7 @@ import trio
 
 from tests.engine.life import Called, HeldOffload, living, records, refusal, settings, settle
 from tests.simulation.disk import SimFs
+from topics import deleting
 from topics.deleting import DELETE_SLICE
 from topics.offload import Kind
 from topics.storage.datadir import DataDir
@@ -81,9 +82,12 @@ async def test_only_what_is_present_at_the_call(autojump_clock: Any) -> None:
         assert await life.seqs("t") == [2, 3]
 
 
-async def test_nobody_sees_half_of_a_large_deletion_and_nobody_else_waits_for_it(autojump_clock: Any) -> None:
+async def test_nobody_sees_half_of_a_large_deletion_and_nobody_else_waits_for_it(
+    autojump_clock: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     fs = SimFs()
-    n = 4 * DELETE_SLICE
+    n = 8000
+    monkeypatch.setattr(deleting, "DELETE_SLICE", n // 4)
     async with living(fs=fs) as life, trio.open_nursery() as nursery:
         await fill(life, "t", n, durability="disk")
         await life.append("other", 1)

@@ -115,7 +115,7 @@ def test_a_block_shows_what_json_says(first: int, ts: int, recs: list[Rec], forc
     check(encode(first, later, recs, force=force), first, later, list(recs))
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=30, deadline=None)
 @given(first=firsts, batches=st.lists(runs, min_size=2, max_size=5), gone=st.sets(st.integers(0, 29)), data=st.data())
 def test_blocks_that_grow_and_lose_records(first: int, batches: list[list[Rec]], gone: set[int], data: Any) -> None:
     block = encode(first, 5, batches[0])

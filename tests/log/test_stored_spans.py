@@ -439,7 +439,7 @@ class StoredMachine(TopicLogMachine):
                 assert not span.loaded
 
     def teardown(self) -> None:
-        for from_seq in range(self.model.head + 3):
+        for from_seq in self.starts():
             self.compare(from_seq, 3)
         for span in self.driven.log.stored_spans():
             if not span.loaded:

@@ -357,10 +357,15 @@ class TopicLogMachine(RuleBasedStateMachine):
             if seq in live:
                 assert self.log.ts_of(seq) == self.model.seqs[seq].ts
 
+    def starts(self) -> range:
+        """Where reading begins in the end: everywhere, but of what has grown long at a sample, as each reads the rest."""
+        stride = 1 + self.model.head // 40
+        return range(self.model.head % stride, self.model.head + 3, stride)
+
     def teardown(self) -> None:
-        for from_seq in range(self.model.head + 3):
+        for from_seq in self.starts():
             assert everything(self.log, from_seq, 3) == self.model.read(from_seq)
 
 
 TestTopicLog = TopicLogMachine.TestCase
-TestTopicLog.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
+TestTopicLog.settings = settings(max_examples=40, stateful_step_count=40, deadline=None)

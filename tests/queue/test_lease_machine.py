@@ -531,7 +531,7 @@ class LeaseMachine(RuleBasedStateMachine):
 
 
 TestLeases = LeaseMachine.TestCase
-TestLeases.settings = settings(max_examples=80, stateful_step_count=50, deadline=None)
+TestLeases.settings = settings(max_examples=40, stateful_step_count=50, deadline=None)
 
 
 def step_of_a_life(machine: LeaseMachine, random: Random) -> None:

@@ -216,7 +216,7 @@ steps = st.tuples(
 )
 
 
-@settings(deadline=None)
+@settings(max_examples=30, deadline=None)
 @given(st.lists(steps, max_size=6), st.booleans())
 @example([(1, 1, C, 2), (1, 2, C, 2)], True)
 @example([(1, 1, 2 * C, 2), (1, 1, 2 * C, 1)], True)

@@ -167,6 +167,11 @@ class History:
         return self._number
 
 
+def numbered(numbers: Iterable[int], size: int, **fields: Any) -> tuple[RecordIn, ...]:
+    """A record of about this size for each number, all else the same."""
+    return tuple(RecordIn(data=msgspec.Raw(b'{"n":%d,"x":"%b"}' % (n, b"x" * size)), **fields) for n in numbers)
+
+
 class Client:
     """Makes requests of an engine and writes down what becomes of them. A refusal is a None."""
 
@@ -223,10 +228,7 @@ class Client:
     ) -> AppendResult | None:
         """Append a batch of records that nobody else has appended."""
         numbers = tuple(self.history.number() for _ in range(count))
-        records = tuple(
-            RecordIn(data=msgspec.Raw(b'{"n":%d,"x":"%b"}' % (n, b"x" * size)), tag=tag, node=node, meta=meta)
-            for n in numbers
-        )
+        records = numbered(numbers, size, tag=tag, node=node, meta=meta)
         sent = self._send(Sent(len(self.history), "append", topic, records=records, numbers=numbers, key=key))
         try:
             result = await self.engine.append(

@@ -21,11 +21,13 @@ from typing import Any, Final, Literal, NamedTuple
 import msgspec
 import trio
 
+from tests.simulation import lives
 from tests.simulation.disk import Fault, Op
-from tests.simulation.model import Fate, Record, View, view_of
-from tests.simulation.router_lives import SMALL, check_said, end_steps, nobody_forwards, until_idle
+from tests.simulation.lives import Ends, end_steps
+from tests.simulation.model import Fate, View, numbered, view_of
+from tests.simulation.router_lives import SMALL, check_said, nobody_forwards, until_idle
 from tests.simulation.segment_lives import check_files, check_logs
-from tests.simulation.world import End, Life, World, Wreck, wrecks_of
+from tests.simulation.world import End, Life, World
 from topics.config import Settings
 from topics.dead_letters import DeadLetters
 from topics.errors import ApiError
@@ -40,7 +42,6 @@ from topics.model import (
     Job,
     Performance,
     QueueState,
-    RecordIn,
     RouterPatch,
     TopicConfig,
     TopicConfigPatch,
@@ -49,7 +50,6 @@ from topics.queue.events import Instant
 from topics.queue.pages import DELAYED, FREE, LEASED, PARKED
 from topics.queueing import Work
 
-CLASSES: Final = ("ephemeral", "memory", "disk", "fsync")
 MADE: Final = "made"
 """A topic that a router makes."""
 
@@ -76,30 +76,17 @@ class Told(NamedTuple):
 
 
 @dataclass(slots=True)
-class Asked:
-    """A request and its answer. Times are counts of what has been written down, but for `now`."""
+class Asked(lives.Asked):
+    """A request and its answer, a refusal too."""
 
-    kind: Kind
-    name: str
-    at: int
-    now: int
+    now: int = 0
     """The epoch's time when it was asked, as the daemon has it."""
-    patch: dict[str, Any] = field(default_factory=dict)
-    records: tuple[RecordIn, ...] = ()
-    numbers: tuple[int, ...] = ()
-    before: int | None = None
-    match: Match | None = None
     node: str = ""
     leases: tuple[Told, ...] = ()
     """What it is about: an ack, a nack, an extension, a release."""
     ms: int = 0
     """Of a claim and an extension the length of the lease, of a nack the delay."""
-    answered: int | None = None
-    """When it was answered, or else refused or given up."""
     refused: bool = False
-    first: int = 0
-    epoch: int = 0
-    config: TopicConfig | None = None
     told: tuple[Told, ...] = ()
     """What a claim was answered with."""
     done: frozenset[int] = frozenset()
@@ -135,32 +122,15 @@ class Held:
     """Its holder has said something that may have ended it."""
 
 
-class History:
+class History(lives.History[Asked, Saw, Began]):
     """What all clients have written down, and who holds what at present."""
 
     def __init__(self) -> None:
-        self.asked: list[Asked] = []
-        self.saw: list[Saw] = []
-        self.began: list[Began] = []
+        super().__init__()
         self.book: dict[tuple[int, int], Held] = {}
         """By topic id and seq."""
         self.clock_moved = False
         """The wall clock was set: it may stand still for the daemon, and what it says is no measure of leases."""
-        self._now = 0
-        self._number = 0
-
-    def __len__(self) -> int:
-        return self._now
-
-    def tick(self) -> int:
-        """The time of the next thing."""
-        self._now += 1
-        return self._now - 1
-
-    def number(self) -> int:
-        """A number that no other record has."""
-        self._number += 1
-        return self._number
 
     def restarted(self, *, clock_moved: bool) -> None:
         """What holds on: durable leases, as long as deadlines mean what they did."""
@@ -178,7 +148,7 @@ class Client:
         self._one_at_a_time: dict[str, trio.Lock] = {}
 
     def _ask(self, kind: Kind, name: str, **fields: Any) -> Asked:
-        asked = Asked(kind, name, self.history.tick(), self.engine.now_ms(), **fields)
+        asked = Asked(kind, name, self.history.tick(), now=self.engine.now_ms(), **fields)
         self.history.asked.append(asked)
         return asked
 
@@ -219,7 +189,7 @@ class Client:
     async def append(self, name: str, count: int = 1, *, size: int = 30, tag: str | None = None) -> list[int]:
         """Append jobs that nobody else has appended; their seqs."""
         numbers = tuple(self.history.number() for _ in range(count))
-        records = tuple(RecordIn(data=msgspec.Raw(b'{"n":%d,"x":"%b"}' % (n, b"x" * size)), tag=tag) for n in numbers)
+        records = numbered(numbers, size, tag=tag)
         with self._asking("append", name, records=records, numbers=numbers) as asked:
             request = AppendRequest(records=list(records), create=False)
             asked.first = (await self.engine.append(name, request, Performance())).first_seq
@@ -536,52 +506,25 @@ class Known:
     """The lease that was given up for certain, and the time before which the job is not available."""
 
 
-class Instance:
-    """One topic from its creation to its deletion, as far as clients know."""
+class Instance(lives.Instance[Asked]):
+    """The same, with what is known of its jobs."""
 
     def __init__(self, name: str, created: Asked, *, by_daemon: bool = False) -> None:
-        self.name = name
-        self.created = created
+        super().__init__(name, created)
         self.by_daemon = by_daemon
         """It may be made, and made again, by whoever appends to it."""
-        self.epoch = 0
-        self.deletion: Asked | None = None
-        self.deleted = False
-        self.configs: list[TopicConfig] = []
-        self.options: list[TopicConfig] = []
         self.jobs: dict[int, Known] = {}
-        self.seen: dict[int, Record] = {}
-        self.hard: set[int] = set()
-        self.gone: set[int] = set()
-        self.head = 0
-        self.deletes: list[Asked] = []
         self.waiting = 0
         """Claims that nobody has been answered."""
         self.longest = DEFAULT_LEASE_MS
         self.longest_delay = 0
-        self.volatile = False
         self.dead_lettered: dict[Fate, int] = {"kill": 0, "machine": 0}
         """What was seen, and must be there after such an end."""
-
-    @property
-    def classes(self) -> set[str]:
-        """Every class it may ever have had."""
-        return {config.durability for config in self.configs}
-
-    @property
-    def now_classes(self) -> set[str]:
-        """Every class it may have now."""
-        return {config.durability for config in self.options}
 
     @property
     def leases_durable(self) -> bool:
         """Whether a claim is synced before it is answered, for certain."""
         return all(config.leases_durable and config.durability != "ephemeral" for config in self.options)
-
-    @property
-    def retained(self) -> bool:
-        """Whether caps or ttl may have taken something."""
-        return any(config.cap_records or config.cap_bytes or config.ttl_ms for config in self.configs)
 
     @property
     def limit(self) -> int:
@@ -599,41 +542,56 @@ class Instance:
         """What is known of a job."""
         return self.jobs.setdefault(seq, Known())
 
+    def release(self) -> None:
+        super().release()
+        for job in self.jobs.values():
+            job.sure, job.deliveries, job.nacked = False, 0, None
+            job.ended = "no" if job.ended == "kill" else job.ended
+        self.dead_lettered = {"kill": 0, "machine": self.dead_lettered["machine"]}
 
-class Oracle:
-    """The first `known` things of a history, and what they allow."""
+    def configured(self, asked: Asked) -> bool:
+        barrier = super().configured(asked)
+        if barrier:
+            assert asked.config is not None
+            self.hard.update(seq for seq in self.seen if seq not in self.gone)
+            for job in self.jobs.values():
+                if job.told_at < asked.at and asked.config.leases_durable:
+                    job.sure, job.deliveries = True, job.answers
+                if any(ack.answered is not None and ack.answered < asked.at for ack in job.acks):
+                    job.ended = "hard"
+        return barrier
+
+    def appended(self, asked: Asked) -> None:
+        super().appended(asked)
+        for i, number in enumerate(asked.numbers):
+            job = self.job(asked.first + i)
+            job.number, job.appended, job.appended_at = number, asked, asked.answered
+            job.tag = asked.records[i].tag
+
+    def note(self, view: View) -> None:
+        super().note(view)
+        for seq, record in view.records.items():
+            self.job(seq).number = record.data
+
+
+class Oracle(lives.Oracle[Asked, Saw, Began, Instance]):
+    """What may have become of jobs and leases."""
 
     def __init__(self, history: History, known: int) -> None:
-        self.instances: dict[str, list[Instance]] = {}
-        self.of_number: dict[int, tuple[Asked, int]] = {}
-        self.known = known
         self.exact = True
         """What the wall clock says is a measure of leases: nobody has set it before this crash."""
-        steps: list[tuple[int, Callable[[Any], None], Any]] = []
-        for asked in history.asked:
-            steps.append((asked.at, self._sent, asked))
-            if asked.answered is not None:
-                steps.append((asked.answered, self._answered, asked))
-        steps += [(saw.at, self._saw, saw) for saw in history.saw]
-        steps += [(began.at, self._began, began) for began in history.began]
         self._told_to: dict[int, Instance] = {}
         self._durable: dict[int, bool] = {}
-        for at, fold, what in sorted(steps, key=lambda step: step[0]):
-            if at < known:
-                fold(what)
+        super().__init__(history, known)
 
     # -- folding ------------------------------------------------------------------------------------------------------
-
-    def instance(self, name: str) -> Instance:
-        """The newest instance of a topic."""
-        return self.instances[name][-1]
 
     def _sent(self, asked: Asked) -> None:
         if asked.kind == "topic":
             instances = self.instances.setdefault(asked.name, [])
             if not instances or instances[-1].deleted:
                 instances.append(Instance(asked.name, asked))
-            self._reconfigured(instances[-1], asked)
+            instances[-1].reconfigure(asked.patch)
             target = asked.patch.get("dead_letter")
             if target is not None and target not in self.instances:
                 self.instances[target] = [Instance(target, asked, by_daemon=True)]
@@ -656,23 +614,6 @@ class Oracle:
             instance.longest = max(instance.longest, asked.ms)
         elif asked.kind in ("ack", "nack", "extend", "release"):
             self._said(instance, asked)
-
-    @staticmethod
-    def _reconfigured(instance: Instance, asked: Asked) -> None:
-        before = instance.options[-1] if instance.options else TopicConfig()
-        changes = dict(asked.patch)
-        if "durability" in changes:
-            changes["durable"] = changes["durability"] == "fsync"
-        wanted = msgspec.structs.replace(before, **changes)
-        instance.configs.append(wanted)
-        instance.options.append(wanted)
-        if wanted.durability == "ephemeral":
-            instance.hard.clear()
-            instance.volatile = True
-            for job in instance.jobs.values():
-                job.sure, job.deliveries, job.nacked = False, 0, None
-                job.ended = "no" if job.ended == "kill" else job.ended
-            instance.dead_lettered = {"kill": 0, "machine": instance.dead_lettered["machine"]}
 
     @staticmethod
     def _said(instance: Instance, asked: Asked) -> None:
@@ -701,17 +642,11 @@ class Oracle:
             instance.waiting -= 1
         durable = self._durable[asked.at] and instance.leases_durable
         if asked.kind == "topic":
-            self._configured(instance, asked)
+            instance.configured(asked)
         elif asked.kind == "delete_topic":
             instance.deleted = True
         elif asked.kind == "append":
-            for i, number in enumerate(asked.numbers):
-                job = instance.job(asked.first + i)
-                job.number, job.appended, job.appended_at = number, asked, asked.answered
-                job.tag = asked.records[i].tag
-            instance.head = max(instance.head, asked.first + len(asked.numbers) - 1)
-            if instance.classes == {"fsync"}:
-                instance.hard.update(range(asked.first, asked.first + len(asked.numbers)))
+            instance.appended(asked)
         elif asked.kind == "claim":
             self._claimed(instance, asked, durable=durable)
         elif asked.kind in ("ack", "nack", "extend"):
@@ -720,21 +655,6 @@ class Oracle:
                     self._done(instance, asked, told, durable=durable)
                 elif asked.kind == "ack" and told.seq in instance.jobs:
                     instance.jobs[told.seq].acks.remove(asked)
-
-    def _configured(self, instance: Instance, asked: Asked) -> None:
-        assert asked.config is not None
-        instance.epoch = asked.epoch
-        changes_class = len(instance.now_classes) > 1
-        instance.options = [asked.config]
-        if changes_class and asked.config.durability != "ephemeral":
-            # A barrier: everything from before it is on disk.
-            instance.volatile = False
-            instance.hard.update(seq for seq in instance.seen if seq not in instance.gone)
-            for job in instance.jobs.values():
-                if job.told_at < asked.at and asked.config.leases_durable:
-                    job.sure, job.deliveries = True, job.answers
-                if any(ack.answered is not None and ack.answered < asked.at for ack in job.acks):
-                    job.ended = "hard"
 
     @staticmethod
     def _claimed(instance: Instance, asked: Asked, *, durable: bool) -> None:
@@ -776,7 +696,7 @@ class Oracle:
         if not instances:
             return
         instance = instances[-1]
-        self._note(instance, saw.view)
+        instance.note(saw.view)
         if instance.classes == {"fsync"}:
             instance.hard.update(saw.view.records)
         if saw.state is not None:
@@ -785,29 +705,14 @@ class Oracle:
             if instance.now_classes == {"fsync"} and instance.classes == {"fsync"}:
                 instance.dead_lettered["machine"] = saw.state.dead_lettered
 
-    @staticmethod
-    def _note(instance: Instance, view: View) -> None:
-        for seq, record in view.records.items():
-            known = instance.seen.setdefault(seq, record)
-            assert known == record, f"{view.name}: seq {seq} was {known} and is {record}"
-            instance.job(seq).number = record.data
-        instance.head = max(instance.head, view.head)
-
     def _began(self, began: Began) -> None:
         for name, instances in self.instances.items():
             instance, view = instances[-1], began.shown.views.get(name)
             if view is None:
                 instance.deleted = not instance.by_daemon
                 continue
-            if instance.epoch and view.epoch != instance.epoch:
+            if not instance.restarted(view):
                 continue
-            instance.epoch = view.epoch
-            instance.options = [view.config]
-            instance.volatile = view.config.durability == "ephemeral"
-            instance.deletion = None
-            self._note(instance, view)
-            instance.gone.update(seq for seq in range(1, view.head + 1) if seq not in view.records)
-            instance.hard = set() if instance.volatile else set(view.records)
             kept = began.shown.kept.get(name)
             if kept is None:
                 continue
@@ -832,13 +737,9 @@ class Oracle:
             instance, view = instances[-1], shown.views.get(name)
             if instance.by_daemon and (view is None or instance.deletion is not None or instance.deleted):
                 continue
-            if view is None:
-                made = instance.created.answered is not None and instance.created.answered < self.known
-                assert not made or instance.deletion is not None, f"{name} was created and is not there"
-                continue
-            assert not instance.deleted, f"{name} was deleted and is there"
-            assert not instance.epoch or view.epoch == instance.epoch, f"{name} is another instance"
-            Case(self, instance, view, shown, fate, crashed, step).check()
+            if self.judge_existence(instance, view):
+                assert view is not None
+                Case(self, instance, view, shown, fate, crashed, step).check()
 
     def surely_held(self, name: str, shown: Shown, crashed: int) -> dict[int, Told]:
         """The leases that hold after a restart, whatever has happened."""
@@ -858,30 +759,28 @@ class Oracle:
         }
 
 
-class Case:
+class Case(lives.Case[Asked, Instance]):
     """One topic after one recovery."""
 
     def __init__(
         self, oracle: Oracle, instance: Instance, view: View, shown: Shown, fate: Fate, crashed: int, step: int
     ) -> None:
+        super().__init__(oracle.of_number, instance, view, fate)
         self.oracle = oracle
-        self.instance = instance
-        self.view = view
         self.shown = shown
-        self.fate = fate
         self.crashed = crashed
         self.step = step
         self.kept = shown.kept.get(view.name, Kept(0, 0, {}))
 
     def says(self, problem: str, seq: int = 0) -> str:
-        """A problem with what is needed to understand it."""
-        view = self.view
-        there = {seq: record.data for seq, record in view.records.items()}
-        return (
-            f"{view.name} after {self.fate} ({'/'.join(sorted(self.instance.classes))}): {problem}\n"
-            f"  head {view.head} earliest {view.earliest} count {view.count} gaps {view.gaps}\n"
-            f"  records {there}\n  kept {self.kept}\n  state {self.shown.states.get(view.name)} now {self.shown.now} "
-            f"crashed {self.crashed}\n  known {self.instance.jobs.get(seq)}"
+        state = self.shown.states.get(self.view.name)
+        return self.describe(
+            problem,
+            [
+                f"kept {self.kept}",
+                f"state {state} now {self.shown.now} crashed {self.crashed}",
+                f"known {self.instance.jobs.get(seq)}",
+            ],
         )
 
     def check(self) -> None:
@@ -892,20 +791,6 @@ class Case:
         self.check_jobs()
         self.check_leases()
         self.check_dead_letters()
-
-    def check_figures(self) -> None:
-        """`count`, `bytes` and `earliest_seq` are what a full read shows."""
-        view = self.view
-        sizes = 0
-        for record in view.records.values():
-            assert record.data in self.oracle.of_number, self.says(f"nobody has appended {record.body}")
-            asked, i = self.oracle.of_number[record.data]
-            meta = msgspec.json.decode(record.body).get("meta")
-            sizes += len(asked.records[i].data) + (len(msgspec.json.encode(meta)) if meta else 0)
-        assert view.count == len(view.records), self.says("count is not what a read shows")
-        assert view.bytes == sizes, self.says(f"bytes is {view.bytes}, a read shows {sizes}")
-        assert view.earliest == min(view.records, default=view.head + 1), self.says("earliest_seq is not the first")
-        assert view.head >= self.instance.head, self.says(f"seqs up to {self.instance.head} were seen")
 
     def check_content(self) -> None:
         """Nothing is made up, changed, moved or brought back."""
@@ -921,24 +806,14 @@ class Case:
                 assert job is not None
                 assert job.appended_at is not None
                 done = asked.answered is not None and asked.answered < self.oracle.known and not asked.refused
-                sure = self.instance.classes == {"fsync"} or (
-                    self.fate == "kill" and self.instance.classes <= {"disk", "fsync"}
-                )
-                if done and sure and job.appended_at < asked.at:
-                    assert not selects(asked, seq, job.tag), self.says(f"seq {seq} was deleted and is back", seq)
+                if done and self.instance.survives(self.fate) and job.appended_at < asked.at:
+                    assert not asked.selects(seq, job.tag), self.says(f"seq {seq} was deleted and is back", seq)
 
-    def required(self, seq: int) -> bool:
+    def is_required(self, seq: int) -> bool:
         """Whether a job that somebody knows of must be there."""
-        instance = self.instance
-        if seq in instance.hard:
-            return True
-        if "ephemeral" in instance.now_classes or instance.volatile:
-            return False
-        job = instance.jobs[seq]
-        known = seq in instance.seen or job.appended is not None or job.lease is not None
-        if instance.classes == {"fsync"}:
-            return known
-        return self.fate == "kill" and instance.classes <= {"disk", "fsync"} and known
+        job = self.instance.jobs[seq]
+        known = seq in self.instance.seen or job.appended is not None or job.lease is not None
+        return self.required(seq, known=known)
 
     def maybe_deleted(self, seq: int) -> bool:
         """Whether somebody may have deleted it, or acked it."""
@@ -949,7 +824,7 @@ class Case:
             return True
         for asked in self.instance.deletes:
             before = asked.answered is not None and job.claimed_at > asked.answered
-            if selects(asked, seq, job.tag) and not before:
+            if asked.selects(seq, job.tag) and not before:
                 return True
         return False
 
@@ -961,7 +836,7 @@ class Case:
     def check_jobs(self) -> None:
         """Every job is there, or somebody has ended it, or it was moved, or its loss is announced."""
         view, instance = self.view, self.instance
-        if {config.durability for config in instance.options} == {"ephemeral"}:
+        if instance.now_classes == {"ephemeral"}:
             assert not view.records, self.says("records of an ephemeral topic are there again")
         last = max([0, *instance.jobs, *view.records])
         for seq in sorted(instance.jobs.keys() | set(range(1, last + 1)).difference(*self.spans())):
@@ -972,8 +847,8 @@ class Case:
                 assert self.was_moved(seq), self.says(f"seq {seq} is gone silently", seq)
             elif reason == "lost":
                 passed = seq < view.earliest and bool(instance.gone or self.moved())
-                assert passed or seq not in instance.jobs or not self.required(seq) or self.was_moved(seq), self.says(
-                    f"seq {seq} was promised and is lost", seq
+                assert passed or seq not in instance.jobs or not self.is_required(seq) or self.was_moved(seq), (
+                    self.says(f"seq {seq} was promised and is lost", seq)
                 )
             elif reason in ("cap", "ttl"):
                 assert instance.retained, self.says(f"seq {seq} is {reason} without retention", seq)
@@ -1072,24 +947,7 @@ class Case:
             assert counted <= len(moved), self.says(f"{counted} dead-lettered, {len(moved)} are there")
 
 
-def selects(asked: Asked, seq: int, tag: str | None) -> bool:
-    """Whether a deletion is about a record."""
-    return (asked.before is None or seq < asked.before) and (asked.match is None or asked.match.matches(tag))
-
-
 # ----------------------------------------------------------------- the sweep
-
-
-@dataclass(frozen=True, slots=True)
-class Point:
-    """A wreck, and how the life before it ended, if nobody has seen what was left of that."""
-
-    wreck: Wreck
-    before: Fate
-
-    def fate(self, end: End) -> Fate:
-        """What has happened since somebody looked."""
-        return "machine" if self.before == "machine" or end != "kill" else "kill"
 
 
 def see(world: World) -> Shown:
@@ -1108,52 +966,35 @@ def see(world: World) -> Shown:
     return found[0]
 
 
-class QueueSweep:
-    """One machine through one or several lives, and the judgement of every wreck of them."""
+class QueueSweep(lives.Sweep[History, Client, Oracle]):
+    """See `lives.Sweep`: jobs and leases are what they have to be, and every job comes to somebody."""
 
     def __init__(self, config: Settings = SMALL, seed: int = 0) -> None:
-        self.config = config
-        self.history = History()
-        self.world = World(seed, config=config)
-        self.points: list[Point] = []
-        self.judged = 0
+        super().__init__(config, seed, History())
         self.restored = True
         """Deadlines are those of the clock as it is: nobody has set it in these lives."""
-        self._fate: Fate = "stop"
-        self._oracles: dict[int, Oracle] = {}
 
-    def live(
-        self,
-        script: Script,
-        *,
-        stride: int = 1,
-        end: Any = "kill",
-        collect: bool = True,
-        step: int = 0,
-        config: Settings | None = None,
-    ) -> None:
-        """Run a life and collect its wrecks; the next one goes on from how it ended, its wall clock set by `step`."""
-        if config is not None:
-            self.config = self.world.settings = config
-        wrecks = wrecks_of(self.world, lambda: len(self.history), stride=stride) if collect else []
-        begun = len(self.history)
+    def client(self, life: Life) -> Client:
+        return Client(life, self.history)
 
-        async def scenario(life: Life) -> None:
-            if begun:
-                kept, now = kept_by(life), life.engine.now_ms()
-                with nobody_moves(life):
-                    shown = await shown_by(life, kept, now)
-                self.history.began.append(Began(self.history.tick(), self._fate, shown))
-            await script(life, Client(life, self.history))
-            if end != "stop":
-                end_steps(life)
+    def make_oracle(self, known: int) -> Oracle:
+        return Oracle(self.history, known)
 
-        assert self.world.live(scenario, end="stop" if end == "stop" else "kill")
-        check_said(self.world)
-        assert self.world.fs.open_files == 0
-        self.points += [Point(wreck, self._fate if wreck.known == begun else "stop") for wreck in wrecks]
-        self._fate = "stop" if end == "stop" else "kill" if end == "kill" else "machine"
-        self.world = self.world.after("kill" if end == "stop" else end)
+    async def begin(self, life: Life, fate: Fate) -> None:
+        kept, now = kept_by(life), life.engine.now_ms()
+        with nobody_moves(life):
+            shown = await shown_by(life, kept, now)
+        self.history.began.append(Began(self.history.tick(), fate, shown))
+
+    def check_said(self, world: World) -> None:
+        check_said(world)
+
+    def recover(self, world: World) -> Shown:
+        return see(world)
+
+    def live(self, script: Script, *, step: int = 0, **how: Any) -> None:
+        """The same; the next life has its wall clock set by `step`."""
+        super().live(script, **how)
         self.world.clock.step(step)
         self.restored = self.restored and not step
         self.history.restarted(clock_moved=not self.restored)
@@ -1182,21 +1023,8 @@ class QueueSweep:
     def judge_end(self, ends: Iterable[End]) -> None:
         """Judge what the last life has left."""
         for end in ends:
-            world = World(1, config=self.config, fs=self.world.fs, now_ms=self.world.clock.now_ms()).after(end, 7)
-            self.judge_world(world, self.oracle(len(self.history)), "machine", "drop", tidy=False)
-
-    def oracle(self, known: int) -> Oracle:
-        """What was known then."""
-        if known not in self._oracles:
-            self._oracles[known] = Oracle(self.history, known)
-        return self._oracles[known]
-
-    def judge(self, point: Point, end: End, seed: int, step: int = 0) -> None:
-        """Recover a wreck, with the wall clock set by `step`, and check everything about it."""
-        world = point.wreck.world(end, seed, self.config)
-        self.judge_world(
-            world, self.oracle(point.wreck.known), point.fate(end), "kill" if seed % 2 else "drop", step=step
-        )
+            world = self.machine(1).after(end, 7)
+            self.judge_world(world, self.oracle_now(), "machine", "drop", tidy=False)
 
     def judge_world(
         self, world: World, oracle: Oracle, fate: Fate, second: End, *, step: int = 0, tidy: bool = True
@@ -1249,45 +1077,19 @@ class QueueSweep:
         oracle.judge(shown, fate, crashed, step)
         return shown
 
-    def look_at_all(self, ends: Callable[[int], list[tuple[End, int]]]) -> None:
+    def look_at_all(self, ends: Ends) -> None:
         """Look at every wreck in every given way."""
         for point in self.points:
             for end, seed in ends(point.wreck.point):
-                world = point.wreck.world(end, seed, self.config)
+                world = point.wreck.world(end, seed, point.config)
                 try:
                     self.look_at(world, self.oracle(point.wreck.known), point.fate(end))
                 except Exception as error:
                     raise AssertionError(f"{point.wreck}, {end}/{seed}: {type(error).__name__}: {error}") from error
 
-    def judge_in_recovery(self, point: Point, ends: Callable[[int], list[tuple[End, int]]], *, stride: int) -> None:
-        """Recover a wreck, crash in the middle of that, and check everything then."""
-        for first_end, first_seed in ends(point.wreck.point):
-            world = point.wreck.world(first_end, first_seed, self.config)
-            inner = wrecks_of(world, lambda: 0, stride=stride, first=point.wreck.point)
-            see(world)
-            for wreck in inner:
-                for end, seed in ends(point.wreck.point + wreck.point):
-                    fate: Fate = "machine" if end != "kill" else point.fate(first_end)
-                    second = wreck.world(end, seed, self.config)
-                    try:
-                        self.judge_world(second, self.oracle(point.wreck.known), fate, "drop")
-                    except Exception as error:
-                        label = f"{point.wreck}, {first_end}/{first_seed}; then {wreck}, {end}/{seed}"
-                        raise AssertionError(f"{label}: {type(error).__name__}: {error}") from error
-
-    def judge_all(self, ends: Callable[[int], list[tuple[End, int]]], steps: Sequence[int] = (0,)) -> int:
+    def judge_stepping(self, ends: Ends, steps: Sequence[int]) -> int:
         """Judge every wreck in every given way, the wall clock set by one of `steps`; how many that were."""
-        problems: list[str] = []
-        for i, point in enumerate(self.points):
-            for end, seed in ends(point.wreck.point):
-                step = steps[(i + seed) % len(steps)]
-                try:
-                    self.judge(point, end, seed, step)
-                except Exception as error:
-                    problems.append(f"{point.wreck}, {end}/{seed}, {step} ms: {type(error).__name__}: {error}")
-        said = "\n\n".join(problems[:5])
-        assert not problems, f"{len(problems)} of {self.judged + len(problems)} wrecks: {said}"
-        return self.judged
+        return self.judge_all(ends, lambda number: {"step": steps[number % len(steps)]})
 
 
 def assert_same(before: Shown, after: Shown, problem: str, *, times: bool) -> None:

@@ -22,17 +22,18 @@ from typing import Any, Final, Literal
 import msgspec
 import trio
 
-from tests.simulation.model import Fate, Record, View, canonical, view_of
+from tests.simulation import lives
+from tests.simulation.lives import end_steps
+from tests.simulation.model import Fate, View, canonical, numbered, view_of
 from tests.simulation.segment_lives import UNEXPECTED, check_files, check_logs
-from tests.simulation.world import COLD, End, Life, World, Wreck, settings, wrecks_of
+from tests.simulation.world import COLD, End, Life, World, settings
 from topics.config import Settings
 from topics.errors import ApiError
 from topics.log.match import Match, parse_match
-from topics.model import AppendRequest, Performance, RecordIn, RouterPatch, RouterState, TopicConfig, TopicConfigPatch
+from topics.model import AppendRequest, Performance, RouterPatch, RouterState, TopicConfigPatch
 from topics.storage import frames
 from topics.storage.frames import Frame, FrameType, open_append
 
-CLASSES: Final = ("ephemeral", "memory", "disk", "fsync")
 SMALL: Final = settings(
     wal_shards=2,
     wal_file_bytes=6 << 10,
@@ -57,22 +58,9 @@ Kind = Literal["topic", "delete_topic", "append", "delete", "router", "delete_ro
 
 
 @dataclass(slots=True)
-class Asked:
-    """A request and its answer. Times are counts of what has been written down."""
+class Asked(lives.Asked):
+    """A request and its answer, which is only noted where it is a success."""
 
-    kind: Kind
-    name: str
-    at: int
-    topic_patch: dict[str, Any] = field(default_factory=dict)
-    records: tuple[RecordIn, ...] = ()
-    numbers: tuple[int, ...] = ()
-    before: int | None = None
-    match: Match | None = None
-    answered: int | None = None
-    """When it succeeded."""
-    first: int = 0
-    epoch: int = 0
-    config: TopicConfig | None = None
     state: RouterState | None = None
     gone: list[str] = field(default_factory=list)
     """Routers that went with a topic."""
@@ -96,28 +84,7 @@ class Began:
     views: dict[str, View]
 
 
-class History:
-    """What all clients have written down."""
-
-    def __init__(self) -> None:
-        self.asked: list[Asked] = []
-        self.saw: list[Saw] = []
-        self.began: list[Began] = []
-        self._now = 0
-        self._number = 0
-
-    def __len__(self) -> int:
-        return self._now
-
-    def tick(self) -> int:
-        """The time of the next thing."""
-        self._now += 1
-        return self._now - 1
-
-    def number(self) -> int:
-        """A number that no other record has."""
-        self._number += 1
-        return self._number
+History = lives.History[Asked, Saw, Began]
 
 
 class Client:
@@ -135,7 +102,7 @@ class Client:
 
     async def topic(self, name: str, **config: Any) -> None:
         """Create or configure a topic."""
-        asked = self._ask("topic", name, topic_patch=config)
+        asked = self._ask("topic", name, patch=config)
         with suppress(ApiError):
             asked.config, _ = await self.engine.put_topic(name, TopicConfigPatch(**config))
             asked.epoch = self.engine.topics[name].id
@@ -160,10 +127,7 @@ class Client:
     ) -> None:
         """Append records that nobody else has appended."""
         numbers = tuple(self.history.number() for _ in range(count))
-        records = tuple(
-            RecordIn(data=msgspec.Raw(b'{"n":%d,"x":"%b"}' % (n, b"x" * size)), tag=tag, node=node, meta=meta)
-            for n in numbers
-        )
+        records = numbered(numbers, size, tag=tag, node=node, meta=meta)
         asked = self._ask("append", name, records=records, numbers=numbers)
         with suppress(ApiError):
             request = AppendRequest(records=list(records), create=False)
@@ -179,7 +143,7 @@ class Client:
 
     async def router(self, name: str, source: str, dest: str, **fields: Any) -> None:
         """Create or update a router."""
-        asked = self._ask("router", name, topic_patch={"source": source, "dest": dest, **fields})
+        asked = self._ask("router", name, patch={"source": source, "dest": dest, **fields})
         with suppress(ApiError):
             asked.state, _ = await self.engine.put_router(name, RouterPatch(source=source, dest=dest, **fields))
             asked.answered = self.history.tick()
@@ -247,11 +211,6 @@ def nobody_forwards(life: Life) -> Iterator[None]:
             forwarding.reconsider(name)
 
 
-def end_steps(life: Life) -> None:
-    """The process is about to be killed: a step that is taken while its tasks are unwound would start another one."""
-    life.engine.status.phase = "draining"
-
-
 async def until_idle(life: Life) -> None:
     """Let forwarders run until none has anything to do, or none gets on any more."""
     before: list[Any] = []
@@ -297,84 +256,35 @@ def appends_in_wal(life: Life) -> Iterator[tuple[int, int]]:
 # ----------------------------------------------------------------- what must be there
 
 
-class Instance:
-    """One topic from its creation to its deletion, as far as clients know."""
+class Instance(lives.Instance[Asked]):
+    """The same, with the appends to it."""
 
     def __init__(self, name: str, created: Asked) -> None:
-        self.name = name
-        self.created = created
-        self.epoch = 0
-        self.deletion: Asked | None = None
-        self.deleted = False
-        self.configs: list[TopicConfig] = []
-        """All that it may ever have had."""
-        self.options: list[TopicConfig] = []
-        """What it may have now."""
-        self.seen: dict[int, Record] = {}
-        self.hard: set[int] = set()
-        """Seqs that no crash may take."""
-        self.head = 0
-        self.deletes: list[Asked] = []
+        super().__init__(name, created)
         self.appends: list[Asked] = []
-        self.gone: set[int] = set()
-        """Seqs that may never be live again."""
-        self.volatile = False
-        """It was or may become ephemeral since somebody last made sure of it."""
 
-    @property
-    def classes(self) -> set[str]:
-        """Every class it may ever have had."""
-        return {config.durability for config in self.configs}
-
-    def release(self) -> None:
-        """A restart may have taken everything."""
-        self.hard.clear()
+    def configured(self, asked: Asked) -> bool:
+        barrier = super().configured(asked)
+        if barrier:
+            self.hard.update(self.seen)
+        return barrier
 
 
-class Oracle:
-    """The first `known` things of a history, and what they allow."""
+class Oracle(lives.Oracle[Asked, Saw, Began, Instance]):
+    """What may have become of records and routers."""
 
     def __init__(self, history: History, known: int) -> None:
-        self.instances: dict[str, list[Instance]] = {}
         self.routers: dict[str, list[Asked]] = {}
-        self.of_number: dict[int, tuple[Asked, int]] = {}
-        self.known = known
-        steps: list[tuple[int, Callable[[Any], None], Any]] = []
-        for asked in history.asked:
-            steps.append((asked.at, self._sent, asked))
-            if asked.answered is not None:
-                steps.append((asked.answered, self._answered, asked))
-        steps += [(saw.at, self._saw, saw) for saw in history.saw]
-        steps += [(began.at, self._began, began) for began in history.began]
-        for at, fold, what in sorted(steps, key=lambda step: step[0]):
-            if at < known:
-                fold(what)
+        super().__init__(history, known)
 
     # -- folding ------------------------------------------------------------------------------------------------------
-
-    def instance(self, name: str) -> Instance:
-        """The newest instance of a topic."""
-        return self.instances[name][-1]
-
-    def _is_answered(self, asked: Asked) -> bool:
-        return asked.answered is not None and asked.answered < self.known
 
     def _sent(self, asked: Asked) -> None:
         if asked.kind == "topic":
             instances = self.instances.setdefault(asked.name, [])
             if not instances or instances[-1].deleted:
                 instances.append(Instance(asked.name, asked))
-            instance = instances[-1]
-            before = instance.options[-1] if instance.options else TopicConfig()
-            changes = dict(asked.topic_patch)
-            if "durability" in changes:
-                changes["durable"] = changes["durability"] == "fsync"
-            wanted = msgspec.structs.replace(before, **changes)
-            instance.configs.append(wanted)
-            instance.options.append(wanted)
-            if wanted.durability == "ephemeral":
-                instance.release()
-                instance.volatile = True
+            instances[-1].reconfigure(asked.patch)
         elif asked.kind == "delete_topic":
             self.instance(asked.name).deletion = asked
         elif asked.kind == "append":
@@ -388,14 +298,11 @@ class Oracle:
 
     def _answered(self, asked: Asked) -> None:
         if asked.kind == "topic":
-            self._configured(self.instance(asked.name), asked)
+            self.instance(asked.name).configured(asked)
         elif asked.kind == "delete_topic":
             self.instance(asked.name).deleted = True
         elif asked.kind == "append":
-            instance = self.instance(asked.name)
-            instance.head = max(instance.head, asked.first + len(asked.numbers) - 1)
-            if instance.classes == {"fsync"}:
-                instance.hard.update(range(asked.first, asked.first + len(asked.numbers)))
+            self.instance(asked.name).appended(asked)
         elif asked.kind == "delete":
             instance = self.instance(asked.name)
             if instance.classes == {"fsync"}:
@@ -407,52 +314,26 @@ class Oracle:
             if append.answered is None or append.answered >= asked.at:
                 continue
             for i, record in enumerate(append.records):
-                if selects(asked, append.first + i, record.tag):
+                if asked.selects(append.first + i, record.tag):
                     yield append.first + i
-
-    @staticmethod
-    def _configured(instance: Instance, asked: Asked) -> None:
-        assert asked.config is not None
-        instance.epoch = asked.epoch
-        changes_class = len({config.durability for config in instance.options}) > 1
-        instance.options = [asked.config]
-        if changes_class and asked.config.durability != "ephemeral":
-            # A barrier: everything from before it is on disk. What was asked for meanwhile may be on either side.
-            instance.volatile = False
-            instance.hard.update(instance.seen)
 
     def _saw(self, saw: Saw) -> None:
         instance = self.instance(saw.view.name)
         if instance.epoch != saw.view.epoch:
             return
-        self._note(instance, saw.view)
+        instance.note(saw.view)
         if not instance.volatile:
             instance.hard.update(seq for seq in saw.view.records if seq <= saw.synced)
             if instance.classes == {"fsync"}:
                 instance.hard.update(saw.view.records)
-
-    @staticmethod
-    def _note(instance: Instance, view: View) -> None:
-        for seq, record in view.records.items():
-            known = instance.seen.setdefault(seq, record)
-            assert known == record, f"{view.name}: seq {seq} was {known} and is {record}"
-        instance.head = max(instance.head, view.head)
 
     def _began(self, began: Began) -> None:
         for name, instances in self.instances.items():
             instance, view = instances[-1], began.views.get(name)
             if view is None:
                 instance.deleted = True
-                continue
-            if instance.epoch and view.epoch != instance.epoch:
-                continue
-            instance.epoch = view.epoch
-            instance.options = [view.config]
-            instance.volatile = view.config.durability == "ephemeral"
-            instance.deletion = None
-            self._note(instance, view)
-            instance.gone.update(seq for seq in range(1, view.head + 1) if seq not in view.records)
-            instance.hard = set() if instance.volatile else set(view.records)
+            else:
+                instance.restarted(view)
 
     # -- judging ------------------------------------------------------------------------------------------------------
 
@@ -466,13 +347,9 @@ class Oracle:
             assert name in self.instances, f"{name} was never created"
         for name, instances in self.instances.items():
             instance, view = instances[-1], shown.views.get(name)
-            if view is None:
-                made = self._is_answered(instance.created)
-                assert not made or instance.deletion is not None, f"{name} was created and is not there"
-                continue
-            assert not instance.deleted, f"{name} was deleted and is there"
-            assert not instance.epoch or view.epoch == instance.epoch, f"{name} is another instance"
-            Case(self, instance, view, fate).check()
+            if self.judge_existence(instance, view):
+                assert view is not None
+                Case(self, instance, view, fate).check()
 
     def deleted_since(self, asked: Asked, *topics: str) -> Literal["no", "maybe", "yes"]:
         """Whether a router was deleted after it was asked for, by itself or with a topic."""
@@ -482,7 +359,7 @@ class Oracle:
         since = [
             other for other in deletions if other.at > asked.at or other.answered is None or other.answered > asked.at
         ]
-        if any(self._is_answered(other) and other.at > (asked.answered or asked.at) for other in since):
+        if any(self.is_answered(other) and other.at > (asked.answered or asked.at) for other in since):
             return "yes"
         return "maybe" if since else "no"
 
@@ -497,9 +374,9 @@ class Oracle:
             if not puts:
                 continue
             last = puts[-1]
-            topics = last.topic_patch["source"], last.topic_patch["dest"]
+            topics = last.patch["source"], last.patch["dest"]
             fate = self.deleted_since(last, *topics)
-            if fate == "no" and self._is_answered(last):
+            if fate == "no" and self.is_answered(last):
                 assert name in shown.routers, f"router {name} was created and is not there"
                 assert last.state is not None
                 found, expected = shown.routers[name], last.state
@@ -509,7 +386,7 @@ class Oracle:
 
     @staticmethod
     def _fits(asked: Asked, state: RouterState) -> bool:
-        patch = asked.topic_patch
+        patch = asked.patch
         return asked.kind == "router" and (patch["source"], patch["dest"]) == (state.source, state.dest)
 
     # -- what copies may look like ------------------------------------------------------------------------------------
@@ -523,7 +400,7 @@ class Oracle:
 
     def routers_into(self, dest: str) -> list[Asked]:
         """Every request for a router into a topic."""
-        return [asked for _, asked in self.edges() if asked.topic_patch["dest"] == dest]
+        return [asked for _, asked in self.edges() if asked.patch["dest"] == dest]
 
     def looks(self, number: int, topic: str) -> set[str]:
         """Every form that a record may have in a topic, as canonical text; without the seq of its origin, which a
@@ -537,7 +414,7 @@ class Oracle:
             following: set[tuple[str, str | None, str | None, str | None]] = set()
             for at, tag, node, stamp in wave:
                 for name, router in self.edges():
-                    patch = router.topic_patch
+                    patch = router.patch
                     if patch["source"] != at or not any(passes(one, tag) for one in self._ever(name, "filter", None)):
                         continue
                     tags = {tag if kept else None for kept in self._ever(name, "preserve_tag", True)}
@@ -569,7 +446,7 @@ class Oracle:
 
     def _ever(self, name: str, option: str, default: Any) -> list[Any]:
         """Every value that an option of a router may ever have had: an update that does not name it keeps it."""
-        return [asked.topic_patch.get(option, default) for other, asked in self.edges() if other == name]
+        return [asked.patch.get(option, default) for other, asked in self.edges() if other == name]
 
     # -- what must have arrived ---------------------------------------------------------------------------------------
 
@@ -594,7 +471,7 @@ class Oracle:
                 start = state.cursor_seq  # which of them it is, is not worked out here
             else:
                 start = 0 if state.start == "earliest" else begun.state.cursor_seq
-            filters = [one.topic_patch.get("filter") for one in puts]
+            filters = [one.patch.get("filter") for one in puts]
             self._judge_arrivals(state, start, filters, shown)
 
     def _judge_arrivals(self, state: RouterState, start: int, filters: list[Any], shown: Shown) -> None:
@@ -623,32 +500,23 @@ class Oracle:
         places = [seq for seq, record in instance.seen.items() if record.data == number]
         for asked in instance.deletes:
             for seq in places or [0]:
-                if selects(asked, seq, tag):
+                if asked.selects(seq, tag):
                     return True
-        retained = any(config.cap_records or config.cap_bytes or config.ttl_ms for config in instance.configs)
+        retained = instance.retained
         return retained and any(reason in ("cap", "ttl", "mixed", "source_trim") for _, _, reason in dest.gaps)
 
 
-class Case:
-    """One topic after one recovery."""
+class Case(lives.Case[Asked, Instance]):
+    """One topic after one recovery, or after that and some forwarding."""
 
     def __init__(self, oracle: Oracle, instance: Instance, view: View, fate: Fate) -> None:
+        super().__init__(oracle.of_number, instance, view, fate)
         self.oracle = oracle
-        self.instance = instance
-        self.view = view
-        self.fate = fate
         self.into = oracle.routers_into(view.name)
 
-    def says(self, problem: str) -> str:
-        """A problem with what is needed to understand it."""
-        view = self.view
-        shown = {seq: record.data for seq, record in view.records.items()}
+    def says(self, problem: str, seq: int = 0) -> str:
         seen = {seq: record.data for seq, record in self.instance.seen.items()}
-        return (
-            f"{view.name} after {self.fate} ({'/'.join(sorted(self.instance.classes))}): {problem}\n"
-            f"  head {view.head} earliest {view.earliest} count {view.count} gaps {view.gaps}\n"
-            f"  records {shown}\n  seen {seen}"
-        )
+        return self.describe(problem, [f"seen {seen}"])
 
     def check(self) -> None:
         """All of it."""
@@ -659,19 +527,6 @@ class Case:
         self.check_order()
         self.check_promises()
         self.check_gaps()
-
-    def check_figures(self) -> None:
-        """`count`, `bytes` and `earliest_seq` are what a full read shows."""
-        view = self.view
-        sizes = 0
-        for record in view.records.values():
-            assert record.data in self.oracle.of_number, self.says(f"nobody has appended {record.body}")
-            asked, i = self.oracle.of_number[record.data]
-            meta = msgspec.json.decode(record.body).get("meta")
-            sizes += len(asked.records[i].data) + (len(msgspec.json.encode(meta)) if meta else 0)
-        assert view.count == len(view.records), self.says("count is not what a read shows")
-        assert view.bytes == sizes, self.says(f"bytes is {view.bytes}, a read shows {sizes}")
-        assert view.earliest == min(view.records, default=view.head + 1), self.says("earliest_seq is not the first")
 
     def check_content(self) -> None:
         """Nothing is made up, changed, moved or brought back."""
@@ -688,7 +543,6 @@ class Case:
             assert seq not in self.instance.gone, self.says(f"seq {seq} was gone and is back")
             assert record.ts >= last_ts, self.says(f"time goes back at seq {seq}")
             last_ts = record.ts
-        assert self.view.head >= self.instance.head, self.says(f"seqs up to {self.instance.head} were seen")
 
     def check_order(self) -> None:
         """One router brings each record once, in the order of its source; `exactly_once` does so over all paths."""
@@ -696,7 +550,7 @@ class Case:
         direct = [r.data for r in self.view.records.values() if self.oracle.of_number[r.data][0].name == self.view.name]
         assert len(direct) == len(set(direct)), self.says("a record is there twice, or came back to where it was from")
         copies = [record.data for record in self.view.records.values() if record.data not in set(direct)]
-        strict = all(asked.topic_patch.get("guarantee") == "exactly_once" for asked in self.into)
+        strict = all(asked.patch.get("guarantee") == "exactly_once" for asked in self.into)
         if strict:
             assert len(copies) == len(set(copies)), self.says("a record was taken twice")
         again = [asked for asked in self.oracle.routers if asked in names]
@@ -706,12 +560,12 @@ class Case:
             for other in self.oracle.routers[name]
         )
         if len(names) == 1 and not recreated and not self._source_was_deleted():
-            source = self.into[0].topic_patch["source"]
+            source = self.into[0].patch["source"]
             ranks = [rank for rank in (self.rank(source, number) for number in copies) if rank]
             assert ranks == sorted(set(ranks)), self.says(f"copies are not in the order of {source}: {ranks}")
 
     def _source_was_deleted(self) -> bool:
-        source = self.into[0].topic_patch["source"]
+        source = self.into[0].patch["source"]
         return any(instance.deletion is not None for instance in self.oracle.instances.get(source, ()))
 
     def rank(self, source: str, number: int) -> int:
@@ -721,17 +575,6 @@ class Case:
             return asked.first + i if asked.first else 0
         seen = self.oracle.instance(source).seen
         return next((seq for seq, record in seen.items() if record.data == number), 0)
-
-    def required(self, seq: int) -> bool:
-        """Whether a record that somebody knows of must be there."""
-        instance = self.instance
-        if seq in instance.hard:
-            return True
-        if "ephemeral" in {config.durability for config in instance.options} or instance.volatile:
-            return False
-        if instance.classes == {"fsync"}:
-            return seq in instance.seen
-        return self.fate == "kill" and instance.classes <= {"disk", "fsync"} and seq in instance.seen
 
     def tag_of(self, seq: int) -> str | None:
         """The tag that a record was seen with."""
@@ -751,7 +594,7 @@ class Case:
         )
         tag = self.tag_of(seq)
         for asked in self.instance.deletes:
-            if known and selects(asked, seq, tag):
+            if known and asked.selects(seq, tag):
                 return True
             if not known and (asked.before is None or seq < asked.before):
                 return True
@@ -760,9 +603,9 @@ class Case:
     def check_promises(self) -> None:
         """What was promised is there."""
         view, instance = self.view, self.instance
-        if {config.durability for config in instance.options} == {"ephemeral"}:
+        if instance.now_classes == {"ephemeral"}:
             assert not view.records, self.says("records of an ephemeral topic are there again")
-        retained = any(config.cap_records or config.cap_bytes or config.ttl_ms for config in instance.configs)
+        retained = instance.retained
         acked = {
             asked.first + i
             for asked in instance.appends
@@ -773,7 +616,7 @@ class Case:
             if seq in view.records or self.maybe_deleted(seq):
                 continue
             on_kill = self.fate == "kill" and instance.classes <= {"disk", "fsync"}
-            if not self.required(seq) and not (seq in acked and on_kill):
+            if not self.required(seq, known=seq in instance.seen) and not (seq in acked and on_kill):
                 continue
             reason = view.gap_of(seq)
             legal = retained and reason in ("cap", "ttl", "mixed")
@@ -783,7 +626,7 @@ class Case:
     def check_gaps(self) -> None:
         """Every loss is announced, and nothing else is."""
         view, instance = self.view, self.instance
-        retained = any(config.cap_records or config.cap_bytes or config.ttl_ms for config in instance.configs)
+        retained = instance.retained
         stable = instance.classes == {"fsync"} or (self.fate != "machine" and instance.classes <= {"disk", "fsync"})
         for seq in range(1, view.head + 1):
             reason = view.gap_of(seq)
@@ -805,11 +648,6 @@ class Case:
                 assert retained, self.says(f"seq {seq} is {reason} on a topic without retention")
 
 
-def selects(asked: Asked, seq: int, tag: str | None) -> bool:
-    """Whether a deletion is about a record."""
-    return (asked.before is None or seq < asked.before) and (asked.match is None or asked.match.matches(tag))
-
-
 def passes(wanted: Any, tag: str | None) -> bool:
     """Whether a filter lets a record with this tag through."""
     return wanted is None or parse_match(wanted, "filter").matches(tag)
@@ -821,18 +659,6 @@ def configured(state: RouterState) -> RouterState:
 
 
 # ----------------------------------------------------------------- the sweep
-
-
-@dataclass(frozen=True, slots=True)
-class Point:
-    """A wreck, and how the life before it ended, if nobody has seen what was left of that."""
-
-    wreck: Wreck
-    before: Fate
-
-    def fate(self, end: End) -> Fate:
-        """What has happened since somebody looked."""
-        return "machine" if self.before == "machine" or end != "kill" else "kill"
 
 
 def see(world: World) -> Shown:
@@ -850,49 +676,28 @@ def see(world: World) -> Shown:
     return found[0]
 
 
-class RouterSweep:
-    """One machine through one or several lives, and the judgement of every wreck of them."""
+class RouterSweep(lives.Sweep[History, Client, Oracle]):
+    """See `lives.Sweep`: copies are what they have to be, and what is missing comes."""
 
     def __init__(self, config: Settings = SMALL, seed: int = 0) -> None:
-        self.config = config
-        self.history = History()
-        self.world = World(seed, config=config)
-        self.points: list[Point] = []
-        self.judged = 0
-        self._fate: Fate = "stop"
-        self._oracles: dict[int, Oracle] = {}
+        super().__init__(config, seed, lives.History())
 
-    def live(self, script: Script, *, stride: int = 1, end: Any = "kill", collect: bool = True) -> None:
-        """Run a life and collect its wrecks; the next one goes on from how it ended."""
-        wrecks = wrecks_of(self.world, lambda: len(self.history), stride=stride) if collect else []
-        begun = len(self.history)
+    def client(self, life: Life) -> Client:
+        return Client(life, self.history)
 
-        async def scenario(life: Life) -> None:
-            if begun:
-                with nobody_forwards(life):
-                    shown = await shown_by(life)
-                self.history.began.append(Began(self.history.tick(), self._fate, shown.views))
-            await script(life, Client(life, self.history))
-            if end != "stop":
-                end_steps(life)
+    def make_oracle(self, known: int) -> Oracle:
+        return Oracle(self.history, known)
 
-        assert self.world.live(scenario, end="stop" if end == "stop" else "kill")
-        check_said(self.world)
-        assert self.world.fs.open_files == 0
-        self.points += [Point(wreck, self._fate if wreck.known == begun else "stop") for wreck in wrecks]
-        self._fate = "stop" if end == "stop" else "kill" if end == "kill" else "machine"
-        self.world = self.world.after("kill" if end == "stop" else end)
+    async def begin(self, life: Life, fate: Fate) -> None:
+        with nobody_forwards(life):
+            shown = await shown_by(life)
+        self.history.began.append(Began(self.history.tick(), fate, shown.views))
 
-    def oracle(self, known: int) -> Oracle:
-        """What was known then."""
-        if known not in self._oracles:
-            self._oracles[known] = Oracle(self.history, known)
-        return self._oracles[known]
+    def check_said(self, world: World) -> None:
+        check_said(world)
 
-    def judge(self, point: Point, end: End, seed: int) -> None:
-        """Recover a wreck and check everything about it."""
-        world = point.wreck.world(end, seed, self.config)
-        self.judge_world(world, self.oracle(point.wreck.known), point.fate(end), "kill" if seed % 2 else "drop")
+    def recover(self, world: World) -> Shown:
+        return see(world)
 
     def judge_world(self, world: World, oracle: Oracle, fate: Fate, second: End) -> None:
         """The same for a machine as its next start finds it."""
@@ -919,35 +724,6 @@ class RouterSweep:
                     told = all(last.views[name].gap_of(seq) for seq in range(first, to + 1))
                     assert told, f"{name}: gaps were {view.gaps} and are {last.views[name].gaps}"
         self.judged += 1
-
-    def judge_in_recovery(self, point: Point, ends: Callable[[int], list[tuple[End, int]]], *, stride: int) -> None:
-        """Recover a wreck, crash in the middle of that, and check everything then."""
-        for first_end, first_seed in ends(point.wreck.point):
-            world = point.wreck.world(first_end, first_seed, self.config)
-            inner = wrecks_of(world, lambda: 0, stride=stride, first=point.wreck.point)
-            see(world)
-            for wreck in inner:
-                for end, seed in ends(point.wreck.point + wreck.point):
-                    fate: Fate = "machine" if end != "kill" else point.fate(first_end)
-                    second = wreck.world(end, seed, self.config)
-                    try:
-                        self.judge_world(second, self.oracle(point.wreck.known), fate, "drop")
-                    except Exception as error:
-                        label = f"{point.wreck}, {first_end}/{first_seed}; then {wreck}, {end}/{seed}"
-                        raise AssertionError(f"{label}: {type(error).__name__}: {error}") from error
-
-    def judge_all(self, ends: Callable[[int], list[tuple[End, int]]]) -> int:
-        """Judge every wreck in every given way; how many that were."""
-        problems: list[str] = []
-        for point in self.points:
-            for end, seed in ends(point.wreck.point):
-                try:
-                    self.judge(point, end, seed)
-                except Exception as error:
-                    problems.append(f"{point.wreck}, {end}/{seed}: {type(error).__name__}: {error}")
-        said = "\n\n".join(problems[:5])
-        assert not problems, f"{len(problems)} of {self.judged + len(problems)} wrecks: {said}"
-        return self.judged
 
 
 def assert_same(before: Shown, after: Shown, problem: str) -> None:
@@ -1016,7 +792,7 @@ def check_wal(life: Life, oracle: Oracle, shown: Shown) -> None:
         name = names.get(topic_id)
         if name is None or oracle.of_number[number][0].name == name:
             continue
-        near = [name, *(asked.topic_patch["source"] for asked in oracle.routers_into(name))]
+        near = [name, *(asked.patch["source"] for asked in oracle.routers_into(name))]
         ever = (instance for other in near for instance in oracle.instances.get(other, ()))
         volatile = any("ephemeral" in instance.classes for instance in ever)
         assert volatile, f"{name}: the copy of {number} has an Append frame"

@@ -11,22 +11,22 @@ from __future__ import annotations
 import posixpath
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
 import trio
 
-from tests.simulation.disk import Fault, Op, SimFs
+from tests.simulation.disk import Fault, Op
+from tests.simulation.lives import CLASSES, Sweep
 from tests.simulation.model import Client, Fate, History, Oracle, Restarted, View, append_everywhere, views_of
-from tests.simulation.world import COLD, ROOT, End, Life, World, Wreck, settings, wrecks_of
+from tests.simulation.world import COLD, ROOT, End, Life, World, settings
 from topics.config import Settings
 from topics.errors import ApiError
 from topics.log.match import Match
 from topics.storage.datadir import segment_name
 from topics.storage.snapshot import decode_part
 
-CLASSES: Final = ("ephemeral", "memory", "disk", "fsync")
 STORED: Final = CLASSES[1:]
 SMALL: Final = settings(
     segment_max_events=8, segment_max_bytes=2048, segment_max_age_ms=0, hot_retain_segments=1, cold_dir=Path(COLD)
@@ -175,22 +175,6 @@ def check_logs(life: Life) -> None:
 # ----------------------------------------------------------------- the sweep
 
 
-@dataclass(frozen=True, slots=True)
-class Point:
-    """A wreck, and the settings that the next start has."""
-
-    wreck: Wreck
-    config: Settings
-    before: Fate
-    """How the life before it ended, if it is of a recovery that has not been seen to be complete; "stop" otherwise."""
-
-    def fate(self, end: End) -> Fate:
-        """What has happened since somebody looked."""
-        if self.before == "machine" or end != "kill":
-            return "machine"
-        return "kill"
-
-
 async def looked_at(life: Life) -> dict[str, View]:
     """A full read of everything, with every invariant checked before and after."""
     check_logs(life)
@@ -218,75 +202,26 @@ def see(world: World) -> dict[str, View]:
     return views
 
 
-class SegmentSweep:
-    """One machine through one or several lives, and the judgement of every wreck of them."""
+class SegmentSweep(Sweep[History, Client, Oracle]):
+    """See `Sweep`: everything that clients were told is there, and no file too many."""
 
     def __init__(self, config: Settings = SMALL, seed: int = 0) -> None:
-        self.config = config
-        self.history = History()
-        self.world = World(seed, config=config)
-        self.points: list[Point] = []
-        self.judged = 0
-        self._fate: Fate = "stop"
-        self._oracles: dict[int, Oracle] = {}
+        super().__init__(config, seed, History())
 
-    def live(
-        self,
-        script: Script,
-        *,
-        stride: int = 1,
-        end: Any = "kill",
-        config: Settings | None = None,
-        collect: bool = True,
-        following: Settings | None = None,
-    ) -> None:
-        """Run a life and collect its wrecks; the next one goes on from how it ended.
+    def client(self, life: Life) -> Client:
+        return Client(life.engine, self.history)
 
-        `config` are its settings, `following` those of the starts that wrecks are given.
-        """
-        if config is not None:
-            self.config = self.world.settings = config
-        wrecks = wrecks_of(self.world, lambda: len(self.history), stride=stride) if collect else []
-        begun = len(self.history)
+    def make_oracle(self, known: int) -> Oracle:
+        return Oracle(self.history, known)
 
-        async def scenario(life: Life) -> None:
-            if self.history.entries:
-                self.history.entries.append(Restarted(self._fate, await views_of(life.engine)))
-            await script(life, Client(life.engine, self.history))
+    async def begin(self, life: Life, fate: Fate) -> None:
+        self.history.entries.append(Restarted(fate, await views_of(life.engine)))
 
-        assert self.world.live(scenario, end="stop" if end == "stop" else "kill")
-        unexpected(self.world)
-        assert self.world.fs.open_files == 0
-        self.points += [
-            Point(wreck, following or self.config, self._fate if wreck.known == begun else "stop") for wreck in wrecks
-        ]
-        self._fate = "stop" if end == "stop" else "kill" if end == "kill" else "machine"
-        self.world = self.world.after("kill" if end == "stop" else end)
+    def check_said(self, world: World) -> None:
+        unexpected(world)
 
-    def judge(self, point: Point, end: End, seed: int, *, hurt: Callable[[SimFs], None] | None = None) -> None:
-        """Recover a wreck and check everything about it. `hurt` does something to the disk first."""
-        world = point.wreck.world(end, seed, point.config)
-        if hurt is not None:
-            hurt(world.fs)
-        oracle = self._oracles.setdefault(point.wreck.known, Oracle(self.history, point.wreck.known))
-        self.judge_world(world, oracle, point.fate(end), "kill" if seed % 2 else "drop")
-
-    def judge_in_recovery(self, point: Point, ends: Callable[[int], list[tuple[End, int]]], *, stride: int) -> None:
-        """Recover a wreck, crash in the middle of that, and check everything then."""
-        for first_end, first_seed in ends(point.wreck.point):
-            world = point.wreck.world(first_end, first_seed, point.config)
-            inner = wrecks_of(world, lambda: 0, stride=stride, first=point.wreck.point)
-            see(world)
-            oracle = self._oracles.setdefault(point.wreck.known, Oracle(self.history, point.wreck.known))
-            for wreck in inner:
-                for end, seed in ends(point.wreck.point + wreck.point):
-                    second = wreck.world(end, seed, point.config)
-                    fate: Fate = "machine" if end != "kill" else point.fate(first_end)
-                    try:
-                        self.judge_world(second, oracle, fate, "drop")
-                    except Exception as error:
-                        label = f"{point.wreck}, {first_end}/{first_seed}; then {wreck}, {end}/{seed}"
-                        raise AssertionError(f"{label}: {type(error).__name__}: {error}") from error
+    def recover(self, world: World) -> dict[str, View]:
+        return see(world)
 
     def judge_world(
         self, world: World, oracle: Oracle, fate: Fate, second: End, *, failed: bool = False, tidy: bool = True
@@ -323,21 +258,6 @@ class SegmentSweep:
                 assert last[name].gaps[: len(view.gaps)] == view.gaps
                 assert (last[name].earliest, last[name].bytes) == (view.earliest, view.bytes) or not view.records
         self.judged += 1
-
-    def judge_all(
-        self, ends: Callable[[int], list[tuple[End, int]]], *, hurt: Callable[[SimFs], None] | None = None
-    ) -> int:
-        """Judge every wreck in every given way; how many that were."""
-        problems: list[str] = []
-        for point in self.points:
-            for end, seed in ends(point.wreck.point):
-                try:
-                    self.judge(point, end, seed, hurt=hurt)
-                except Exception as error:
-                    problems.append(f"{point.wreck}, {end}/{seed}: {type(error).__name__}: {error}")
-        said = "\n\n".join(problems[:5])
-        assert not problems, f"{len(problems)} of {self.judged + len(problems)} wrecks: {said}"
-        return self.judged
 
 
 class Faulty:

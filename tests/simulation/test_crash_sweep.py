@@ -9,7 +9,6 @@ larger one, and TOPICS_TEST_EVERYTHING=1 in the environment all of them.
 
 from __future__ import annotations
 
-import os
 import random
 from collections.abc import Awaitable, Callable
 from pathlib import Path
@@ -18,15 +17,12 @@ from typing import Any
 import pytest
 import trio
 
+from tests.simulation.lives import CLASSES, EVERYTHING
 from tests.simulation.model import Client, Fate, History, Oracle, Restarted, View, append_everywhere, views_of
 from tests.simulation.world import COLD, End, Life, World, Wreck, all_ends, settings, some_ends, wrecks_of
 from topics.config import Settings
 from topics.log.match import Match
 
-EVERYTHING = bool(os.environ.get("TOPICS_TEST_EVERYTHING"))
-"""All points and seeds instead of a sample: hours."""
-
-CLASSES = ("ephemeral", "memory", "disk", "fsync")
 Script = Callable[[Life, Client], Awaitable[None]]
 
 
@@ -279,7 +275,9 @@ class Sweep:
         fate: Fate = "kill" if end == "kill" else "machine"
         world = wreck.world(end, seed, self.config)
         views = see(world)
-        oracle = self._oracles.setdefault(wreck.known, Oracle(self.history, wreck.known))
+        if wreck.known not in self._oracles:
+            self._oracles[wreck.known] = Oracle(self.history, wreck.known)
+        oracle = self._oracles[wreck.known]
         oracle.judge(views, fate, now_ms=world.clock.now_ms())
         self.recover_again(world, views, oracle, fate, "kill" if seed % 2 else "drop")
         self.judged += 1
@@ -347,7 +345,7 @@ def swept(name: str, *, stride: int, seed: int = 0) -> Sweep:
 
 @pytest.mark.parametrize("name", SCENARIOS)
 def test_every_promise_survives_a_crash_at_a_sample_of_the_operations(name: str) -> None:
-    sweep = swept(name, stride=17)
+    sweep = swept(name, stride=37)
     judged = sweep.judge_all(lambda point: some_ends(point, 2))
     print(f"{name}: {len(sweep.wrecks)} points, {judged} crashes")
 
@@ -355,7 +353,7 @@ def test_every_promise_survives_a_crash_at_a_sample_of_the_operations(name: str)
 @pytest.mark.slow
 @pytest.mark.parametrize("name", SCENARIOS)
 def test_every_promise_survives_a_crash_at_every_operation(name: str) -> None:
-    sweep = swept(name, stride=1 if EVERYTHING else 13)
+    sweep = swept(name, stride=1 if EVERYTHING else 19)
     judged = sweep.judge_all(lambda point: all_ends(point, 1) if point % 3 == 0 else some_ends(point, 2))
     print(f"{name}: {len(sweep.wrecks)} points, {judged} crashes")
 
@@ -437,13 +435,13 @@ def lives_with_upkeep(seed: int, *, stride: int) -> None:
 
 @pytest.mark.parametrize("seed", [5, 9, 13])
 def test_no_promise_is_broken_beside_all_work_on_segments(seed: int) -> None:
-    lives_with_upkeep(seed, stride=199)
+    lives_with_upkeep(seed, stride=499)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("seed", range(20, 60 if EVERYTHING else 30))
+@pytest.mark.parametrize("seed", range(20, 60 if EVERYTHING else 27))
 def test_no_promise_is_broken_beside_much_more_work_on_segments(seed: int) -> None:
-    lives_with_upkeep(seed, stride=53)
+    lives_with_upkeep(seed, stride=53 if EVERYTHING else 89)
 
 
 def crash_in_recovery(sweep: Sweep, wrecks: list[Wreck], ends: Callable[[int], list[tuple[End, int]]]) -> int:

@@ -162,14 +162,17 @@ def test_salvage_loses_the_damaged_batch_and_nothing_else(part: str) -> None:
     assert views["events"] == whole["events"]
 
 
-def test_damage_to_each_frame_in_turn_is_never_taken_for_the_end_and_costs_no_record_of_another_batch() -> None:
+@pytest.mark.parametrize("first", [0, *(pytest.param(n, marks=pytest.mark.slow) for n in (1, 2))])
+def test_damage_to_each_frame_in_turn_is_never_taken_for_the_end_and_costs_no_record_of_another_batch(
+    first: int,
+) -> None:
     history = History()
     world = written(history)
     (path,) = wal_files(world.fs)
     whole = see(world.after("kill"))
     every = frames_with_batch(world.fs, path)
     vouched = max(at for at, (_, frame) in enumerate(every) if frame.type == FrameType.SYNCED)
-    for batch, frame in every[: vouched - 1]:
+    for batch, frame in every[first : vouched - 1 : 3]:
         damaged = world.after("kill")
         damaged.fs.flip_bit(path, frame.offset + 20, 2)
         strict = damaged.after("kill")

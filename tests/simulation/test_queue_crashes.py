@@ -9,7 +9,6 @@ the environment it takes all of them, which is hours.
 from __future__ import annotations
 
 import errno
-import os
 import random
 from collections.abc import Iterator
 from dataclasses import replace
@@ -21,8 +20,8 @@ import trio
 
 from tests.simulation.clock import BASE_MS
 from tests.simulation.disk import Fault
+from tests.simulation.lives import CLASSES, EVERYTHING, TAGS
 from tests.simulation.queue_lives import (
-    CLASSES,
     Client,
     Oracle,
     QueueSweep,
@@ -36,7 +35,7 @@ from tests.simulation.queue_lives import (
 )
 from tests.simulation.router_lives import SMALL
 from tests.simulation.segment_lives import checkpoint, exactly, reclaim, relocate, upkeep
-from tests.simulation.world import End, Life, World, all_ends, some_ends
+from tests.simulation.world import End, Life, all_ends, some_ends
 from topics import job_queue
 from topics.config import Settings
 from topics.log.match import Match
@@ -53,14 +52,11 @@ def _tiny_pages() -> Iterator[None]:
         yield
 
 
-EVERYTHING = bool(os.environ.get("TOPICS_TEST_EVERYTHING"))
-
 HOUR_MS = 3_600_000
 STEPS = (0, 0, 0, -HOUR_MS, 3000, 0, HOUR_MS)
 """By how much the wall clock is set before a restart."""
 
 STORED = CLASSES[1:]
-TAGS = (None, "a", "b", "ab")
 
 # ----------------------------------------------------------------- scenarios
 
@@ -479,27 +475,25 @@ def swept(name: str, *, stride: int, seed: int = 0, end: str = "kill") -> QueueS
 @pytest.mark.parametrize("name", SCENARIOS)
 def test_no_promise_about_jobs_is_broken_by_a_crash_at_a_sample_of_the_operations(name: str) -> None:
     sweep = swept(name, stride=307)
-    judged = sweep.judge_all(lambda point: some_ends(point, 1), STEPS)
-    print(f"{name}: {len(sweep.points)} points, {judged} crashes")
+    sweep.judge_stepping(lambda point: some_ends(point, 1), STEPS)
+    print(f"{name}: {sweep}")
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", SCENARIOS)
 def test_no_promise_about_jobs_is_broken_by_a_crash_at_any_operation(name: str) -> None:
     sweep = swept(name, stride=1 if EVERYTHING else 89, seed=1)
-    judged = sweep.judge_all(lambda point: all_ends(point, 1) if EVERYTHING else some_ends(point, 2), STEPS)
-    print(f"{name}: {len(sweep.points)} points, {judged} crashes")
+    sweep.judge_stepping(lambda point: all_ends(point, 1) if EVERYTHING else some_ends(point, 2), STEPS)
+    print(f"{name}: {sweep}")
 
 
 def random_lives(seed: int, *, stride: int) -> None:
     """One to three lives with random requests, ended in one way or another, and a sample of the crashes in them."""
     sweep = QueueSweep(replace(SMALL, wal_shards=1 + seed % 3), seed)
-    for life in range(1 + seed % 3):
-        end = ("kill", "stop", "drop", "garble", "reorder")[(seed // 3) % 5]
-        step = random.Random(seed).choice(STEPS) if seed % 4 == 3 else 0
-        sweep.live(at_random(10 * seed + life), stride=stride, end=end, step=step)
-    judged = sweep.judge_all(lambda point: some_ends(point, 1), STEPS)
-    print(f"seed {seed}: {len(sweep.points)} points, {judged} crashes")
+    step = random.Random(seed).choice(STEPS) if seed % 4 == 3 else 0
+    sweep.live_at_random(at_random, stride=stride, step=step)
+    sweep.judge_stepping(lambda point: some_ends(point, 1), STEPS)
+    print(f"seed {seed}: {sweep}")
 
 
 @pytest.mark.parametrize("seed", range(2))
@@ -516,9 +510,8 @@ def test_no_promise_about_jobs_is_broken_by_many_more_of_them(seed: int) -> None
 def crash_in_recovery(name: str, *, first: int, stride: int) -> None:
     """Recover, crash in the middle of that, recover again."""
     sweep = swept(name, stride=first)
-    for point in sweep.points:
-        sweep.judge_in_recovery(point, lambda number: some_ends(number, 1), stride=stride)
-    print(f"{name}: {len(sweep.points)} first crashes, {sweep.judged} second ones")
+    sweep.judge_recoveries(stride=stride)
+    print(f"{name}: {sweep}")
 
 
 @pytest.mark.parametrize("name", ["poison-to-disk"])
@@ -538,8 +531,8 @@ def test_lives_in_a_row_keep_what_the_earlier_ones_have_promised(end: End) -> No
     sweep = QueueSweep()
     sweep.live(every_class, collect=False, end=end)
     sweep.live(every_class, stride=401, end=end)
-    judged = sweep.judge_all(lambda point: some_ends(point, 1), STEPS)
-    print(f"lives ended by {end}: {len(sweep.points)} points, {judged} crashes")
+    sweep.judge_stepping(lambda point: some_ends(point, 1), STEPS)
+    print(f"lives ended by {end}: {sweep}")
 
 
 async def a_look(life: Life, client: Client) -> None:
@@ -551,9 +544,9 @@ async def a_look(life: Life, client: Client) -> None:
 def test_rule_14_leases_hold_in_another_number_of_shards(shards: int) -> None:
     sweep = QueueSweep(replace(SMALL, wal_shards=2))
     sweep.live(every_class, collect=False, end="kill")
-    sweep.live(a_look, stride=1 if EVERYTHING else 11, config=replace(SMALL, wal_shards=shards))
-    judged = sweep.judge_all(lambda point: some_ends(point, 1), STEPS)
-    print(f"{shards} shards: {len(sweep.points)} points, {judged} crashes")
+    sweep.live(a_look, stride=1 if EVERYTHING else 23, config=replace(SMALL, wal_shards=shards))
+    sweep.judge_stepping(lambda point: some_ends(point, 1), STEPS)
+    print(f"{shards} shards: {sweep}")
 
 
 async def a_day(life: Life, client: Client) -> None:
@@ -622,8 +615,7 @@ def test_a_stop_in_the_middle_of_work_loses_nothing(seed: int) -> None:
     sweep = QueueSweep(SMALL, seed)
     sweep.live(overtime, stride=61, end="stop")
     sweep.judge_all(lambda point: some_ends(point, 1))
-    world = World(seed, config=SMALL, fs=sweep.world.fs, now_ms=sweep.world.clock.now_ms())
-    sweep.judge_world(world, sweep.oracle(len(sweep.history)), "stop", "drop")
+    sweep.judge_world(sweep.machine(seed), sweep.oracle_now(), "stop", "drop")
 
 
 def slowly(seed: int, *, stride: int) -> None:
@@ -633,8 +625,8 @@ def slowly(seed: int, *, stride: int) -> None:
     rng = random.Random(seed)
     sweep.slow_down(lambda: rng.choice((0, 0, 30, 120)))
     sweep.live(at_random(1000 + seed), stride=stride)
-    judged = sweep.judge_all(lambda point: some_ends(point, 1), STEPS)
-    print(f"seed {seed}: {len(sweep.points)} points, {judged} crashes")
+    sweep.judge_stepping(lambda point: some_ends(point, 1), STEPS)
+    print(f"seed {seed}: {sweep}")
 
 
 def test_nobody_holds_what_another_does_where_the_disk_is_slow() -> None:
@@ -656,7 +648,7 @@ def test_leases_come_out_of_the_older_snapshot_where_the_newest_is_damaged(name:
     fs = sweep.world.fs
     newest = max(path for path in fs.tree() if path.startswith("/data/meta/snapshot"))
     fs.flip_bit(newest, len(fs.tree()[newest] or b"") // 2, 1)
-    sweep.judge_world(sweep.world, sweep.oracle(len(sweep.history)), "kill", "drop")
+    sweep.judge_world(sweep.world, sweep.oracle_now(), "kill", "drop")
 
 
 def salvaged(seed: int) -> None:
@@ -675,7 +667,7 @@ def salvaged(seed: int) -> None:
         await empty(life, Oracle(sweep.history, 0), start, now, begun)
 
     for end in ("kill", "drop"):
-        world = World(seed, config=config, fs=sweep.world.fs, now_ms=sweep.world.clock.now_ms()).after(end)
+        world = sweep.machine(seed, config).after(end)
         try:
             assert world.live(go_on)
         except DataDirError as error:
@@ -744,7 +736,7 @@ def test_no_lease_holds_longer_than_it_was_given_for_because_the_clock_was_set_b
     sweep.live(an_hour_apart)
     late = [point for point in sweep.points if point.wreck.now_ms > BASE_MS + HOUR_MS - 1]
     sweep.points = late if EVERYTHING else late[::7]
-    sweep.judge_all(lambda point: some_ends(point, 1), (-HOUR_MS,))
+    sweep.judge_stepping(lambda point: some_ends(point, 1), (-HOUR_MS,))
 
 
 # ----------------------------------------------------------------- what reading and the sweeps have found

@@ -7,7 +7,6 @@ the environment it takes all of them, which is hours.
 
 from __future__ import annotations
 
-import os
 import random
 from dataclasses import replace
 from typing import Any
@@ -15,8 +14,8 @@ from typing import Any
 import pytest
 import trio
 
+from tests.simulation.lives import CLASSES, EVERYTHING, TAGS
 from tests.simulation.router_lives import (
-    CLASSES,
     SMALL,
     Client,
     RouterSweep,
@@ -27,14 +26,10 @@ from tests.simulation.router_lives import (
     until_idle,
 )
 from tests.simulation.segment_lives import checkpoint, exactly, reclaim, relocate, upkeep
-from tests.simulation.world import End, Life, World, all_ends, some_ends
+from tests.simulation.world import End, Life, all_ends, some_ends
 from topics.config import Settings
 from topics.log.match import Match
 from topics.storage.storing import Storing
-
-EVERYTHING = bool(os.environ.get("TOPICS_TEST_EVERYTHING"))
-
-TAGS = (None, "a", "b", "ab")
 
 # ----------------------------------------------------------------- scenarios
 
@@ -353,26 +348,24 @@ def swept(name: str, *, stride: int, seed: int = 0, end: str = "kill") -> Router
 @pytest.mark.parametrize("name", SCENARIOS)
 def test_rules_16_to_20_no_promise_about_copies_is_broken_by_a_crash_at_a_sample_of_the_operations(name: str) -> None:
     sweep = swept(name, stride=307)
-    judged = sweep.judge_all(lambda point: some_ends(point, 1))
-    print(f"{name}: {len(sweep.points)} points, {judged} crashes")
+    sweep.judge_all(lambda point: some_ends(point, 1))
+    print(f"{name}: {sweep}")
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", SCENARIOS)
 def test_rules_16_to_20_no_promise_about_copies_is_broken_by_a_crash_at_any_operation(name: str) -> None:
     sweep = swept(name, stride=1 if EVERYTHING else 101, seed=1)
-    judged = sweep.judge_all(lambda point: all_ends(point, 1) if EVERYTHING else some_ends(point, 2))
-    print(f"{name}: {len(sweep.points)} points, {judged} crashes")
+    sweep.judge_all(lambda point: all_ends(point, 1) if EVERYTHING else some_ends(point, 2))
+    print(f"{name}: {sweep}")
 
 
 def random_lives(seed: int, *, stride: int) -> None:
     """One to three lives with random requests, ended in one way or another, and a sample of the crashes in them."""
     sweep = RouterSweep(replace(SMALL, wal_shards=1 + seed % 3), seed)
-    for life in range(1 + seed % 3):
-        end = ("kill", "stop", "drop", "garble", "reorder")[(seed // 3) % 5]
-        sweep.live(at_random(10 * seed + life), stride=stride, end=end)
-    judged = sweep.judge_all(lambda point: some_ends(point, 1))
-    print(f"seed {seed}: {len(sweep.points)} points, {judged} crashes")
+    sweep.live_at_random(at_random, stride=stride)
+    sweep.judge_all(lambda point: some_ends(point, 1))
+    print(f"seed {seed}: {sweep}")
 
 
 @pytest.mark.parametrize("seed", range(2))
@@ -389,14 +382,13 @@ def test_no_promise_about_copies_is_broken_by_many_more_of_them(seed: int) -> No
 def crash_in_recovery(name: str, *, first: int, stride: int) -> None:
     """Recover, crash in the middle of that, recover again."""
     sweep = swept(name, stride=first)
-    for point in sweep.points:
-        sweep.judge_in_recovery(point, lambda number: some_ends(number, 1), stride=stride)
-    print(f"{name}: {len(sweep.points)} first crashes, {sweep.judged} second ones")
+    sweep.judge_recoveries(stride=stride)
+    print(f"{name}: {sweep}")
 
 
 @pytest.mark.parametrize("name", ["chain-of-fsync-and-memory"])
 def test_rule_2_a_crash_in_the_recovery_of_copies_decides_nothing_anew(name: str) -> None:
-    crash_in_recovery(name, first=307, stride=13)
+    crash_in_recovery(name, first=307, stride=37)
 
 
 @pytest.mark.slow
@@ -410,11 +402,11 @@ def test_lives_in_a_row_keep_what_the_earlier_ones_have_promised(end: str) -> No
     """Rules 18 and 20: recipes and cursors are taken over by the next life, and the next checkpoint."""
     script, config = SCENARIOS["every-class"]
     sweep = RouterSweep(config)
-    sweep.live(script, stride=499, end=end)
+    sweep.live(script, stride=997, end=end)
     for seed in (1, 2):
-        sweep.live(later(seed), stride=307, end=end)
-    judged = sweep.judge_all(lambda point: some_ends(point, 1))
-    print(f"lives ended by {end}: {len(sweep.points)} points, {judged} crashes")
+        sweep.live(later(seed), stride=601, end=end)
+    sweep.judge_all(lambda point: some_ends(point, 1))
+    print(f"lives ended by {end}: {sweep}")
 
 
 def later(seed: int) -> Script:
@@ -440,8 +432,8 @@ def judged_after(sweep: RouterSweep, script: Script, *ends: End) -> None:
     """Run a life, end it in each of these ways, and check everything each time."""
     sweep.live(script, collect=False)
     for end in ends:
-        world = World(0, config=sweep.config, fs=sweep.world.fs, now_ms=sweep.world.clock.now_ms()).after(end)
-        sweep.judge_world(world, sweep.oracle(len(sweep.history)), "kill" if end == "kill" else "machine", "drop")
+        world = sweep.machine(0).after(end)
+        sweep.judge_world(world, sweep.oracle_now(), "kill" if end == "kill" else "machine", "drop")
 
 
 def numbers(shown: Shown, name: str) -> list[int]:

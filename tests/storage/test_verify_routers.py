@@ -12,10 +12,22 @@ import pytest
 import trio
 
 from tests.simulation.disk import SimFs
+from tests.simulation.lives import EVERYTHING
 from tests.simulation.world import Life, World, quiet, wrecks_of
 from tests.storage.made import COLD, CONFIG, ROOT
 from tests.storage.routed import routed, settle
-from tests.storage.test_verify import DIRS, change_part, damage, files, last_log, log_end, overwrite, verify
+from tests.storage.test_verify import (
+    DIRS,
+    change_part,
+    crashed_while,
+    damage,
+    files,
+    last_log,
+    log_end,
+    looked_at_while,
+    overwrite,
+    verify,
+)
 from topics.storage.finding import Finding
 from topics.storage.frames import CONTINUES, Frame, FrameType, control_payload, encode_control, scan_window
 from topics.storage.inspect import DirectoryFacts, FrameFacts, Inspection
@@ -59,20 +71,12 @@ def test_a_router_whose_source_is_gone_is_a_note(killed: SimFs) -> None:
 
 
 @pytest.mark.parametrize(
-    ("stride", "count"), [(97, 20), pytest.param(17, 80, marks=pytest.mark.slow)], ids=["some", "many"]
+    ("stride", "count"),
+    [(97, 20), pytest.param(17, 80 if EVERYTHING else 40, marks=pytest.mark.slow)],
+    ids=["some", "many"],
 )
 def test_what_a_crash_leaves_is_no_damage(stride: int, count: int) -> None:
-    world = World(5, config=CONFIG)
-    wrecks = wrecks_of(world, lambda: 0, stride=stride)
-    routed(5, world=world)
-    chance = random.Random(5)
-    for _ in range(count):
-        wreck = chance.choice(wrecks)
-        kind: Any = chance.choice(["kill", "drop", "keep", "tear", "reorder"])
-        seed = chance.randrange(100)
-        left = wreck.world(kind, seed, CONFIG)
-        if left.fs.exists(DIRS.format_path):
-            assert damage(left.fs) == [], (str(wreck), kind, seed)
+    crashed_while(routed, stride, count)
 
 
 @pytest.mark.parametrize("count", [6, pytest.param(20, marks=pytest.mark.slow)], ids=["some", "many"])
@@ -94,22 +98,9 @@ def test_what_the_start_after_a_crash_leaves_is_no_damage(count: int) -> None:
         assert damage(left.after("kill").fs) == [], (str(wreck), kind)
 
 
-@pytest.mark.parametrize("every", [97, pytest.param(31, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("every", [97, pytest.param(31 if EVERYTHING else 61, marks=pytest.mark.slow)])
 def test_a_working_daemon_is_no_damage(every: int) -> None:
-    world = World(3, config=CONFIG)
-    found: list[Finding] = []
-    looks = 0
-
-    def look(op: Any) -> None:
-        nonlocal looks
-        if op.mutation is not None and op.mutation % every == 0 and world.fs.exists(DIRS.format_path):
-            looks += 1
-            found.extend(finding for finding in verify(world.fs, in_use=True) if finding.severity == "damage")
-
-    world.fs.subscribe(look)
-    routed(3, world=world)
-    assert looks > 5
-    assert found == []
+    looked_at_while(routed, every)
 
 
 # ----------------------------------------------------------------- bytes that copies need
