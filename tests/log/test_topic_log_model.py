@@ -358,7 +358,7 @@ class TopicLogMachine(RuleBasedStateMachine):
                 assert self.log.ts_of(seq) == self.model.seqs[seq].ts
 
     def starts(self) -> range:
-        """Where reading begins in the end: everywhere, but of what has grown long at a sample, as each reads the rest."""
+        """Where reading begins in the end: everywhere, but of a long log at a sample, as each reads the rest."""
         stride = 1 + self.model.head // 40
         return range(self.model.head % stride, self.model.head + 3, stride)
 
