@@ -226,3 +226,25 @@ def test_without_keys_pages_that_are_listed_may_read(keyless: Client) -> None:
     is_for(answer, APP)
     is_for(preflight(keyless, "/v0/topics/a", APP, "PUT", "content-type"), APP)
     is_for(keyless.get("/v0/topics", headers={"origin": OTHER}), None)
+
+
+def hold(client: Client, origin: str | None) -> int:
+    """The status of what a page could have any browser send, a form without fields being enough."""
+    headers = {"origin": origin} if origin is not None else {}
+    return client.post("/v0/admin/checkpoint?hold_ms=1", headers=headers).status_code
+
+
+@pytest.mark.parametrize("http2", [False, True], ids=["h1", "h2"])
+def test_without_keys_pages_of_strangers_have_no_browser_change_anything(
+    bare: Client, keyless: Client, http2: bool
+) -> None:
+    with Client(bare.daemon, http2=http2) as alone, Client(keyless.daemon, http2=http2) as listed:
+        assert [hold(alone, origin) for origin in (None, alone.daemon.url)] == [200, 200]
+        assert [hold(alone, origin) for origin in (APP, "null")] == [403, 403]
+        assert [hold(listed, origin) for origin in (APP, None, OTHER)] == [200, 200, 403]
+        alone.put_topic("jobs", type="queue")
+        alone.append("jobs", 1)
+        refused = alone.get("/v0/topics/jobs/work?node=page", headers={"origin": APP})
+        error_of(refused, 403, "forbidden")
+        assert alone.state("jobs")["queue"]["ready"] == 1
+        alone.delete_topic("jobs")

@@ -250,6 +250,8 @@ class Gate:
         if call.key.digest:
             self.access.enter(call.key)
             call.entered = True
+        elif route.unasked:
+            self._origins.check(call.headers)
 
     async def _send(self, call: Call, response: Response) -> None:
         if not call.body_complete and has_small_rest(call):
@@ -324,7 +326,7 @@ class Gate:
         if key.digest:
             self.access.check_rate(key)
         else:
-            self._origins.check_socket(headers)
+            self._origins.check(headers)
         return key
 
     async def _refuse_websocket(self, error: ApiError, request_id: str, send: Send) -> None:

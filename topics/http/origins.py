@@ -54,15 +54,16 @@ class Origins:
             ],
         )
 
-    def check_socket(self, headers: Mapping[bytes, bytes]) -> None:
-        """Refuse a WebSocket that a page of another origin opens, where no key tells whether it may: a browser asks
-        nobody beforehand. Raises `403 forbidden`."""
+    def check(self, headers: Mapping[bytes, bytes]) -> None:
+        """Refuse what a page of another origin asks for, where no key tells whether it may. For what a browser sends
+        without asking beforehand: WebSockets, and calls without a body that change something. Raises `403 forbidden`.
+        """
         origin = headers.get(b"origin")
         if origin is None or self._allows(origin):
             return
         if origin.partition(b"://")[2].lower() != headers.get(b"host", b"").lower():
             raise ApiError(
                 "forbidden",
-                "a page of this origin may not open a WebSocket here",
+                "a page of this origin may not do this",
                 detail={"origin": origin.decode("latin-1")},
             )

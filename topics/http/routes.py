@@ -54,6 +54,12 @@ class Route:
     label: str = field(init=False)
     """The `route` label of the metrics."""
 
+    @property
+    def unasked(self) -> bool:
+        """Whether it changes something, and a page of any origin could have a browser call it without asking first."""
+        changes = self.needs is not None and bool(self.needs & ~Scope.READ)
+        return changes and self.body is Body.NONE and self.method in ("GET", "POST")
+
     def __post_init__(self) -> None:
         object.__setattr__(self, "label", f"{self.method} {self.template}")
 
