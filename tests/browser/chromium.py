@@ -148,13 +148,25 @@ class Browser:
     @contextmanager
     def page(self, origin: str, name: str) -> Iterator[Page]:
         """The page of `pages/` with that name, loaded as if it came from `origin`; closed at the end."""
+        with self._blank() as page:
+            page.load(origin, name)
+            yield page
+
+    @contextmanager
+    def visit(self, url: str) -> Iterator[Page]:
+        """A page that the daemon has; closed at the end."""
+        with self._blank() as page:
+            page.go(url)
+            yield page
+
+    @contextmanager
+    def _blank(self) -> Iterator[Page]:
         # A context for each: it shares no connection, no cache and no cookie with another.
         context = self.call("Target.createBrowserContext")["browserContextId"]
         target = self.call("Target.createTarget", url="about:blank", browserContextId=context)["targetId"]
         session = self.call("Target.attachToTarget", targetId=target, flatten=True)["sessionId"]
         page = self._pages[session] = Page(self, session)
         try:
-            page.load(origin, name)
             yield page
         finally:
             del self._pages[session]
@@ -169,6 +181,10 @@ class Page:
         self._session = session
         self._loaded = False
         self._errors: list[str] = []
+        self.complaints: list[str] = []
+        """What the browser had to say of a page that was visited: violations of its policy, what it could not load."""
+        self.requests: list[str] = []
+        """What was asked for, for it."""
 
     def load(self, origin: str, name: str) -> None:
         self._call("Runtime.enable")
@@ -180,6 +196,17 @@ class Page:
         # Whatever the page asks for from now on is none of our business.
         self._call("Fetch.disable")
         assert self.value_of("location.origin") == origin
+
+    def go(self, url: str) -> None:
+        for domain in ("Runtime", "Page", "Log", "Network"):
+            self._call(f"{domain}.enable")
+        answer = self._call("Page.navigate", url=url)
+        assert "errorText" not in answer, answer
+        self.until("document.readyState === 'complete'")
+
+    def set_width(self, pixels: int) -> None:
+        """As on a screen of this width."""
+        self._call("Emulation.setDeviceMetricsOverride", width=pixels, height=800, deviceScaleFactor=1, mobile=False)
 
     def value_of(self, expression: str, *, within_s: float = 20) -> Any:
         """What a JavaScript expression is in the page; of a promise, what it comes to."""
@@ -208,6 +235,10 @@ class Page:
             self._answer_request(event)
         elif method == "Runtime.exceptionThrown":
             self._errors.append(described(event["exceptionDetails"]))
+        elif method == "Log.entryAdded":
+            self.complaints.append(event["entry"]["text"])
+        elif method == "Network.requestWillBeSent":
+            self.requests.append(event["request"]["url"])
 
     def _answer_request(self, event: Any) -> None:
         path = PAGES / event["request"]["url"].rpartition(MOUNT)[2]
