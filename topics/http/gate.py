@@ -11,6 +11,7 @@ from __future__ import annotations
 import re
 import secrets
 import zlib
+from contextlib import nullcontext
 from typing import Final
 
 import msgspec
@@ -33,7 +34,7 @@ from topics.http.reading import SMALL_BODY, SMALL_BODY_S, BodyReader, discard_bo
 from topics.http.routes import Body, Found, Plane, Route, RouteTable
 from topics.http.streams import OpenStream
 from topics.http.websocket import WebSocket
-from topics.keys import Key, Keyring
+from topics.keys import ANY_KEY, Key, Keyring
 from topics.logs import get_logger
 
 log = get_logger(__name__)
@@ -56,6 +57,7 @@ again on seeing it finds the place free. A longer one keeps its place until its 
 
 _GZIP_LEVEL: Final = 1
 _GZIP_STEP: Final = 128 << 10
+_UNWATCHED: Final = nullcontext()
 _REQUEST_ID: Final = re.compile(rb"[\x21-\x7e]{1,128}")
 
 
@@ -240,18 +242,19 @@ class Gate:
     def _let_in(self, call: Call, found: Found) -> None:
         """Check who asks and whether they may, before anything is read. Raises 400, 401, 403 and 429."""
         route = found.route
-        call.key = self.access.identify(route, call.headers, call.query)
-        if route.needs:
-            call.key.check_scope(route.needs)
+        key = call.key = self.access.identify(route, call.headers, call.query)
+        if not key.digest:
+            call.params = found.params()
+            if route.unasked:
+                self._origins.check(call.headers)
+            return
+        key.check_scope(route.needs or ANY_KEY)
         call.params = found.params()
         for kind in ("topic", "router"):
             if kind in call.params:
-                call.key.check_name(call.params[kind], kind)
-        if call.key.digest:
-            self.access.enter(call.key)
-            call.entered = True
-        elif route.unasked:
-            self._origins.check(call.headers)
+                key.check_name(call.params[kind], kind)
+        self.access.enter(key)
+        call.entered = True
 
     async def _send(self, call: Call, response: Response) -> None:
         if not call.body_complete and has_small_rest(call):
@@ -271,7 +274,9 @@ class Gate:
         if not call.body_complete and call.scope["http_version"] != "2":
             headers.append((b"connection", b"close"))
         connection: Connection = call.scope["state"]["connection"]
-        with connection.answering(len(body)):
+        # On HTTP/1.1 a small answer is for the kernel to wait with.
+        watched = len(body) > SMALL_BODY or call.scope["http_version"] == "2" or not call.body_complete
+        with connection.answering(len(body)) if watched else _UNWATCHED:
             await call.send({"type": "http.response.start", "status": response.status, "headers": headers})
             await call.send({"type": "http.response.body", "body": body, "more_body": not call.body_complete})
             if call.body_complete:

@@ -129,6 +129,10 @@ class _H11Connection(h11.Connection):
     """Refuses what h11 lets through: more than one idea of where a body ends, versions it does not know, and heads
     that take too long to parse."""
 
+    def has_part(self) -> bool:
+        """Whether something has come that is no event yet."""
+        return len(self._receive_buffer) > 0
+
     def next_event(self) -> Any:
         if len(self._receive_buffer) > MAX_HEADER_FIELDS and self.their_state is h11.IDLE:
             self._check_size(self.trailing_data[0])
@@ -174,7 +178,7 @@ class _H11(H11Protocol):
 
     def has_part(self) -> bool:
         """Whether a part of a head has come."""
-        return bool(self.connection.trailing_data[0])
+        return isinstance(self.connection, _H11Connection) and self.connection.has_part()
 
     async def _send_h11_event(self, event: H11SendableEvent) -> None:
         try:

@@ -54,13 +54,13 @@ class Route:
     label: str = field(init=False)
     """The `route` label of the metrics."""
 
-    @property
-    def unasked(self) -> bool:
-        """Whether it changes something, and a page of any origin could have a browser call it without asking first."""
-        changes = self.needs is not None and bool(self.needs & ~Scope.READ)
-        return changes and self.body is Body.NONE and self.method in ("GET", "POST")
+    unasked: bool = field(init=False)
+    """Whether it changes something, and a page of any origin could have a browser call it without asking first."""
 
     def __post_init__(self) -> None:
+        changes = self.needs is not None and bool(self.needs & ~Scope.READ)
+        unasked = changes and self.body is Body.NONE and self.method in ("GET", "POST")
+        object.__setattr__(self, "unasked", unasked)
         object.__setattr__(self, "label", f"{self.method} {self.template}")
 
 
