@@ -196,6 +196,7 @@ class Daemon:
             # What recovery has built stays: the collector need not look at it again and again.
             gc.collect()
             gc.freeze()
+            await self.engine.store.look_at_space()
             self.engine.open_for_business()
             log.info("ready", version=__version__, port=self.port, topics=len(self.engine.topics))
             await self._stop.wait()

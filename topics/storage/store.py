@@ -9,6 +9,7 @@ from __future__ import annotations
 import itertools
 from collections import Counter
 from collections.abc import Callable, Collection, Sequence
+from contextlib import suppress
 from functools import partial
 from typing import Any, Final, NamedTuple
 
@@ -358,14 +359,22 @@ class Store:
         for batch in batches:
             await batch.wait_synced()
 
+    async def look_at_space(self) -> None:
+        """Know of a disk that is nearly full before anything is appended. If it does not tell, `watch_space` will."""
+        with suppress(OSError):
+            self.space_low = await self._free_bytes() < self._settings.min_free_bytes
+
+    async def _free_bytes(self) -> int:
+        return await self._offload.run(Kind.FILES, partial(self._fs.free_bytes, self.datadir.root))
+
     async def watch_space(self) -> None:
         """Keep `space_low` true to the disk; until cancelled."""
-        root, least = self.datadir.root, self._settings.min_free_bytes
+        least = self._settings.min_free_bytes
         unknown = told = False
         told_at = -SPACE_TOLD_EVERY_S
         while True:
             try:
-                free = await self._offload.run(Kind.FILES, partial(self._fs.free_bytes, root))
+                free = await self._free_bytes()
             except OSError as error:
                 if not unknown:
                     log.warning("free_space_unknown", error=str(error), taken_for_low=self.space_low)
