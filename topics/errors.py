@@ -71,6 +71,12 @@ def topic_not_found(topic: str) -> ApiError:
     return ApiError("topic_not_found", f"topic {topic!r} does not exist", detail={"topic": topic})
 
 
+def unauthorized(message: str, *, token_shown: bool) -> ApiError:
+    """`401`, with the challenge that says whether a token was missing or is not good (RFC 6750, 3)."""
+    challenge = 'Bearer error="invalid_token"' if token_shown else "Bearer"
+    return ApiError("unauthorized", message, headers={"www-authenticate": challenge})
+
+
 def throttled(limit: str, maximum: int, *, retry_after_ms: int | None = None) -> ApiError:
     """`429` because a cap is reached (`detail.limit`, `detail.max`), or a queue is full, which passes
     (`detail.retry_after_ms`)."""

@@ -14,7 +14,7 @@ from urllib.parse import unquote_to_bytes
 
 from topics.clock import Clock
 from topics.config import Settings
-from topics.errors import ApiError, throttled
+from topics.errors import ApiError, throttled, unauthorized
 from topics.http.rate import Bucket
 from topics.http.routes import Route
 from topics.keys import OPEN, Key, Keyring, Scope
@@ -135,13 +135,8 @@ class Access:
 
 
 def _unauthorized(*, known: bool) -> ApiError:
-    if known:
-        return ApiError(
-            "unauthorized", "this key is not valid", headers={"www-authenticate": 'Bearer error="invalid_token"'}
-        )
-    return ApiError(
-        "unauthorized", "an API key is needed: Authorization: Bearer KEY", headers={"www-authenticate": "Bearer"}
-    )
+    message = "this key is not valid" if known else "an API key is needed: Authorization: Bearer KEY"
+    return unauthorized(message, token_shown=known)
 
 
 def _bearer(headers: Mapping[bytes, bytes]) -> bytes | None:

@@ -12,7 +12,7 @@ from collections.abc import Iterable
 
 import trio
 
-from topics.errors import ApiError
+from topics.errors import ApiError, unauthorized
 from topics.http.answers import WatchAnswer
 from topics.http.calls import Call, ClientGone, Engine, Response, encode
 from topics.http.connection import Connection
@@ -51,11 +51,7 @@ class Streams:
         """`GET /v0/watch/{wid}`."""
         session = self._engine.watching.session(call.params["wid"])
         if session.owner != call.key.digest:
-            raise ApiError(
-                "unauthorized",
-                "this watch session was made with another key",
-                headers={"www-authenticate": 'Bearer error="invalid_token"'},
-            )
+            raise unauthorized("this watch session was made with another key", token_shown=True)
         for feed in session.feeds:
             call.key.check_name(feed.name)
         await self._engine.catch_up([feed.name for feed in session.feeds])
