@@ -90,6 +90,8 @@ class Access:
     def showing(self, shown: Shown) -> Iterator[None]:
         """While a stream or socket is open, it ends when its key is withdrawn."""
         self._shown[shown] = None
+        if not self._allows(shown):  # withdrawn while it was being opened
+            shown.outbox.finish(WITHDRAWN)
         try:
             yield
         finally:

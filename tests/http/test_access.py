@@ -1,0 +1,40 @@
+"""What becomes of streams whose key changes (`topics.http.access`)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from topics.clock import SystemClock
+from topics.config import Settings
+from topics.http.access import Access
+from topics.keys import Key, Keyring, Scope, parse_keys
+from topics.watching.feed import WITHDRAWN
+
+
+class Outbox:
+    ended_by: object = None
+
+    def finish(self, why: object) -> None:
+        self.ended_by = why
+
+
+class Stream:
+    def __init__(self, key: Key) -> None:
+        self.key = key
+        self.outbox = Outbox()
+
+    @property
+    def shows(self) -> tuple[Scope, Iterable[str]]:
+        return Scope.READ, ["orders"]
+
+
+def test_a_stream_whose_key_is_withdrawn_while_it_opens_ends_at_once() -> None:
+    stays, goes = parse_keys("stays,goes")
+    access = Access(Settings(wal_shards=1), SystemClock(), Keyring([stays, goes]))
+    opening, other = Stream(goes), Stream(stays)
+    assert access.replace(Keyring([stays])) == 0, "none is open yet"
+    with access.showing(opening), access.showing(other):  # type: ignore[arg-type]
+        assert opening.outbox.ended_by is WITHDRAWN
+        assert other.outbox.ended_by is None
+        assert access.replace(Keyring(parse_keys("stays:w"))) == 2
+        assert other.outbox.ended_by is WITHDRAWN
