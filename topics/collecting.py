@@ -162,6 +162,7 @@ class Collector:
                 return None
             if isinstance(step, Gap):
                 if self.pieces or self.tombstone is not None:
+                    self.position = step.first - 1  # what is deleted before it has been examined
                     return None
                 self.tombstone = log.tombstone_of(step)
                 self.position = self.after_tombstone = step.last

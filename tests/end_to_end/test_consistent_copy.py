@@ -471,7 +471,7 @@ def test_what_a_hold_names_stays_as_it_is_until_the_hold_is_over_and_goes_then(t
         def left() -> list[str]:
             return [name for name in (*snapshots, *logs) if path_of(site.daemon, name).exists()]
 
-        until(lambda: left() == [], 20, lambda: f"still there: {left()}\n{site.daemon.log()}")
+        until(lambda: left() == [], 60, lambda: f"still there: {left()}\n{site.daemon.log()}")
         changed = digests(site.daemon, names)
         assert any(changed[name] != first[name] for name in names if name.endswith(".data")), "nothing is worked off"
         assert site.problems == []

@@ -151,7 +151,8 @@ def read_all(client: Client, topic: str) -> tuple[dict[int, Any], list[tuple[int
         status, answer = client.call("GET", f"/v0/topics/{topic}/diff?from_seq={position}&limit=1000&include_tags=1")
         assert status == 200, answer
         if (gap := answer["tombstone"]) is not None:
-            assert gap["gap_from"] == position + 1
+            # What is deleted between a page that was full and a gap belongs to neither.
+            assert gap["gap_from"] > position
             gaps.append((gap["gap_from"], gap["gap_to"], gap["reason"]))
         for record in answer["records"]:
             assert record["$seq"] not in records

@@ -182,6 +182,26 @@ async def test_a_hole_behind_records_ends_the_answer_before_it(autojump_clock: A
         assert (inside.tombstone.gap_from, inside.tombstone.gap_to, inside.tombstone.missed_estimate) == (6, 6, 1)
 
 
+async def test_what_is_deleted_before_a_gap_has_been_read(autojump_clock: Any) -> None:
+    async with living() as life:
+        await life.append("t", *range(10))
+        log = life.engine.topics["t"].log
+        log.add_hole(5, 6, "corrupt")
+        log.add_hole(9, 9, "lost")
+        log.delete_seqs([3, 4, 7, 8])
+        life.engine.registry.account(life.engine.topics["t"])
+        first = await life.read("t")
+        assert ([r["$seq"] for r in records(first)], first.tombstone, first.next_from_seq) == ([1, 2], None, 4)
+        second = await life.read("t", first.next_from_seq)
+        assert second.tombstone is not None
+        assert (second.tombstone.gap_from, second.tombstone.gap_to) == (5, 6)
+        assert (second.count, second.next_from_seq) == (0, 8)
+        third = await life.read("t", second.next_from_seq)
+        assert third.tombstone is not None
+        assert (third.tombstone.gap_from, third.tombstone.gap_to) == (9, 9)
+        assert ([r["$seq"] for r in records(third)], third.caught_up) == ([10], True)
+
+
 # -- long polls --------------------------------------------------------------------------------------------------------
 
 
