@@ -113,9 +113,12 @@ def decoded(data: bytes) -> tuple[str, Frame]:
 
 
 def positions_of(event_id: str, order: Iterable[str]) -> dict[str, int]:
-    """What an id says, as the specification has it; one of a large session is a list in the order of its topics."""
+    """What an id says, as the specification has it; one of a large session is a list in the order of its topics,
+    with nothing for those that were deleted."""
     said = json.loads(urlsafe_b64decode(event_id + "=" * (-len(event_id) % 4)))
-    return said if isinstance(said, dict) else dict(zip(order, said, strict=True))
+    if isinstance(said, list):
+        said = {name: seq for name, seq in zip(order, said, strict=True) if seq is not None}
+    return dict(said)
 
 
 class Received(NamedTuple):

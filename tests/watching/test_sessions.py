@@ -624,3 +624,36 @@ async def test_an_id_from_before_a_topic_was_made_anew_is_told_so_again(
         assert again.seqs("t") == [1, 2, 3, 4, 5]
         latest = again.ids()[-1]
     assert (await shown(latest)).kinds("t") == ["caught_up"]
+
+
+@pytest.mark.trio
+@pytest.mark.parametrize("topics", [2, NAMED_CURSORS + 1])
+async def test_the_end_of_a_topic_is_told_again_to_an_id_from_before_it(
+    topics: int, life: Life, streams: Streams, autojump_clock: Any
+) -> None:
+    """The connection had taken the frame, and broke before its client had it."""
+    names = [f"t{n}" for n in range(topics)]
+    for name in names:
+        await life.append(name, 1)
+    session, _ = streams.session(*names)
+    first = await streams.connect(session)
+    await settle()
+    before = first.ids()[-1]
+    await life.engine.delete_topic("t0", if_empty=False)
+    await settle()
+    assert first.kinds("t0")[-1] == "topic_deleted"
+    after = first.ids()[-1]
+    first.cut()
+    await settle()
+    for last_event_id, kinds in ((before, ["topic_deleted"]), (after, []), (before, ["topic_deleted"]), (None, [])):
+        again = await streams.connect(session, last_event_id)
+        await settle()
+        assert again.kinds("t0") == kinds
+        assert "t1" not in {name for name in names if again.kinds(name) == ["topic_deleted"]}
+        again.cut()
+        await settle()
+    await life.append("t0", 1, 2)
+    again = await streams.connect(session, before)
+    await settle()
+    assert [frame.reason for frame in again.of("t0", "tombstone")] == ["recreated"]
+    assert again.seqs("t0") == [1, 2]

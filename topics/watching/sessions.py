@@ -47,7 +47,7 @@ FAREWELL_S: Final = 1.5
 MAX_U64: Final = 2**64 - 1
 
 _named: Final = msgspec.json.Decoder(dict[str, int])
-_listed: Final = msgspec.json.Decoder(list[int])
+_listed: Final = msgspec.json.Decoder(list[int | None])
 
 
 class Session:
@@ -80,13 +80,17 @@ class Session:
         alone does not tell which instance of a topic it is of.
         """
         if self._listed:
-            text = msgspec.json.encode([feed.position for feed in self._order])
+            text = msgspec.json.encode([feed.position if self._goes_on(feed) else None for feed in self._order])
         else:
-            text = msgspec.json.encode({feed.name: feed.position for feed in self._feeds.values() if not feed.ended})
+            text = msgspec.json.encode({feed.name: feed.position for feed in self._order if self._goes_on(feed)})
         since = max((feed.since for feed in self._order), default=0)
         if since:
             text += bin(since)[2:].encode().translate(_TO_SPACE)
         return urlsafe_b64encode(text).rstrip(b"=")
+
+    def _goes_on(self, feed: Feed) -> bool:
+        """Whether no `topic-deleted` was queued for it."""
+        return feed.name in self._feeds and not feed.ended
 
     def read_id(self, last_event_id: str) -> Cursors:
         """What an id says of the topics of this session. Raises 400 for what is not one."""
@@ -97,7 +101,7 @@ class Session:
                 listed = _listed.decode(text)
                 if not self._listed or len(listed) != len(self._order):
                     raise ValueError
-                positions = {feed.name: seq for feed, seq in zip(self._order, listed, strict=True)}
+                positions = {feed.name: seq for feed, seq in zip(self._order, listed, strict=True) if seq is not None}
             else:
                 positions = _named.decode(text)
             since = int(text[len(text.rstrip(b" \t")) :].translate(_FROM_SPACE) or b"0", 2)
@@ -108,11 +112,15 @@ class Session:
         return Cursors(positions, since)
 
     def rewind(self, cursors: Cursors) -> None:
-        """Go back to where a client says it is, never the other way."""
-        for feed in self._feeds.values():
+        """Go back to where a client says it is, never the other way.
+
+        A topic that it speaks of is one whose end it has not heard of: it is told again.
+        """
+        for feed in self._order:
             position = cursors.positions.get(feed.name)
             if position is None:
                 continue
+            self._feeds[feed.name] = feed
             if feed.since > cursors.since and feed.sent.epoch != GONE:
                 feed.sent = Mark(position, GONE)
             elif position < feed.sent.position:
