@@ -1,6 +1,7 @@
 """What is deliverable of a topic after a position, gathered in single steps of the loop.
 
-A `Collector` is one read: a diff (`topics.reading`) or one frame for watchers (`topics.watching`). It never waits.
+A `Collector` is one read: a diff (`topics.reading`), one frame for watchers (`topics.watching`) or one slice of an
+export (`topics.exporting`). It never waits.
 Where it cannot go on without something, `advance` says what, and is called again when that has been seen to; a reader
 who would rather not wait takes what has been gathered so far. Which seqs are live, gone or announced is `topics.log`'s
 answer; the bytes of a run are cut from its blocks.
@@ -8,15 +9,17 @@ answer; the bytes of a run are cut from its blocks.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from enum import Enum
 from typing import Final, NamedTuple
 
+import msgspec
 import trio
 
 from topics.errors import topic_not_found
 from topics.log.block import Block, Projection, block_with
 from topics.log.index import NotLoaded, Span
+from topics.log.match import Match
 from topics.log.topic_log import Gap
 from topics.model import Tombstone
 from topics.registry import Registry
@@ -28,12 +31,15 @@ SCAN_SLICE: Final = 10_000
 
 class Wish(NamedTuple):
     """What a reader wants of a topic's records. `limit` counts records, `max_bytes` their JSON; at least one record is
-    given whatever its size. `nodes` are the writers to leave out."""
+    given whatever its size. `nodes` are the writers to leave out, `match` is what tags have to be like."""
 
     limit: int
     max_bytes: int
     nodes: frozenset[str] = frozenset()
     projection: Projection = Projection()
+    match: Match | None = None
+    separator: bytes = b","
+    """One byte, between the records of a piece."""
 
 
 class Columns(NamedTuple):
@@ -69,6 +75,7 @@ class Collector:
         "_same_epoch",
         "_since_pause",
         "_started",
+        "_tag",
         "_wish",
         "after_tombstone",
         "count",
@@ -99,7 +106,7 @@ class Collector:
         self.after_tombstone = 0
         """`position` between the tombstone and the first record."""
         self.pieces: list[bytes] = []
-        """JSON of the records found, to be joined by commas."""
+        """JSON of the records found, to be joined by the separator."""
         self.count = 0
         self.scanned = 0
         self.room = wish.max_bytes
@@ -109,6 +116,8 @@ class Collector:
         """Where visibility ends, if before the head."""
         self._registry = registry
         self._wish = wish
+        self._tag = _beginning_of(wish.match) if wish.match is not None else b""
+        """What a block's text of a tag that is wanted begins with; empty: no tag is looked at."""
         self._from_seq = from_seq
         self._same_epoch = same_epoch
         self._started = False
@@ -178,33 +187,67 @@ class Collector:
         return None
 
     def _take(self, block: Block, first: int, last: int, hidden: frozenset[str]) -> bool:
-        """Records `first`..`last` of a block without those of hidden nodes. False: there is no room for all of them."""
-        if block.nodes is None or hidden.isdisjoint(block.nodes):
-            self._cut(block, first, last)
+        """Those of records `first`..`last` of a block that are wanted. False: there is no room for all of them."""
+        for run_first, run_last in self._wanted(block, first, last, hidden):
+            if not self._cut(block, run_first, run_last):
+                break
         else:
-            seq = first
-            while seq <= last:
-                if block.node_of(seq) in hidden:
-                    self.position = seq
-                    seq += 1
-                    continue
-                end = seq
-                while end < last and block.node_of(end + 1) not in hidden:
-                    end += 1
-                if not self._cut(block, seq, end):
-                    break
-                seq = end + 1
+            self.position = last
         if block.views:
             self._registry.cache.grown(block)
         self.scanned += self.position - first + 1
         self._since_pause += self.position - first + 1
         return self.position == last
 
+    def _wanted(self, block: Block, first: int, last: int, hidden: frozenset[str]) -> Iterator[tuple[int, int]]:
+        """Runs of records that are not of hidden nodes and have a tag that is wanted."""
+        tag, tags, tag_starts = self._tag, block.tags, block.tag_starts
+        if tag and (tags is None or tag_starts is None or tag not in tags):
+            return
+        tests: list[Callable[[int], bool]] = []
+        if block.nodes is not None and not hidden.isdisjoint(block.nodes):
+            tests.append(lambda seq: block.node_of(seq) not in hidden)
+        if tag and tags is not None and tag_starts is not None:
+            texts, starts, base = tags, tag_starts, block.first_seq
+            tests.append(
+                lambda seq: starts[seq - base] < starts[seq - base + 1] and texts.startswith(tag, starts[seq - base])
+            )
+        if not tests:
+            yield first, last
+            return
+        begin = first
+        for seq in range(first, last + 1):
+            if not all(test(seq) for test in tests):
+                if begin < seq:
+                    yield begin, seq - 1
+                begin = seq + 1
+        if begin <= last:
+            yield begin, last
+
     def _cut(self, block: Block, first: int, last: int) -> bool:
-        taken, to = block.cut(first, last, self.room, self._wish.projection, at_least_one=not self.pieces)
+        wish = self._wish
+        taken, to = block.cut(first, last, self.room, wish.projection, at_least_one=not self.pieces)
         if taken:
-            self.pieces.append(taken)
+            self.pieces.append(taken if wish.separator == b"," else _separated(block, wish, first, to, taken))
             self.count += to - first + 1
             self.room -= len(taken) + 1
         self.position = to
         return to == last
+
+
+def _separated(block: Block, wish: Wish, first: int, last: int, taken: bytes) -> bytes:
+    """What was cut of a block, records `first`..`last`, with the wanted separator in the place of the commas."""
+    _, starts = block.view(wish.projection)
+    i, j = first - block.first_seq, last - block.first_seq + 1
+    text, separator = bytearray(taken), wish.separator[0]
+    before = starts[i] + 1
+    for start in starts[i + 1 : j]:
+        text[start - before] = separator
+    return bytes(text)
+
+
+def _beginning_of(match: Match) -> bytes:
+    """What the text of a matching tag begins with in a block. Text is escaped character by character, so what begins
+    with the pattern does so escaped as well."""
+    pattern = msgspec.json.encode(match.pattern)
+    return b'"$tag":%b' % (pattern[:-1] if match.prefix else pattern)

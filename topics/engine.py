@@ -6,6 +6,7 @@ putting the parts together that do the rest:
     appending     one append: admission, seqs, frames, publication      columns      its records, column by column
     deleting      one deletion of records                               idempotency  the keys of appends
     reading       one diff and its long poll                            loading      records that are not in memory
+    exporting     all of a range, slice by slice
     configuring   topics created, reconfigured, deleted                 ceilings     reserves of seqs
     committing    the way of a decided change into its shard            background   work that outlives its request
     queueing      the calls of a queue                                  claiming     who gets which jobs
@@ -40,6 +41,7 @@ from topics.configuring import Configuring
 from topics.dead_letters import DeadLetters
 from topics.deleting import Deleting
 from topics.errors import ApiError, read_only, topic_not_found
+from topics.exporting import Export, Exporting, ExportRequest
 from topics.figures import DeliveryFigures, EngineFigures, TopicFigures, WalFigures
 from topics.forwarding import Forwarding
 from topics.idempotency import IdempotencyKeys
@@ -171,6 +173,7 @@ class Engine:
             settings, self.clock, registry, commits=commits, loader=loader, background=self._background
         )
         self._reading = Reading(self.status, registry, loader)
+        self._exporting = Exporting(self.status, registry, loader, self.clock)
 
     def _make_delivery(self) -> None:
         """Who is told of news, and when."""
@@ -475,6 +478,16 @@ class Engine:
         await self.catch_up((name,))
         return await self._reading.read(name, request, perf)
 
+    async def export(self, name: str, request: ExportRequest) -> Export:
+        """All of a range of a topic, to be taken slice by slice (`pipeline.md` section 1). Raises 404."""
+        await self.catch_up((name,))
+        return await self._exporting.open(name, request)
+
+    def caps_of(self, name: str) -> tuple[int, int]:
+        """The most records and bytes that a topic may hold, 0 for no cap and of a topic that does not exist."""
+        topic = self.registry.topics.get(name)
+        return (topic.config.cap_records, topic.config.cap_bytes) if topic is not None else (0, 0)
+
     # -- routers -----------------------------------------------------------------------------------------------------
 
     async def put_router(self, name: str, patch: RouterPatch) -> tuple[RouterState, bool]:
@@ -656,6 +669,7 @@ class Engine:
             ready=self.status.phase == "ready",
             recovery_progress=self.status.replay_progress,
             uptime_ms=self.clock.monotonic_ms() - self.status.started_ms,
+            read_only=self.status.read_only or self.store.space_low,
             wal=wal,
             topic_samples=[self._topic_figures(self.topics[name]) for name in names[:METRIC_TOPICS]],
             topics_truncated=len(names) > METRIC_TOPICS,

@@ -138,6 +138,8 @@ class EngineFigures:
     ready: bool = False
     recovery_progress: float = 0.0
     uptime_ms: int = 0
+    read_only: bool = False
+    """A shard has failed, or the disk is nearly full: appends are refused, all or some."""
     wal: WalFigures = field(default_factory=WalFigures)
     topic_samples: list[TopicFigures] = field(default_factory=list)
     topics_truncated: bool = False

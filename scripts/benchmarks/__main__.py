@@ -18,6 +18,7 @@ from benchmarks import (
     guardrails,
     memory,
     pressure,
+    producer,
     queue,
     reclaim,
     recovery,
@@ -43,6 +44,7 @@ BENCHMARKS = {
     "routers": routers.run,
     "queue": queue.run,
     "guardrails": guardrails.run,
+    "producer": producer.run,
 }
 DIRECTORY = Path(__file__).resolve().parents[2] / "bench-results"
 

@@ -69,7 +69,7 @@ def _seconds(call: Callable[[], object]) -> float:
 
 
 def _import() -> None:
-    subprocess.run([sys.executable, "-c", "import topics.__main__, topics.daemon"], check=True)
+    subprocess.run([sys.executable, "-c", "import topics.cli.serve, topics.daemon"], check=True)
 
 
 def _empty_starts(bench: Bench) -> list[float]:

@@ -45,6 +45,7 @@ CONTRACT: dict[str, tuple[str, set[str]]] = {
     "wal_queue_depth": ("gauge", set()),
     "wal_queue_depth_peak": ("gauge", set()),
     "wal_submit_full": ("counter", set()),
+    "read_only": ("gauge", set()),
     "wal_read_only": ("gauge", set()),
     "wal_fsync_latency_us": ("histogram", set()),
     "segments": ("gauge", {"tier"}),

@@ -31,3 +31,9 @@ def _shorten(values: dict[str, Any]) -> None:
         values["wait_ms"] = LONGEST_WAIT_MS
     elif isinstance(wait, str) and wait.isdigit() and LONGEST_WAIT_MS < int(wait) < 2**64:
         values["wait_ms"] = str(LONGEST_WAIT_MS)
+
+
+@schemathesis.serializer("application/x-ndjson")
+def lines(context: schemathesis.SerializationContext, value: Any) -> bytes:
+    """An upload is text to the document."""
+    return str(value).encode("utf-8", "surrogatepass")

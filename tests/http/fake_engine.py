@@ -13,6 +13,7 @@ from msgspec.structs import asdict, replace
 from topics.clock import SystemClock
 from topics.config import Settings
 from topics.errors import ApiError, invalid, topic_not_found
+from topics.exporting import Export, ExportRequest
 from topics.figures import EngineFigures, RouterFigures, TopicFigures
 from topics.keys import Key
 from topics.log.match import Match, parse_match
@@ -277,6 +278,15 @@ class FakeEngine:
             tombstone=None,
             lag=topic.head_seq - last,
         )
+
+    async def export(self, name: str, request: ExportRequest) -> Export:
+        await self._enter()
+        self._topic(name)
+        raise AssertionError("exports are tested with the real engine")
+
+    def caps_of(self, name: str) -> tuple[int, int]:
+        topic = self.topics.get(name)
+        return (topic.config.cap_records, topic.config.cap_bytes) if topic is not None else (0, 0)
 
     async def delete_records(
         self, name: str, before_seq: int | None, match: Match | None, perf: Performance

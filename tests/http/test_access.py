@@ -8,20 +8,15 @@ from topics.clock import SystemClock
 from topics.config import Settings
 from topics.http.access import Access
 from topics.keys import Key, Keyring, Scope, parse_keys
-from topics.watching.feed import WITHDRAWN
-
-
-class Outbox:
-    ended_by: object = None
-
-    def finish(self, why: object) -> None:
-        self.ended_by = why
 
 
 class Stream:
     def __init__(self, key: Key) -> None:
         self.key = key
-        self.outbox = Outbox()
+        self.withdrawn = False
+
+    def withdraw(self) -> None:
+        self.withdrawn = True
 
     @property
     def shows(self) -> tuple[Scope, Iterable[str]]:
@@ -33,8 +28,8 @@ def test_a_stream_whose_key_is_withdrawn_while_it_opens_ends_at_once() -> None:
     access = Access(Settings(wal_shards=1), SystemClock(), Keyring([stays, goes]))
     opening, other = Stream(goes), Stream(stays)
     assert access.replace(Keyring([stays])) == 0, "none is open yet"
-    with access.showing(opening), access.showing(other):  # type: ignore[arg-type]
-        assert opening.outbox.ended_by is WITHDRAWN
-        assert other.outbox.ended_by is None
+    with access.showing(opening), access.showing(other):
+        assert opening.withdrawn
+        assert not other.withdrawn
         assert access.replace(Keyring(parse_keys("stays:w"))) == 2
-        assert other.outbox.ended_by is WITHDRAWN
+        assert other.withdrawn

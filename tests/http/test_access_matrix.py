@@ -65,7 +65,6 @@ NEEDS: dict[tuple[str, str], frozenset[str] | None] = {
 }
 
 TO_COME = {
-    ("GET", "/v0/topics/{topic}/records"),
     ("POST", "/v0/topics/{topic}/commit"),
     ("DELETE", "/v0/topics/{topic}/stages/{stage}"),
     ("GET", "/v0/openapi.json"),

@@ -347,6 +347,14 @@ def test_booleans_in_queries(text: bytes, value: bool) -> None:
     assert bodies.decode_return_seqs(b"return_seqs=" + text) is value
 
 
+@pytest.mark.parametrize("query", [b"stage=a", b"return_seqs=1&stage=a", b"stage="])
+def test_what_is_meant_for_a_stage_is_not_published(query: bytes) -> None:
+    with pytest.raises(ApiError, match="stage"):
+        bodies.decode_return_seqs(query)
+    with pytest.raises(ApiError, match="stage"):
+        bodies.decode_ingest_query(query.replace(b"return_seqs=1&", b""), WIDE)
+
+
 def test_unknown_parameters_are_ignored() -> None:
     assert bodies.decode_read_query(b"colour=red&colour=blue&x", WIDE) == ReadRequest()
 

@@ -18,8 +18,6 @@ from topics.errors import ApiError, throttled, unauthorized
 from topics.http.rate import Bucket
 from topics.http.routes import Route
 from topics.keys import OPEN, Key, Keyring, Scope
-from topics.watching.feed import WITHDRAWN
-from topics.watching.outbox import Outbox
 
 
 class Shown(Protocol):
@@ -27,8 +25,8 @@ class Shown(Protocol):
 
     key: Key
 
-    @property
-    def outbox(self) -> Outbox: ...
+    def withdraw(self) -> None:
+        """Its key is not good for it any more: it ends."""
 
     @property
     def shows(self) -> tuple[Scope, Iterable[str]]:
@@ -78,7 +76,7 @@ class Access:
             del self._buckets[digest]
         withdrawn = [shown for shown in self._shown if not self._allows(shown)]
         for shown in withdrawn:
-            shown.outbox.finish(WITHDRAWN)
+            shown.withdraw()
         return len(withdrawn)
 
     def _allows(self, shown: Shown) -> bool:
@@ -91,7 +89,7 @@ class Access:
         """While a stream or socket is open, it ends when its key is withdrawn."""
         self._shown[shown] = None
         if not self._allows(shown):  # withdrawn while it was being opened
-            shown.outbox.finish(WITHDRAWN)
+            shown.withdraw()
         try:
             yield
         finally:

@@ -79,6 +79,20 @@ class AppendAnswer(Struct, kw_only=True):
     performance: Performance
 
 
+class IngestAnswer(Struct, kw_only=True):
+    """To an append of NDJSON."""
+
+    topic: str
+    first_seq: int
+    last_seq: int
+    count: int
+    batches: int
+    head_seq: int
+    created: bool
+    deduped_batches: int
+    performance: Performance
+
+
 class ReadAnswer(Struct, kw_only=True):
     """Put together from bytes (`data_plane`)."""
 

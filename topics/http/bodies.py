@@ -1,4 +1,4 @@
-"""What requests carry: decoding, and every limit, range and type that `api.md` sections 1 to 7 set for them.
+"""What requests carry: decoding, and every limit, range and type that `api.md` sections 1 to 7 and 10 set for them.
 
 Bytes and query strings in, checked requests of `topics.model` out; no I/O, no engine. Whatever is wrong is an
 `ApiError` that names the field. Rules of a topic's configuration are `topics.log.topic_config`'s, those of a router
@@ -24,6 +24,7 @@ from msgspec import UNSET, UnsetType
 
 from topics.config import Settings
 from topics.errors import ApiError, invalid
+from topics.exporting import ExportRequest
 from topics.log.match import Match, parse_match
 from topics.log.names import check_router_name, check_topic_name
 from topics.log.topic_config import resolve_config
@@ -204,9 +205,8 @@ def decode_append(raw: bytes, settings: Settings, header_key: str | None = None)
     )
 
 
-def _check_depth_around_data(raw: bytes) -> None:
+def _check_depth_around_data(raw: bytes, around: int = 3) -> None:
     """Refuse unknown keys that nest too deep. `data` may be as deep itself, inside `records` and a record."""
-    around = 3
     if len(raw) >= _DEEP_BYTES and raw.count(b"[") + raw.count(b"{") > MAX_DEPTH and depth_of(raw) > MAX_DEPTH + around:
         raise _too_deep("body")
 
@@ -295,7 +295,11 @@ def _check_meta(i: int, meta: dict[str, str], text: bytes, maximum: int) -> None
 
 
 def _idempotency_key(body: str | None, header: str | None) -> str | None:
-    key, field = (body, "idempotency_key") if body is not None else (header, "Idempotency-Key")
+    return check_key(body, "idempotency_key") if body is not None else check_key(header, "Idempotency-Key")
+
+
+def check_key(key: str | None, field: str) -> str | None:
+    """An idempotency key, if there is one. Raises 400."""
     if key is not None and not 1 <= len(key) <= MAX_IDEMPOTENCY_KEY:
         raise invalid(field, f"must have 1 to {MAX_IDEMPOTENCY_KEY} characters", max=MAX_IDEMPOTENCY_KEY)
     return key
@@ -312,6 +316,150 @@ def check_inline_config(topic: str, patch: TopicConfigPatch) -> None:
                 error.code, f"config.{error.message}", detail={**error.detail, "field": f"config.{field}"}
             ) from None
         raise
+
+
+# --- ingest ----------------------------------------------------------------------------------------------------------
+
+_strict_record: Final = msgspec.json.Decoder(_StrictRecord)
+_lenient_record: Final = msgspec.json.Decoder(RecordIn)
+_RECORD_FIELD: Final = re.compile(r"records\[(?P<index>\d+)\]\.?")
+
+
+class BadLine(Exception):
+    """Why a line of a batch is no record; `index` counts from 0."""
+
+    def __init__(self, index: int, error: ApiError) -> None:
+        super().__init__(error.message)
+        self.index = index
+        self.error = error
+
+
+def longest_line(settings: Settings) -> int:
+    """No record within the limits needs a longer line: nearly everything may be escaped, `data` counts as it comes."""
+    texts = settings.max_meta_bytes + settings.max_tag_bytes + settings.max_node_bytes
+    return settings.max_record_bytes + 6 * texts + _LINE_SLACK
+
+
+_LINE_SLACK: Final = 4096
+"""For keys, and blanks between them."""
+
+
+def decode_lines(lines: list[bytes], settings: Settings) -> CheckedAppend:
+    """The records of a batch, each a line (`pipeline.md` section 1). Raises `BadLine` for the first that is none.
+
+    Each line is decoded by itself: joined, two wrong lines can make a right one.
+    """
+    raw = b"\n".join(lines)
+    if not raw.isascii():
+        for i, line in enumerate(lines):
+            try:
+                check_utf8(line)
+            except ApiError as error:
+                raise BadLine(i, error) from None
+    try:
+        records: list[RecordIn] = list(map(_strict_record.decode, lines))
+    except (msgspec.DecodeError, RecursionError):
+        records = [_decode_line(i, line) for i, line in enumerate(lines)]
+    datas = [bytes(record.data) for record in records]
+    if b"\r" in raw:
+        datas = [data.translate(_LINE_ENDS) for data in datas]
+    try:
+        longest = max(map(len, datas))
+        if longest > settings.max_record_bytes or longest >= _DEEP_BYTES:
+            _check_datas(datas, settings.max_record_bytes)
+        extras = _check_extras(raw, records, datas, settings)
+    except ApiError as error:
+        raise _bad_line_of(error) from None
+    return CheckedAppend(records=records, datas=datas, nodes=extras.nodes, tags=extras.tags, metas=extras.metas)
+
+
+def _decode_line(i: int, line: bytes) -> RecordIn:
+    try:
+        try:
+            return _strict_record.decode(line)
+        except msgspec.ValidationError:
+            record = decode_json(_lenient_record, line)
+            _check_depth_around_data(line, around=1)
+            return record
+        except msgspec.DecodeError as error:
+            raise _malformed(str(error), line) from None
+        except RecursionError:
+            raise _too_deep("body") from None
+    except ApiError as error:
+        raise BadLine(i, error) from None
+
+
+def _bad_line_of(error: ApiError) -> BadLine:
+    """An error about `records[3].tag` of a batch as one about `tag` of its line."""
+    found = _RECORD_FIELD.match(error.detail["field"])
+    assert found is not None
+    detail = {**error.detail, "field": error.detail["field"][found.end() :] or "data"}
+    message = error.message.replace(found[0], "", 1).removeprefix(": ")
+    return BadLine(int(found["index"]), ApiError(error.code, message, detail=detail))
+
+
+class IngestQuery(msgspec.Struct, kw_only=True):
+    """What an upload says beside its records, as query parameters: as in the body of an append."""
+
+    node: str | None = None
+    create: bool | UnsetType = UNSET
+    disable_backpressure: bool = False
+
+
+def decode_ingest_query(query: bytes, settings: Settings) -> IngestQuery:
+    """`node`, `create` and `disable_backpressure` of an ingest."""
+    values = Query(query)
+    _refuse_stage(values)
+    node = values.text("node", "") if values.all("node") else None
+    if node is not None:
+        check_text("node", node, settings.max_node_bytes)
+    return IngestQuery(
+        node=node,
+        create=values.boolean("create", True) if values.all("create") else UNSET,
+        disable_backpressure=values.boolean("disable_backpressure", False),
+    )
+
+
+# --- export ----------------------------------------------------------------------------------------------------------
+
+
+class ExportQuery(msgspec.Struct, kw_only=True):
+    """The parameters of an export."""
+
+    from_seq: int = 0
+    to_seq: int | None = None
+    from_ts: int | None = None
+    to_ts: int | None = None
+    match: str | None = None
+    node: str | list[str] | None = None
+    include_tags: bool = True
+    include_meta: bool = True
+    epoch: int | None = None
+
+
+def decode_export(query: bytes, settings: Settings) -> ExportRequest:
+    """The query of an export (`pipeline.md` section 1); `node` may be repeated."""
+    values = Query(query)
+    nodes = values.all("node")
+    for node in nodes:
+        check_text("node", node, settings.max_node_bytes)
+    match = None
+    if values.all("match"):
+        text = values.text("match", "")
+        if not text:
+            raise invalid("match", "must not be empty")
+        match = parse_match(["tag", "Glob" if text.endswith("*") else "Eq", text])
+    return ExportRequest(
+        from_seq=values.integer("from_seq", 0),
+        to_seq=values.integer("to_seq", None),
+        from_ts=values.integer("from_ts", None),
+        to_ts=values.integer("to_ts", None),
+        match=match,
+        nodes=frozenset(nodes),
+        include_tags=values.boolean("include_tags", True),
+        include_meta=values.boolean("include_meta", True),
+        epoch=values.integer("epoch", None),
+    )
 
 
 # --- read ------------------------------------------------------------------------------------------------------------
@@ -596,4 +744,12 @@ def decode_hold_ms(query: bytes) -> int:
 
 def decode_return_seqs(query: bytes) -> bool:
     """`return_seqs` of an append."""
-    return Query(query).boolean("return_seqs", True)
+    values = Query(query)
+    _refuse_stage(values)
+    return values.boolean("return_seqs", True)
+
+
+def _refuse_stage(values: Query) -> None:
+    """Staging is not there yet (`docs/design/bulk.md`), and what is meant to be private must not be published."""
+    if values.all("stage"):
+        raise invalid("stage", "cannot be asked for yet")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Iterable, Mapping, MutableMapping, Sized
 from dataclasses import dataclass, field
 from typing import Any, Final, Protocol, TypeVar
@@ -13,10 +14,12 @@ from msgspec import UNSET
 from topics.clock import Clock
 from topics.config import Settings
 from topics.errors import ApiError
+from topics.exporting import Export, ExportRequest
 from topics.figures import EngineFigures
 from topics.http.answers import AppendAnswer
 from topics.http.routes import Route
 from topics.keys import OPEN, Key
+from topics.keys import Scope as KeyScope
 from topics.log.match import Match
 from topics.model import (
     AppendRequest,
@@ -111,6 +114,10 @@ class Engine(Protocol):
 
     async def read(self, name: str, request: ReadRequest, perf: Performance) -> ReadResult: ...
 
+    async def export(self, name: str, request: ExportRequest) -> Export: ...
+
+    def caps_of(self, name: str) -> tuple[int, int]: ...
+
     async def delete_records(
         self, name: str, before_seq: int | None, match: Match | None, perf: Performance
     ) -> DeleteResult: ...
@@ -156,6 +163,31 @@ class Response:
     headers: list[tuple[bytes, bytes]] = field(default_factory=list)
 
 
+class OpenAnswer(ABC):
+    """An answer that is sent while it is made. The gate calls `run` and then, whatever happens, `close`."""
+
+    key: Key
+    in_flight = False
+    """Whether its request counts as one in progress of its key until the end."""
+
+    @property
+    @abstractmethod
+    def shows(self) -> tuple[KeyScope, Iterable[str]]:
+        """What its key has to be good for: scopes, and the topics that it is about."""
+
+    @abstractmethod
+    async def run(self) -> None:
+        """Send it, until it ends by itself, the client leaves (`ClientGone`), or it is aborted."""
+
+    @abstractmethod
+    def withdraw(self) -> None:
+        """Its key is not good for it any more: it ends."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """It has ended."""
+
+
 def json_response(value: Any, status: int = 200) -> Response:
     """A response of JSON."""
     return Response(status, encode(value))
@@ -195,6 +227,7 @@ class Call:
         "audited",
         "body",
         "body_complete",
+        "charge",
         "entered",
         "headers",
         "held",
@@ -236,6 +269,8 @@ class Call:
         self.body = b""
         self.body_complete = False
         """Everything that the client will send has been received."""
+        self.charge: Callable[[int], None] = _uncharged
+        """Told how many bytes its key has moved, where neither body nor answer is there as a whole."""
         self.held = 0
         """Bytes of the body that count against the budget of all requests."""
         self.perf = Performance()
@@ -283,6 +318,10 @@ class Call:
         if gone:
             raise ClientGone
         return result
+
+
+def _uncharged(size: int) -> None:
+    """Nobody counts."""
 
 
 _LISTS: Final = frozenset({b"accept", b"accept-encoding"})

@@ -9,14 +9,14 @@ from collections.abc import Awaitable, Callable, Mapping
 
 from topics.errors import invalid
 from topics.http import bodies
-from topics.http.calls import Call, Engine, Response, append_answer, encode
+from topics.http.calls import Call, Engine, OpenAnswer, Response, append_answer, encode
 from topics.http.queues import Queues
-from topics.http.streams import OpenStream, Streams
+from topics.http.streams import Streams
 from topics.keys import Key, Scope
 from topics.log.names import check_topic_name
 from topics.model import Performance, ReadRequest, ReadResult, TopicConfigPatch
 
-Handler = Callable[[Call], Awaitable[Response | OpenStream]]
+Handler = Callable[[Call], Awaitable[Response | OpenAnswer]]
 
 
 class DataPlane:
@@ -48,7 +48,7 @@ class DataPlane:
         return_seqs = bodies.decode_return_seqs(call.query) if call.query else True
         if not call.body:
             raise invalid("records", "is required")
-        request = bodies.decode_append(call.body, engine.settings, _idempotency_header(call))
+        request = bodies.decode_append(call.body, engine.settings, idempotency_header(call))
         if request.config is not None:
             call.audited = True
             bodies.check_inline_config(topic, request.config)
@@ -92,7 +92,8 @@ def check_dead_letter(key: Key, patch: TopicConfigPatch) -> None:
         key.check_name(check_topic_name(patch.dead_letter, "dead_letter"), "dead_letter")
 
 
-def _idempotency_header(call: Call) -> str | None:
+def idempotency_header(call: Call) -> str | None:
+    """`Idempotency-Key`. Raises 400."""
     value = call.headers.get(b"idempotency-key")
     if value is None:
         return None

@@ -16,10 +16,13 @@ from msgspec.structs import fields
 
 from topics.http import answers, bodies, queue_requests, watch_requests
 from topics.http.field_facts import TOPIC, U64, fact_of
+from topics.http.lines import BATCH_RECORDS
+from topics.http.reading import LINES_TYPE
 from topics.http.sse import CONTENT_TYPE as EVENTS
 from topics.model import AppendRequest, DeleteRequest, RouterPatch, TopicConfigPatch, WatchStart
 
 JSON: Final = "application/json"
+LINES: Final = LINES_TYPE.decode()
 PROMETHEUS: Final = "text/plain; version=0.0.4; charset=utf-8"
 HTML: Final = "text/html; charset=utf-8"
 
@@ -47,16 +50,18 @@ class Parameter:
 
 @dataclass(frozen=True, slots=True)
 class Body:
-    """A JSON body. Every field of one that is not `required` is optional, so that no body means `{}`."""
+    """A JSON body. Every field of one that is not `required` is optional, so that no body means `{}`. `lines`: an
+    example of the NDJSON that does as well."""
 
     type: Any
     example: Any
     required: bool = True
+    lines: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """A success: what it means, and what it holds by content type (a type, or None for text)."""
+    """A success: what it means, and what it holds by content type (a type, one of some types, or None for text)."""
 
     text: str
     content: Mapping[str, Any]
@@ -132,6 +137,7 @@ def _events(text: str) -> dict[int, Answer]:
 # --- the calls -------------------------------------------------------------------------------------------------------
 
 _WRITES: Final = ("throttled", "read_only")
+_APPENDED: Final = (answers.AppendAnswer, answers.IngestAnswer)
 
 _FRAMES: Final = """\
 The answer is a stream of server-sent events that does not end by itself. It begins with `retry: 2000`; a comment
@@ -191,13 +197,20 @@ _OPERATIONS |= {
         RECORDS,
         "Append records",
         "All records get contiguous seqs in order, or none is stored. A missing topic is created. "
-        "`data` is any JSON value and is read back byte for byte. A body with `config` needs the scope admin as well.",
+        "`data` is any JSON value and is read back byte for byte. A body with `config` needs the scope admin as well."
+        f"\n\nA body of `{LINES}` is an upload of any length, one record a line; empty lines are ignored. It is "
+        f"stored in batches, each all or none, of {BATCH_RECORDS} records or 1 MiB, or what the topic's caps allow. "
+        "The answer is an `IngestAnswer`. A failure says in `detail` how far it came: `line`, from 1, where it broke, "
+        "`committed` records before that batch, the last of them with `last_seq`. With an `Idempotency-Key` batch i, "
+        "from 0, has the key `KEY/i`, so that the same upload can be repeated. What is no whole batch when the client "
+        "leaves is dropped.",
         {
-            200: Answer("They are stored, as safely as the topic's `durability` says.", {JSON: answers.AppendAnswer}),
-            201: Answer("The same, and the topic was created.", {JSON: answers.AppendAnswer}),
+            200: Answer("They are stored, as safely as the topic's `durability` says.", {JSON: _APPENDED}),
+            201: Answer("The same, and the topic was created.", {JSON: _APPENDED}),
         },
         parameters=(
             _boolean("return_seqs", True, "Whether the answer has `seqs`."),
+            *_query_of(bodies.IngestQuery),
             Parameter(
                 "Idempotency-Key",
                 "As `idempotency_key` in the body, which wins.",
@@ -205,7 +218,11 @@ _OPERATIONS |= {
                 place="header",
             ),
         ),
-        body=Body(AppendRequest, {"records": [{"data": {"n": 1}, "tag": "t", "meta": {"k": "v"}}], "node": "writer-1"}),
+        body=Body(
+            AppendRequest,
+            {"records": [{"data": {"n": 1}, "tag": "t", "meta": {"k": "v"}}], "node": "writer-1"},
+            lines='{"data": {"n": 1}, "tag": "t"}\n{"data": {"n": 2}}\n',
+        ),
         codes=("batch_too_large", "record_too_large", "topic_not_found", "forbidden", "topic_full", *_WRITES),
     ),
     "diff_post": Operation(
@@ -224,6 +241,17 @@ _OPERATIONS |= {
         _ok(answers.ReadAnswer, "What there is, as far as it was looked at."),
         parameters=_query_of(bodies.ReadBody),
         codes=("topic_not_found",),
+    ),
+    "export": Operation(
+        RECORDS,
+        "Export records",
+        "All of a range, however large, at the pace of its reader. A line is a record as in a read, or "
+        '`{"$tombstone": {...}}` where records are gone. The last one is `{"$end": {next_from_seq, head_seq, '
+        "earliest_seq, epoch}}`. A transfer without it was cut off, because the topic was deleted, the daemon stopped "
+        "or the client was too slow; it goes on with `from_seq` after the last seq that arrived.",
+        {200: Answer("The lines.", {LINES: None})},
+        parameters=_query_of(bodies.ExportQuery),
+        codes=("topic_not_found", "not_acceptable"),
     ),
     "delete_records": Operation(
         RECORDS,

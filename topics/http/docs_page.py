@@ -303,6 +303,6 @@ def _example(call: Json) -> str:
     if call["security"][0]:
         words.append('-H "Authorization: Bearer $TOPICS_TOKEN"')
     if "requestBody" in call:
-        ((content_type, content),) = call["requestBody"]["content"].items()
+        content_type, content = next(iter(call["requestBody"]["content"].items()))
         words += [f"-H 'Content-Type: {content_type}'", f"-d {shlex.quote(_json(content['example']))}"]
     return " \\\n  ".join(words)

@@ -259,6 +259,22 @@ _BY_TYPE: Final[Mapping[type[Struct], Mapping[str, Fact]]] = {
             f"Most bytes, but at least one record; 0 means the default, clamped to {bodies.MAX_BATCH_BYTES}.", U64
         ),
     },
+    bodies.IngestQuery: {
+        "node": Fact("NDJSON: the node of records without one.", NOT_EMPTY),
+        "create": Fact("NDJSON: whether a missing topic is created; false: 404."),
+        "disable_backpressure": Fact("NDJSON: whether to wait where pressure would give 429."),
+    },
+    bodies.ExportQuery: {
+        "from_seq": _seq("Records after this seq."),
+        "to_seq": _seq("Up to this seq, which is part of it. Absent: the head at the call."),
+        "from_ts": _seq("Records of this time (ms since the epoch) or later."),
+        "to_ts": _seq("Records of this time or earlier."),
+        "match": Fact("Records with this tag; with a final `*`, with a tag that begins so.", NOT_EMPTY),
+        "node": Fact("Leave out records that these nodes wrote: a name or an array of names."),
+        "include_tags": Fact("Whether records have their `$tag`. `1`, `0`, `true` or `false`."),
+        "include_meta": Fact("Whether records have their `meta`. `1`, `0`, `true` or `false`."),
+        "epoch": _seq("The instance that the reader knows; of another one it gets a tombstone, `recreated`, and all."),
+    },
     DeleteRequest: {
         "before_seq": _seq("Records with smaller seqs."),
         "match": Fact(f"Records whose tag matches: {_MATCH_TEXT}", _MATCH),
@@ -318,6 +334,13 @@ _BY_TYPE: Final[Mapping[type[Struct], Mapping[str, Fact]]] = {
         "count": _seq("Records that this call stored; the first call's number if `deduped`."),
         "created": Fact("Whether this call created the topic."),
         "deduped": Fact("Whether this was a repeat, and nothing was stored."),
+    },
+    answers.IngestAnswer: {
+        "first_seq": _seq("Seq of the first record."),
+        "last_seq": _seq("Seq of the last record. Others may have written in between."),
+        "count": _seq("Records that are stored, those of repeated batches included."),
+        "batches": _seq("How many appends that were."),
+        "deduped_batches": _seq("How many of them were repeats, and stored nothing."),
     },
     answers.ReadAnswer: {
         "records": Fact("In the order of their seqs."),

@@ -12,6 +12,7 @@ import re
 import secrets
 import zlib
 from contextlib import nullcontext
+from functools import partial
 from typing import Final
 
 import msgspec
@@ -23,16 +24,16 @@ from topics.audit import AuditEntry, AuditLog, make_entry
 from topics.errors import ApiError
 from topics.http.accept import qualities
 from topics.http.access import Access
-from topics.http.calls import Call, ClientGone, Engine, Receive, Response, Scope, Send, error_response
+from topics.http.bulk import Bulk
+from topics.http.calls import Call, ClientGone, Engine, OpenAnswer, Receive, Response, Scope, Send, error_response
 from topics.http.connection import Connection
 from topics.http.control_plane import ControlPlane
 from topics.http.data_plane import DataPlane
 from topics.http.metrics import Exposition, RequestFigures
 from topics.http.origins import Origins
 from topics.http.protocols import stop_receiving
-from topics.http.reading import SMALL_BODY, SMALL_BODY_S, BodyReader, discard_body, has_small_rest
+from topics.http.reading import SMALL_BODY, SMALL_BODY_S, BodyReader, discard_body, has_small_rest, is_lines
 from topics.http.routes import Body, Found, Plane, Route, RouteTable
-from topics.http.streams import OpenStream
 from topics.http.websocket import WebSocket
 from topics.keys import ANY_KEY, Key, Keyring
 from topics.logs import get_logger
@@ -73,7 +74,8 @@ class Gate:
         self._routes = RouteTable()
         self._reader = BodyReader(engine.settings)
         self.figures = RequestFigures()
-        self._data = DataPlane(engine).handlers
+        self._bulk = Bulk(engine)
+        self._data = {**DataPlane(engine).handlers, "export": self._bulk.export}
         self._control = ControlPlane(engine, Exposition(engine, self.figures), self.refusal)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -96,7 +98,7 @@ class Gate:
 
     async def _handle(self, call: Call) -> None:
         status, code = CLIENT_GONE, ""
-        stream: OpenStream | None = None
+        stream: OpenAnswer | None = None
         try:
             call.request_id = _request_id(call.headers)
             call.answer_headers = [
@@ -106,7 +108,7 @@ class Gate:
             structlog.contextvars.bind_contextvars(request_id=call.request_id)
             try:
                 answer = await self._answer(call)
-                if isinstance(answer, OpenStream):
+                if isinstance(answer, OpenAnswer):
                     stream = answer
                     status = 200
                     return
@@ -139,7 +141,8 @@ class Gate:
         except ClientGone:
             pass
         finally:
-            self._leave(call)
+            if stream is None or not stream.in_flight:
+                self._leave(call)
             duration = (self._engine.clock.perf_ns() - call.started_ns) / 1e6
             self.figures.count(_label(call), status, duration)
             log.debug("request", method=call.method, route=_label(call), status=status, ms=round(duration, 3))
@@ -155,7 +158,10 @@ class Gate:
                 )
             # A stream counts as answered when it opens; how long it stays is no figure of a request.
             if stream is not None:
-                await self._show(stream)
+                try:
+                    await self._show(stream)
+                finally:
+                    self._leave(call)
 
     def _leave(self, call: Call) -> None:
         """The request of a key is not in progress any more. May be repeated."""
@@ -163,7 +169,7 @@ class Gate:
             call.entered = False
             self.access.leave(call.key)
 
-    async def _show(self, stream: OpenStream) -> None:
+    async def _show(self, stream: OpenAnswer) -> None:
         try:
             with self.access.showing(stream):
                 await stream.run()
@@ -211,7 +217,7 @@ class Gate:
         if limit in _OWN_LIMITS:
             self.figures.throttled[limit] += 1
 
-    async def _answer(self, call: Call) -> Response | OpenStream:
+    async def _answer(self, call: Call) -> Response | OpenAnswer:
         refusal = self.refusal()
         try:
             found = self._routes.find(call.method, call.scope["raw_path"])
@@ -229,10 +235,12 @@ class Gate:
         if refusal is not None and not found.route.always_open:
             raise refusal
         self._let_in(call, found)
-        if found.route.body is Body.JSON:
-            call.body = await self._reader.read_body(call)
-        else:
+        if found.route.body is Body.NONE:
             await self._reader.skip_body(call)
+        elif found.route.body is Body.JSON_OR_LINES and is_lines(call):
+            return await self._bulk.ingest(call, self._reader.stream(call))
+        else:
+            call.body = await self._reader.read_body(call, or_lines=found.route.body is Body.JSON_OR_LINES)
         if call.key.digest:
             self.access.charge(call.key, len(call.body))
         if found.route.plane is Plane.DATA:
@@ -255,6 +263,7 @@ class Gate:
                 key.check_name(call.params[kind], kind)
         self.access.enter(key)
         call.entered = True
+        call.charge = partial(self.access.charge, key)
 
     async def _send(self, call: Call, response: Response) -> None:
         if not call.body_complete and has_small_rest(call):

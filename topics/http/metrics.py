@@ -197,6 +197,9 @@ def _of_wal(figures: EngineFigures) -> Iterator[Metric]:
         yield _counter(name, text, (), [((), value)])
     yield _gauge("wal_queue_depth", "Commits waiting to be written", wal.queue_depth)
     yield _gauge("wal_queue_depth_peak", "Most commits that waited in one shard", wal.queue_depth_peak)
+    yield _gauge(
+        "read_only", "Whether a failed shard or a disk that is nearly full refuses appends", int(figures.read_only)
+    )
     yield _gauge("wal_read_only", "Shards that failed and take no writes", wal.read_only)
     yield _histogram("wal_fsync_latency_us", "Time of a sync, in microseconds", wal.fsync_latency)
 

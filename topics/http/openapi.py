@@ -16,7 +16,7 @@ from msgspec.structs import fields
 from topics import __version__
 from topics.errors import STATUS_OF_CODE
 from topics.http.answers import ErrorAnswer
-from topics.http.description import GROUPS, JSON, OPERATIONS, Answer, Operation, Parameter
+from topics.http.description import GROUPS, JSON, LINES, OPERATIONS, Answer, Operation, Parameter
 from topics.http.field_facts import DESCRIBED, ROUTER, TOPIC, default_on_creation, fact_of
 from topics.http.routes import ROUTES, Route
 from topics.model import TopicConfigPatch, WatchStart
@@ -81,7 +81,7 @@ _MEANINGS: Final[Mapping[int, str]] = {
     406: "`Accept` excludes what there is.",
     409: "It does not go with what is there.",
     413: "The body is too large.",
-    415: "The body has to be `application/json`, plain or gzip.",
+    415: "The body has to be `application/json`, or what else the call takes, plain or gzip.",
     422: "The topic is full, and its `discard` is `reject`.",
     429: "A limit is reached (`detail.limit`, `detail.max`), or there is pressure (`detail.retry_after_ms`).",
     500: "This request failed; the daemon goes on.",
@@ -136,8 +136,13 @@ def _types_of(operations: Iterable[Operation]) -> dict[Any, None]:
         if operation.body is not None:
             found[operation.body.type] = None
         for answer in operation.answers.values():
-            found.update(dict.fromkeys(kind for kind in answer.content.values() if kind is not None))
+            found.update(dict.fromkeys(kind for kinds in answer.content.values() for kind in _each_of(kinds)))
     return found
+
+
+def _each_of(kinds: Any) -> tuple[Any, ...]:
+    """The types that a content may have."""
+    return kinds if isinstance(kinds, tuple) else () if kinds is None else (kinds,)
 
 
 def _with_facts(name: str, schema: Json) -> Json:
@@ -178,21 +183,27 @@ class _Operation:
         if parameters := [*_path_parameters(route), *map(_parameter, operation.parameters)]:
             rendered["parameters"] = parameters
         if operation.body is not None:
-            schema = self._schema_of[operation.body.type]
-            rendered["requestBody"] = {
-                "required": operation.body.required,
-                "content": {JSON: {"schema": schema, "example": operation.body.example}},
-            }
+            body = operation.body
+            content = {JSON: {"schema": self._schema_of[body.type], "example": body.example}}
+            if body.lines:
+                content[LINES] = {"schema": {"type": "string"}, "example": body.lines}
+            rendered["requestBody"] = {"required": body.required, "content": content}
         rendered["responses"] = {
             **{str(status): self._success(answer) for status, answer in operation.answers.items()},
             **{str(status): _failure(status, codes, responses) for status, codes in _failures_of(route, operation)},
         }
         return rendered
 
+    @staticmethod
+    def _schema(schemas: list[Json]) -> Json:
+        if not schemas:
+            return {"type": "string"}
+        return schemas[0] if len(schemas) == 1 else {"anyOf": schemas}
+
     def _success(self, answer: Answer) -> Json:
         content = {
-            content_type: {"schema": {"type": "string"} if kind is None else self._schema_of[kind]}
-            for content_type, kind in answer.content.items()
+            content_type: {"schema": self._schema([self._schema_of[kind] for kind in _each_of(kinds)])}
+            for content_type, kinds in answer.content.items()
         }
         headers = {"X-Request-Id": {"$ref": "#/components/headers/X-Request-Id"}}
         return {"description": answer.text, "headers": headers, **({"content": content} if content else {})}

@@ -7,6 +7,9 @@ closes the connection with input unread makes the kernel send a reset, which ove
 read to its end: kept while it is wanted (`read_body`), dropped afterwards (`discard_body`), and where the end is too
 far off the connection is aborted, which is the only other way out.
 
+A body of lines may be of any length (`BodyStream`): whoever wants it takes it piece by piece, and as long as nobody
+asks for the next one, the queue is full and the client waits.
+
 Bodies of all requests together are bounded by a `ByteBudget`. Bytes are taken as they arrive, not as they are
 announced, so that nobody can reserve memory by promising to send something. Two half-read bodies may wait for each
 other; the first whose wait times out is refused and gives back what it held. And bytes that were taken are not held for
@@ -38,8 +41,12 @@ DISCARD_S: Final = 10.0
 SMALL_BODY: Final = 64 << 10
 SMALL_BODY_S: Final = 1.0
 
-# Inflated at a time: about 1 ms of the loop.
+# Inflated at a time: about 1 ms of the loop; less where more is done with it at once.
 _INFLATE_STEP: Final = 256 << 10
+_STREAM_STEP: Final = 64 << 10
+
+JSON_TYPE: Final = b"application/json"
+LINES_TYPE: Final = b"application/x-ndjson"
 
 
 class BodyReader:
@@ -50,51 +57,40 @@ class BodyReader:
         self._wait_s = settings.admission_ms / 1000
         self.budget = ByteBudget(settings.max_inflight_bytes)
 
-    async def read_body(self, call: Call) -> bytes:
+    async def read_body(self, call: Call, *, or_lines: bool = False) -> bytes:
         """The whole JSON body, inflated. What is held is added to `call.held`, and the caller gives it back.
 
         Raises 413, 415 (content type, encoding), 429 (no memory within `TOPICS_ADMISSION_MS`), 400 (bad gzip), and
-        `ClientGone` if the client leaves in the middle or is too slow.
+        `ClientGone` if the client leaves in the middle or is too slow. `or_lines`: the call takes NDJSON as well, and
+        a 415 says so.
         """
         headers = call.headers
+        kinds = (JSON_TYPE, LINES_TYPE) if or_lines else (JSON_TYPE,)
         declared = headers.get(b"content-length")
         gzipped = _is_gzip(headers.get(b"content-encoding", b""))
         if declared is not None and declared.isdigit() and int(declared) > 0:
-            _check_json(headers.get(b"content-type"))
+            _check_json(headers.get(b"content-type"), kinds)
             if not gzipped and int(declared) > self._limit:
                 raise self._too_large()
-        chunks: list[bytes] = []
-        inflater = _Inflater(self._limit) if gzipped else None
-        received = kept = 0
-        patience = _Patience(call)
-        while not call.body_complete:
-            chunk = await patience.receive_chunk()
-            if not chunk:
-                continue
-            if not received:
-                _check_json(headers.get(b"content-type"))
-            received += len(chunk)
-            if inflater is None:
-                kept += len(chunk)
-                if kept > self._limit:
-                    raise self._too_large()
-                await self._hold(call, len(chunk))
-                chunks.append(chunk)
-                continue
-            # Deflate can go on for ever without a byte of output.
-            if received > self._limit + (self._limit >> 3) + SMALL_BODY:
+        kept: list[bytes] = []
+        size = 0
+        pieces = _Pieces(call, min(_INFLATE_STEP, self._limit + 1) if gzipped else 0)
+        # Deflate can go on for ever without a byte of output.
+        most_received = self._limit + (self._limit >> 3) + SMALL_BODY if gzipped else self._limit
+        while (piece := await pieces.next()) is not None:
+            if pieces.received and not kept:
+                _check_json(headers.get(b"content-type"), kinds)
+            size += len(piece)
+            if size > self._limit or pieces.received > most_received:
                 raise self._too_large()
-            inflater.feed(chunk)
-            while piece := inflater.next_piece():
-                kept += len(piece)
-                if kept > self._limit:
-                    raise self._too_large()
-                await self._hold(call, len(piece))
-                chunks.append(piece)
-                await trio.lowlevel.checkpoint()
-        if inflater is not None and received:
-            inflater.finish()
-        return chunks[0] if len(chunks) == 1 else b"".join(chunks)
+            if piece:
+                await self.hold(call, len(piece))
+                kept.append(piece)
+        return kept[0] if len(kept) == 1 else b"".join(kept)
+
+    def stream(self, call: Call) -> BodyStream:
+        """The body of a call that takes it piece by piece. Raises 415 (encoding)."""
+        return BodyStream(self, call)
 
     async def skip_body(self, call: Call) -> None:
         """Receive a body that means nothing to the call. Raises 413 and `ClientGone`."""
@@ -107,11 +103,16 @@ class BodyReader:
 
     def release(self, call: Call) -> None:
         """Give back what the call holds. May be repeated."""
-        held, call.held = call.held, 0
-        if held:
-            self.budget.give_back(held)
+        self.keep(call, 0)
 
-    async def _hold(self, call: Call, size: int) -> None:
+    def keep(self, call: Call, size: int) -> None:
+        """Give back all that the call holds but for `size` bytes."""
+        if size < call.held:
+            self.budget.give_back(call.held - size)
+            call.held = size
+
+    async def hold(self, call: Call, size: int) -> None:
+        """The call holds so many bytes more. Raises 429."""
         if not self.budget.try_take(size) and not await self.budget.take(size, self._wait_s):
             raise throttled("max_inflight_bytes", self.budget.limit)
         call.held += size
@@ -122,6 +123,62 @@ class BodyReader:
             f"the body is larger than {self._limit} bytes",
             detail={"limit": "max_body_bytes", "max": self._limit},
         )
+
+
+class BodyStream:
+    """A body of any length, inflated, piece by piece. What was taken counts as held until `keep` says otherwise."""
+
+    def __init__(self, reader: BodyReader, call: Call) -> None:
+        self._reader = reader
+        self._call = call
+        gzipped = _is_gzip(call.headers.get(b"content-encoding", b""))
+        self._pieces = _Pieces(call, _STREAM_STEP if gzipped else 0)
+
+    async def next_piece(self) -> bytes | None:
+        """The next piece, which may be empty; None at the end. Others have had a turn since the last one.
+
+        Raises 429 (no memory within `TOPICS_ADMISSION_MS`), 400 (bad gzip), and `ClientGone` if the client leaves in
+        the middle or is too slow.
+        """
+        await trio.lowlevel.checkpoint()
+        before = self._pieces.received
+        piece = await self._pieces.next()
+        self._call.charge(self._pieces.received - before)
+        if piece:
+            await self._reader.hold(self._call, len(piece))
+        return piece
+
+    def keep(self, size: int) -> None:
+        """Of all that was taken, so many bytes are still needed."""
+        self._reader.keep(self._call, size)
+
+
+class _Pieces:
+    """A body as it comes, inflated `inflate_step` bytes at a time (0: it is not compressed)."""
+
+    def __init__(self, call: Call, inflate_step: int) -> None:
+        self.received = 0
+        """Bytes that have come, as they were sent."""
+        self._call = call
+        self._patience = _Patience(call)
+        self._inflater = _Inflater(inflate_step) if inflate_step else None
+
+    async def next(self) -> bytes | None:
+        """The next piece; empty where nothing has come of what was received; None at the end."""
+        inflater = self._inflater
+        if inflater is not None and (piece := inflater.next_piece()):
+            await trio.lowlevel.checkpoint()
+            return piece
+        if self._call.body_complete:
+            if inflater is not None and self.received:
+                inflater.finish()
+            return None
+        chunk = await self._patience.receive_chunk()
+        self.received += len(chunk)
+        if inflater is None:
+            return chunk
+        inflater.feed(chunk)
+        return b""
 
 
 class _Patience:
@@ -195,13 +252,25 @@ def has_small_rest(call: Call) -> bool:
     return declared.isdigit() and int(declared) <= SMALL_BODY
 
 
-def _check_json(content_type: bytes | None) -> None:
-    kind = (content_type or b"").partition(b";")[0].strip().lower()
-    if kind != b"application/json":
+def is_lines(call: Call) -> bool:
+    """Whether the body of a call says that it is NDJSON."""
+    return _kind_of(call.headers.get(b"content-type")) == LINES_TYPE
+
+
+def _kind_of(content_type: bytes | None) -> bytes:
+    return (content_type or b"").partition(b";")[0].strip().lower()
+
+
+def _check_json(content_type: bytes | None, kinds: tuple[bytes, ...]) -> None:
+    """Whether a body is JSON; `kinds` is what the call takes in all."""
+    kind = _kind_of(content_type)
+    if kind != JSON_TYPE:
+        supported = [kind.decode() for kind in kinds]
+        wanted = " or ".join(supported)
         raise ApiError(
             "unsupported_media_type",
-            "the body must be application/json" if kind else "a body needs a content type: application/json",
-            detail={"content_type": kind.decode("latin-1"), "supported": ["application/json"]},
+            f"the body must be {wanted}" if kind else f"a body needs a content type: {wanted}",
+            detail={"content_type": kind.decode("latin-1"), "supported": supported},
         )
 
 
@@ -221,8 +290,8 @@ def _is_gzip(content_encoding: bytes) -> bool:
 class _Inflater:
     """Gunzips piece by piece; a piece is bounded whatever the ratio. Members may follow each other (RFC 1952, 2.2)."""
 
-    def __init__(self, limit: int) -> None:
-        self._step = min(_INFLATE_STEP, limit + 1)
+    def __init__(self, step: int) -> None:
+        self._step = step
         self._member = zlib.decompressobj(wbits=31)
         self._input = b""
         self._full = False

@@ -32,6 +32,8 @@ class Body(Enum):
 
     NONE = "none"
     JSON = "json"
+    JSON_OR_LINES = "json or lines"
+    """JSON, or NDJSON of any length, which its handler reads by itself."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,9 +70,10 @@ READ, WRITE, DELETE, ADMIN = Scope.READ, Scope.WRITE, Scope.DELETE, Scope.ADMIN
 _DATA, _CONTROL, _JSON = Plane.DATA, Plane.CONTROL, Body.JSON
 
 ROUTES: Final[tuple[Route, ...]] = (
-    Route("append", "POST", "/v0/topics/{topic}", _DATA, WRITE, _JSON),
+    Route("append", "POST", "/v0/topics/{topic}", _DATA, WRITE, Body.JSON_OR_LINES),
     Route("diff_post", "POST", "/v0/topics/{topic}/diff", _DATA, READ, _JSON),
     Route("diff_get", "GET", "/v0/topics/{topic}/diff", _DATA, READ),
+    Route("export", "GET", "/v0/topics/{topic}/records", _DATA, READ),
     Route("stream", "GET", "/v0/topics/{topic}/stream", _DATA, READ, token_in_query=True),
     Route("claim", "POST", "/v0/topics/{topic}/claim", _DATA, READ | WRITE, _JSON),
     Route("ack", "POST", "/v0/topics/{topic}/ack", _DATA, WRITE, _JSON),

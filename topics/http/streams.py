@@ -7,19 +7,20 @@ frames hold and who gets which is `topics.watching`'s business.
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Iterable
 
 import trio
 
 from topics.errors import ApiError, unauthorized
 from topics.http.answers import WatchAnswer
-from topics.http.calls import Call, ClientGone, Engine, Response, encode
+from topics.http.calls import Call, ClientGone, Engine, OpenAnswer, Response, encode
 from topics.http.connection import Connection
 from topics.http.sse import EVENTS, HEADERS, OPENING, accepts_events, heartbeat, with_id
 from topics.http.transports import event_transport
 from topics.http.watch_requests import decode_stream, decode_watch
 from topics.keys import Scope
+from topics.watching.feed import WITHDRAWN
 from topics.watching.outbox import Outbox
 from topics.watching.sessions import Session
 
@@ -85,9 +86,8 @@ def _last_event_id(call: Call) -> str | None:
     return value.decode("latin-1") or None
 
 
-class OpenStream(ABC):
-    """One open stream of events. The gate calls `run` and then, whatever happens, `close`. Raises 429 where there is no
-    place for it."""
+class OpenStream(OpenAnswer):
+    """One open stream of events. Raises 429 where there is no place for it."""
 
     outbox: Outbox
 
@@ -104,10 +104,9 @@ class OpenStream(ABC):
         connection.end_direct()
         self.place.close()
 
-    @property
-    @abstractmethod
-    def shows(self) -> tuple[Scope, Iterable[str]]:
-        """What its key has to be good for: scopes, and the topics that it is about."""
+    def withdraw(self) -> None:
+        """It gets a last frame that says so."""
+        self.outbox.finish(WITHDRAWN)
 
     async def run(self) -> None:
         """Send frames until the stream ends by itself, the client leaves (`ClientGone`), or it is aborted."""

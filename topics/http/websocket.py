@@ -150,6 +150,10 @@ class WebSocket:
         connection: Connection = self._scope["state"]["connection"]
         return connection
 
+    def withdraw(self) -> None:
+        """Its key is not good for what it shows any more: it gets a last message that says so, and is closed."""
+        self.outbox.finish(feeds.WITHDRAWN)
+
     @property
     def shows(self) -> tuple[KeyScope, Iterable[str]]:
         """What its subscriptions need."""

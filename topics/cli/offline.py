@@ -1,4 +1,4 @@
-"""The offline commands: `python -m topics inspect <dir>` and `python -m topics verify <dir>` (`storage.md`).
+"""The offline commands: `topics inspect DIR` and `topics verify DIR` (`storage.md`).
 
 Responsible for options, progress and what is printed; the facts are `topics.storage.inspect`'s, the findings
 `topics.storage.verify`'s. Nothing is ever written. Results go to stdout, progress and refusals to stderr.
@@ -10,13 +10,16 @@ from __future__ import annotations
 
 import sys
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from datetime import UTC, datetime
 from itertools import islice
 from typing import TYPE_CHECKING, Any, Final, NoReturn
 
 import click
+
+from topics.cli.app import Command, Options, examples, json_option
+from topics.cli.failures import Refused
+from topics.cli.output import moment, print_json, print_line, print_ndjson, printable, size
 
 if TYPE_CHECKING:
     from topics.storage.fs import Fs
@@ -24,16 +27,13 @@ if TYPE_CHECKING:
     from topics.storage.recovered import Progress
 
 EXIT_DAMAGE: Final = 1
-EXIT_REFUSED: Final = 2
 HOLES_SHOWN: Final = 20
-
-Command = Callable[..., Any]
 
 
 def _common(command: Command) -> Command:
     """The argument and the options that both commands have."""
     for decorate in (
-        click.option("--json", "as_json", is_flag=True, help="Print JSON, for programs."),
+        json_option,
         click.option("--in-use", is_flag=True, help="Go on although a daemon works on the directory."),
         click.option(
             "--cold-dir",
@@ -48,9 +48,12 @@ def _common(command: Command) -> Command:
     return command
 
 
-@click.command()
+@click.command(
+    epilog=examples("topics verify /var/lib/topics", "topics verify /backup/data --cold-dir /backup/cold --json")
+)
 @_common
-def verify(directory: str, cold_dir: str | None, in_use: bool, as_json: bool) -> None:
+@click.pass_obj
+def verify(options: Options, directory: str, cold_dir: str | None, in_use: bool) -> None:
     """Look for damage in a data directory: every checksum, indexes and tags against data, continuity, floors against
     segments, zero tails. Changes nothing.
 
@@ -64,34 +67,41 @@ def verify(directory: str, cold_dir: str | None, in_use: bool, as_json: bool) ->
     with _quiet(), _shown(verification.progress, "verify"):
         for finding in verification.findings():
             counts[finding.severity] += 1
-            if as_json:
-                _json(finding._asdict())
+            if options.as_json:
+                print_ndjson(finding._asdict())
             else:
                 place = finding.path if finding.offset is None else f"{finding.path} at {finding.offset}"
-                click.echo(f"{finding.severity}: {place}: {finding.problem}")
+                print_line(printable(f"{finding.severity}: {place}: {finding.problem}"))
     if not in_use:
         _refuse_if_in_use(fs, directory, "has come into use meanwhile, so what was found says nothing")
-    if as_json:
-        _json({"damage": counts["damage"], "notes": counts["note"], "bytes": verification.progress.total})
+    if options.as_json:
+        print_ndjson({"damage": counts["damage"], "notes": counts["note"], "bytes": verification.progress.total})
     else:
         read = f"{verification.progress.total / 1e6:,.1f} MB read"
-        click.echo(
+        print_line(
             f"{_times(counts['damage'], 'damage', 'damages')}, {_times(counts['note'], 'note', 'notes')}; {read}"
         )
     if counts["damage"]:
         sys.exit(EXIT_DAMAGE)
 
 
-@click.command()
+@click.command(
+    epilog=examples(
+        "topics inspect /var/lib/topics",
+        "topics inspect /var/lib/topics --topic orders --in-use",
+        "topics inspect /var/lib/topics --frames --limit 100 --json",
+    )
+)
 @_common
 @click.option("--frames", is_flag=True, help="Dump frames, those of the WAL and of segments, one a line.")
 @click.option("--topic", metavar="NAME", help="This topic only; also lists its segments.")
 @click.option("--limit", metavar="N", type=click.IntRange(min=1), help="Dump so many frames at most.")
+@click.pass_obj
 def inspect(
+    options: Options,
     directory: str,
     cold_dir: str | None,
     in_use: bool,
-    as_json: bool,
     frames: bool,
     topic: str | None,
     limit: int | None,
@@ -107,19 +117,19 @@ def inspect(
         with _quiet(), _shown(inspection.progress, "inspect"):
             if frames:
                 for line in islice(inspection.frames(topic), limit):
-                    if as_json:
-                        _json(line)
+                    if options.as_json:
+                        print_ndjson(line)
                     else:
-                        click.echo(_frame_line(line, directory))
+                        print_line(printable(_frame_line(line, directory)))
                 return
             facts = inspection.facts(in_use=fs.lock_holder(f"{directory}/LOCK") is not None)
     except DataDirError as error:
-        _refuse(str(error))
-    if as_json:
-        _json(facts)
+        raise Refused(str(error)) from None
+    if options.as_json:
+        print_json(facts)
         return
     for text in _page(facts, topic):
-        click.echo(text)
+        print_line(text)
 
 
 # ----------------------------------------------------------------- the directory
@@ -131,7 +141,7 @@ def _open(directory: str, *, in_use: bool) -> Fs:
 
     fs = OsFs()
     if not any(fs.exists(f"{directory}/{name}") for name in ("FORMAT", "wal", "meta")):
-        _refuse(f"{directory} is no data directory: it has neither FORMAT nor wal nor meta")
+        raise Refused(f"{directory} is no data directory: it has neither FORMAT nor wal nor meta")
     if not in_use:
         _refuse_if_in_use(fs, directory, "is in use")
     return fs
@@ -141,12 +151,9 @@ def _refuse_if_in_use(fs: Fs, directory: str, problem: str) -> None:
     holder = fs.lock_holder(f"{directory}/LOCK")
     if holder is not None:
         by = holder or "another process"
-        _refuse(f"the data directory {directory} {problem} (lock held by {by}); --in-use looks at it all the same")
-
-
-def _refuse(problem: str) -> NoReturn:
-    click.echo(f"topics: {problem}", err=True)
-    sys.exit(EXIT_REFUSED)
+        raise Refused(
+            f"the data directory {directory} {problem} (lock held by {by}); --in-use looks at it all the same"
+        )
 
 
 @contextmanager
@@ -203,12 +210,6 @@ def _shown(progress: Progress, what: str) -> Iterator[None]:
 # ----------------------------------------------------------------- what is printed
 
 
-def _json(value: Any) -> None:
-    import msgspec  # noqa: PLC0415
-
-    click.echo(msgspec.json.encode(value).decode())
-
-
 def _page(facts: DirectoryFacts, topic: str | None) -> Iterator[str]:
     formats = ", ".join(f"{name} {number}" for name, number in facts.format.items())
     yield f"{facts.root}: {formats}{'' if facts.holder is None else f'; in use by {facts.holder}'}"
@@ -218,7 +219,7 @@ def _page(facts: DirectoryFacts, topic: str | None) -> Iterator[str]:
         yield f"topics are as of their last checkpoint: {facts.refused}"
     yield "\nsnapshots"
     for snapshot in facts.snapshots:
-        about = f"{snapshot.topics} topics, {_bytes(snapshot.bytes)}, {_time(snapshot.clock)}"
+        about = f"{snapshot.topics} topics, {size(snapshot.bytes)}, {moment(snapshot.clock)}"
         places = (snapshot.positions or {}).items()
         begins = "; ".join(f"shard {shard} from {at[0]}+{at[1]}" for shard, at in sorted(places))
         yield f"  {snapshot.number}  {snapshot.problem or f'{about}; {begins}'}"
@@ -236,25 +237,25 @@ def _shard_lines(shard: ShardFacts) -> Iterator[str]:
     types: Counter[str] = Counter()
     for file in shard.files:
         types.update(file.types)
-    yield f"  shard {shard.shard}  {_times(len(shard.files), 'file', 'files')}, {_bytes(used)} of {_bytes(total)} used"
+    yield f"  shard {shard.shard}  {_times(len(shard.files), 'file', 'files')}, {size(used)} of {size(total)} used"
     yield f"    frames: {', '.join(f'{name} {n:,}' for name, n in types.most_common()) or 'none'}"
     for file in shard.files:
-        span = f"{_time(file.first_ts)} to {_time(file.last_ts)}" if file.frames else ""
+        span = f"{moment(file.first_ts)} to {moment(file.last_ts)}" if file.frames else ""
         name = file.path.rpartition("/")[2]
-        yield f"    {name}  {_bytes(file.used)} of {_bytes(file.bytes)}  {file.frames:,} frames  {file.end}  {span}"
+        yield f"    {name}  {size(file.used)} of {size(file.bytes)}  {file.frames:,} frames  {file.end}  {span}"
 
 
 def _topic_lines(topic: TopicFacts, *, segments: bool) -> Iterator[str]:
     yield f"  {topic.name}  id {topic.id}, shard {topic.shard}, {topic.type}, {topic.durability}"
     floors = f"earliest {topic.earliest_seq}, evict floor {topic.evict_floor}"
     ceiling = f", ceiling {topic.ceiling}" if topic.ceiling != topic.head_seq else ""
-    yield f"    head {topic.head_seq}{ceiling}, {floors}; {topic.count:,} live, {_bytes(topic.bytes)}"
+    yield f"    head {topic.head_seq}{ceiling}, {floors}; {topic.count:,} live, {size(topic.bytes)}"
     tiers = []
     for tier in ("hot", "cold", "gone"):
         found = [segment for segment in topic.segments if segment.tier == tier]
         if found:
-            size = f", {_bytes(sum(segment.bytes for segment in found))}" if tier != "gone" else ""
-            tiers.append(f"{_times(len(found), 'segment', 'segments')} {tier}{size}")
+            held = f", {size(sum(segment.bytes for segment in found))}" if tier != "gone" else ""
+            tiers.append(f"{_times(len(found), 'segment', 'segments')} {tier}{held}")
     if topic.unstored:
         tiers.append(f"{topic.unstored:,} records in the WAL only")
     if tiers:
@@ -274,8 +275,8 @@ def _topic_lines(topic: TopicFacts, *, segments: bool) -> Iterator[str]:
     for segment in topic.segments if segments else ():
         live = "to be removed" if segment.live is None else f"{segment.live:,} live"
         state = f"{segment.tier}, {'sealed' if segment.sealed else 'active'}"
-        counts = f"{segment.records:,} records, {live}, {_bytes(segment.bytes)}"
-        yield f"    {segment.first_seq} to {segment.last_seq}  {state}  {counts}  {_time(segment.opened_ms)}"
+        counts = f"{segment.records:,} records, {live}, {size(segment.bytes)}"
+        yield f"    {segment.first_seq} to {segment.last_seq}  {state}  {counts}  {moment(segment.opened_ms)}"
 
 
 def _frame_line(frame: FrameFacts, root: str) -> str:
@@ -289,7 +290,7 @@ def _frame_line(frame: FrameFacts, root: str) -> str:
     if frame.seq:
         parts.append(f"seq {frame.seq}")
     if frame.ts:
-        parts.append(_time(frame.ts))
+        parts.append(moment(frame.ts))
     parts.append(f"{frame.bytes} bytes")
     if frame.flags:
         parts.append(",".join(frame.flags))
@@ -297,18 +298,6 @@ def _frame_line(frame: FrameFacts, root: str) -> str:
     if frame.payload:
         parts.append(frame.payload)
     return "  ".join(parts)
-
-
-def _time(ms: int) -> str:
-    if not ms:
-        return "-"
-    return datetime.fromtimestamp(ms / 1000, UTC).isoformat(sep=" ", timespec="milliseconds").removesuffix("+00:00")
-
-
-def _bytes(count: int) -> str:
-    return (
-        f"{count:,} bytes" if count < 10_000 else f"{count / 1000:,.1f} kB" if count < 1e7 else f"{count / 1e6:,.1f} MB"
-    )
 
 
 def _times(count: int, one: str, many: str) -> str:

@@ -1,0 +1,233 @@
+"""Exports and uploads by the clients: what the lines mean, and what a bad network does to them."""
+
+from __future__ import annotations
+
+import random
+import signal
+from collections.abc import AsyncIterator, Iterator
+from itertools import pairwise
+from typing import Any
+
+import anyio
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.client.proxy import Fate, Proxy
+from tests.conformance.client import Daemon
+from topics.client import (
+    AsyncClient,
+    BadRequest,
+    Client,
+    ConnectionFailed,
+    NewRecord,
+    NotFound,
+    ProtocolError,
+    Record,
+    Retry,
+    Tombstone,
+)
+from topics.client.bulk import PIECE_BYTES, Export, Pieces, ingest
+
+LINES = (
+    b'{"$tombstone":{"gap_from":1,"gap_to":3,"reason":"cap","missed_estimate":3,"earliest_seq":4,"head_seq":9}}\n'
+    b'{"$seq":4,"$ts":7,"data":"a\xe2\x80\xa8b"}\n'
+    b'{"$tag":"t","$seq":6,"$ts":8,"data":{"$end":1},"meta":{"k":"v"}}\n'
+    b'{"$end":{"next_from_seq":9,"head_seq":9,"earliest_seq":4,"epoch":1}}\n'
+)
+
+
+def export() -> Export:
+    return Export("t", 0, 9, epoch=1, ts=(None, None), match=None, node=(), include_tags=True, include_meta=True)
+
+
+def seqs(values: Any) -> list[int]:
+    return [value.seq if isinstance(value, Record) else -value.gap_to for value in values]
+
+
+# ----------------------------------------------------------------- what the lines mean
+
+
+@given(st.sets(st.integers(1, len(LINES) - 1), max_size=8))
+def test_the_pieces_do_not_matter(cuts: set[int]) -> None:
+    places = [0, *sorted(cuts), len(LINES)]
+    reader = export()
+    found = [value for a, b in pairwise(places) for value in reader.feed(LINES[a:b])]
+    reader.finished()
+    gap, first, second = found
+    assert isinstance(gap, Tombstone)
+    assert isinstance(first, Record)
+    assert isinstance(second, Record)
+    assert (gap.topic, gap.gap_to, gap.reason) == ("t", 3, "cap")
+    assert (first.topic, first.data, first.tag, first.meta) == ("t", "a\u2028b", None, {})
+    assert (second.data, second.tag, second.meta) == ({"$end": 1}, "t", {"k": "v"})
+    assert reader.position == 9
+
+
+@given(st.integers(0, LINES.rindex(b"\n") - 1))
+def test_one_that_is_cut_off_goes_on_behind_what_came(end: int) -> None:
+    reader = export()
+    found = seqs(reader.feed(LINES[:end]))
+    with pytest.raises(ConnectionFailed):
+        reader.finished()
+    assert f"from_seq={abs(found[-1]) if found else 0}&to_seq=9" in reader.call().target
+    # What was half there does not stay in the way.
+    assert seqs(reader.feed(LINES)) == [-3, 4, 6]
+
+
+def test_a_topic_that_was_made_again_is_read_from_its_beginning() -> None:
+    reader = export()
+    gap = {"gap_from": 1, "gap_to": 5, "reason": "recreated", "missed_estimate": 5, "earliest_seq": 1, "head_seq": 5}
+    list(reader.feed(b'{"$seq":8,"$ts":7,"data":1}\n'))
+    list(reader.feed(msgspec.json.encode({"$tombstone": gap}) + b"\n"))
+    assert reader.position == 0
+
+
+@pytest.mark.parametrize(
+    "line", [b"<html>", b'{"$seq":"x"}', b'{"$tombstone":1}', b'{"$end":{}}', b'{"$seq":1,"\xff"}']
+)
+def test_what_is_no_export_is_told(line: bytes) -> None:
+    with pytest.raises(ProtocolError):
+        list(export().feed(line + b"\n"))
+
+
+@given(st.lists(st.integers(0, PIECE_BYTES // 2), max_size=12))
+def test_pieces_of_an_upload_hold_every_record_once(sizes: list[int]) -> None:
+    gathered = Pieces()
+    pieces = [piece for size in sizes if (piece := gathered.add("x" * size)) is not None]
+    pieces += [piece] if (piece := gathered.rest()) is not None else []
+    lines = b"".join(pieces).splitlines()
+    assert [len(msgspec.json.decode(line)["data"]) for line in lines] == sizes
+    assert all(len(piece) < 2 * PIECE_BYTES for piece in pieces)
+
+
+def test_a_record_of_several_lines_is_one_line() -> None:
+    gathered = Pieces()
+    gathered.add(NewRecord(msgspec.Raw(b'{\r\n  "a": 1\n}')))
+    rest = gathered.rest()
+    assert rest is not None
+    assert rest.count(b"\n") == 1
+    assert msgspec.json.decode(rest) == {"data": {"a": 1}}
+
+
+def test_everything_that_is_asked_for_is_in_the_call() -> None:
+    reader = Export(
+        "a:b",
+        3,
+        9,
+        epoch=7,
+        ts=(1, 2),
+        match="x*",
+        node=("n", "m"),
+        include_tags=False,
+        include_meta=False,
+    )
+    call = reader.call()
+    assert (call.method, call.accept) == ("GET", "application/x-ndjson")
+    assert call.target == (
+        "/v0/topics/a:b/records?from_seq=3&to_seq=9&from_ts=1&to_ts=2&match=x%2A&node=n&node=m"
+        "&include_tags=false&include_meta=false&epoch=7"
+    )
+    upload = ingest("a", iter([]), node="n", idempotency_key="k", create=False, disable_backpressure=True)
+    assert (upload.method, upload.content_type) == ("POST", "application/x-ndjson")
+    assert upload.target == "/v0/topics/a?node=n&create=false&disable_backpressure=true"
+    assert upload.headers == {"Idempotency-Key": "k"}
+    assert not upload.repeatable
+
+
+# ----------------------------------------------------------------- with a daemon
+
+
+COUNT = 30_000
+
+
+@pytest.mark.slow
+def test_an_export_survives_breaks_and_a_killed_daemon(daemon: Daemon, proxy: Proxy, topic: str) -> None:
+    rng = random.Random(5)
+    with Client(daemon.url) as client:
+        client.ingest(topic, ({"n": n, "x": "x" * 100} for n in range(COUNT)))
+        # Each of the first connections is cut somewhere, and none of them brings all of it.
+        proxy.fate = lambda number: Fate(down=rng.randrange(700_000)) if number < 8 else Fate()
+        killed = False
+        found = []
+        with Client(proxy.url, retry=Retry(give_up_after=60)) as reader:
+            for record in reader.export(topic):
+                assert isinstance(record, Record)
+                found.append(record.data["n"])
+                if len(found) == COUNT // 2 and not killed:
+                    killed = True
+                    daemon.end(signal.SIGKILL)
+                    daemon.start().close()
+        assert found == list(range(COUNT))
+        assert proxy.accepted > 3
+
+
+@pytest.mark.slow
+def test_an_export_ends_at_the_head_of_its_beginning(shared_daemon: Daemon, topic: str) -> None:
+    with Client(shared_daemon.url) as client:
+        client.append(topic, range(5))
+        values = client.export(topic, 1)
+        first = next(values)
+        client.append(topic, range(5))
+        assert seqs([first, *values]) == [2, 3, 4, 5]
+        assert seqs(client.export(topic, to_seq=7)) == [1, 2, 3, 4, 5, 6, 7]
+        with pytest.raises(NotFound):
+            list(client.export("nothing"))
+
+
+@pytest.mark.slow
+def test_an_upload_that_broke_is_completed_by_its_repeat(daemon: Daemon, proxy: Proxy, topic: str) -> None:
+    def records() -> Iterator[NewRecord]:
+        return (NewRecord({"n": n}, tag=f"t{n % 3}", meta={"n": str(n)}) for n in range(COUNT))
+
+    proxy.fate = lambda number: Fate(up=1_000_000) if number == 0 else Fate(down=0) if number == 1 else Fate()
+    with Client(proxy.url) as client:
+        for _ in range(2):
+            with pytest.raises(ConnectionFailed) as caught:
+                client.ingest(topic, records(), idempotency_key="upload")
+            assert caught.value.outcome_unknown
+        done = client.ingest(topic, records(), idempotency_key="upload")
+        assert done.deduped_batches == done.batches == 30
+        found = list(client.export(topic, match="t1"))
+        assert [value.data["n"] for value in found if isinstance(value, Record)] == list(range(1, COUNT, 3))
+        assert client.state(topic).head_seq == COUNT
+
+
+@pytest.mark.slow
+def test_a_bad_line_says_how_far_the_upload_came(shared_daemon: Daemon, topic: str) -> None:
+    with Client(shared_daemon.url) as client:
+        with pytest.raises(BadRequest) as caught:
+            client.ingest(topic, [*range(2500), NewRecord(msgspec.Raw(b"{bad"))])
+        detail = caught.value.detail
+        assert (detail["line"], detail["committed"], detail["last_seq"]) == (2501, 2000, 2000)
+        assert client.state(topic).head_seq == 2000
+
+
+@pytest.mark.slow
+def test_what_ends_in_the_middle_stores_whole_batches_only(shared_daemon: Daemon, topic: str) -> None:
+    def broken() -> Iterator[int]:
+        yield from range(1500)
+        raise RuntimeError("the source is broken")
+
+    with Client(shared_daemon.url) as client:
+        client.create(topic)
+        with pytest.raises(RuntimeError, match="the source is broken"):
+            client.ingest(topic, broken())
+        assert client.state(topic).head_seq in (0, 1000)
+
+
+@pytest.mark.slow
+def test_the_asynchronous_client_does_the_same(shared_daemon: Daemon, topic: str, backend: str) -> None:
+    async def numbers() -> AsyncIterator[int]:
+        for n in range(3000):
+            yield n
+
+    async def story() -> None:
+        async with AsyncClient(shared_daemon.url) as client:
+            assert (await client.ingest(topic, numbers())).count == 3000
+            assert (await client.ingest(topic, range(3000), node="n")).count == 3000
+            found = [value.data async for value in client.export(topic, node="n") if isinstance(value, Record)]
+            assert found == list(range(3000))
+
+    anyio.run(story, backend=backend)

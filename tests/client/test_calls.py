@@ -1,0 +1,530 @@
+"""What goes over the wire for each call: as `api.md` has it, and as the daemon describes it."""
+
+from __future__ import annotations
+
+import inspect
+import json
+from collections.abc import Callable, Iterable
+from functools import cache
+from typing import Any, NamedTuple
+from urllib.parse import parse_qsl
+
+import jsonschema_rs
+import msgspec
+import pytest
+
+from tests.described import closed_document, resolve
+from topics.client import calls
+from topics.client.calls import Call
+from topics.client.results import NewRecord, Page, Record, Tombstone
+from topics.http.openapi import document
+from topics.http.routes import ROUTES, Found, RouteTable
+
+TABLE = RouteTable()
+Query = list[tuple[str, str]]
+
+
+class Said(NamedTuple):
+    """A call, and what it has to be on the wire."""
+
+    call: Call[Any]
+    line: str
+    """Method and path."""
+    query: Query
+    body: Any
+    """None: there is none."""
+    repeatable: bool
+
+
+def said(
+    call: Call[Any], line: str, query: Iterable[tuple[str, str]] = (), *, body: Any = None, repeatable: bool
+) -> Said:
+    return Said(call, line, list(query), body, repeatable)
+
+
+WATCHED: dict[str, dict[str, object]] = {"a": {"from_seq": 7}, "b": {"tail": True}}
+RECORDS = [{"data": 1}]
+
+CASES = {
+    "health": said(calls.health(), "GET /v0/health", repeatable=True),
+    "ready": said(calls.ready(), "GET /v0/ready", repeatable=True),
+    "metrics": said(calls.metrics(), "GET /v0/metrics", repeatable=True),
+    "metrics_text": said(calls.metrics_text(), "GET /v0/metrics", repeatable=True),
+    "openapi": said(calls.openapi(), "GET /v0/openapi.json", repeatable=True),
+    "checkpoint": said(calls.checkpoint(), "POST /v0/admin/checkpoint", [("hold_ms", "0")], repeatable=True),
+    "checkpoint, held": said(
+        calls.checkpoint(hold_ms=9), "POST /v0/admin/checkpoint", [("hold_ms", "9")], repeatable=True
+    ),
+    "create": said(calls.create("a"), "PUT /v0/topics/a", body={}, repeatable=True),
+    "create, every setting": said(
+        calls.create(
+            "a",
+            type="queue",
+            ttl_ms=1,
+            cap_records=2,
+            cap_bytes=3,
+            discard="reject",
+            durability="fsync",
+            durable=True,
+            priority=None,
+            auto_priority=False,
+            auto_create=False,
+            idempotency_window_ms=4,
+            dedupe_node=False,
+            lease_ms=100,
+            claim_jitter_ms=5,
+            max_deliveries=6,
+            dead_letter="b",
+            leases_durable=True,
+        ),
+        "PUT /v0/topics/a",
+        body={
+            "type": "queue",
+            "ttl_ms": 1,
+            "cap_records": 2,
+            "cap_bytes": 3,
+            "discard": "reject",
+            "durability": "fsync",
+            "durable": True,
+            "priority": None,
+            "auto_priority": False,
+            "auto_create": False,
+            "idempotency_window_ms": 4,
+            "dedupe_node": False,
+            "lease_ms": 100,
+            "claim_jitter_ms": 5,
+            "max_deliveries": 6,
+            "dead_letter": "b",
+            "leases_durable": True,
+        },
+        repeatable=True,
+    ),
+    "state": said(calls.state("a:b.c-d_e"), "GET /v0/topics/a:b.c-d_e", repeatable=True),
+    "state, not touched": said(
+        calls.state("a", touch=False), "GET /v0/topics/a", [("touch", "false")], repeatable=True
+    ),
+    "topic_page": said(calls.topic_page(), "GET /v0/topics", [("page_size", "100")], repeatable=True),
+    "topic_page, of many": said(
+        calls.topic_page(prefix="a&b=", page_size=7, cursor="YQ"),
+        "GET /v0/topics",
+        [("prefix", "a&b="), ("page_size", "7"), ("cursor", "YQ")],
+        repeatable=True,
+    ),
+    "delete_topic": said(calls.delete_topic("a"), "DELETE /v0/topics/a", repeatable=False),
+    "delete_topic, if empty": said(
+        calls.delete_topic("a", if_empty=True), "DELETE /v0/topics/a", [("if_empty", "true")], repeatable=False
+    ),
+    "append": said(
+        calls.append("a", [1, "x", None, {"k": [True]}], idempotency_key="k"),
+        "POST /v0/topics/a",
+        body={
+            "records": [{"data": 1}, {"data": "x"}, {"data": None}, {"data": {"k": [True]}}],
+            "idempotency_key": "k",
+        },
+        repeatable=True,
+    ),
+    "append, without a key": said(
+        calls.append("a", [1], idempotency_key=None), "POST /v0/topics/a", body={"records": RECORDS}, repeatable=False
+    ),
+    "append, everything": said(
+        calls.append(
+            "a",
+            [NewRecord({"n": 1}, "t", "n1", {"k": "v"}), NewRecord(None, tag=None, node=None, meta={})],
+            node="n2",
+            idempotency_key="k",
+            create=False,
+            config={"type": "queue", "priority": None},
+            disable_backpressure=True,
+            return_seqs=False,
+        ),
+        "POST /v0/topics/a",
+        [("return_seqs", "false")],
+        body={
+            "records": [
+                {"data": {"n": 1}, "tag": "t", "node": "n1", "meta": {"k": "v"}},
+                {"data": None},
+            ],
+            "node": "n2",
+            "idempotency_key": "k",
+            "create": False,
+            "config": {"type": "queue", "priority": None},
+            "disable_backpressure": True,
+        },
+        repeatable=True,
+    ),
+    "encoded_append": said(
+        calls.encoded_append("a", [b'{"data":1}'], {"idempotency_key": "k", "node": None}, return_seqs=True),
+        "POST /v0/topics/a",
+        body={"records": RECORDS, "idempotency_key": "k"},
+        repeatable=True,
+    ),
+    "diff": said(
+        calls.diff("a"),
+        "GET /v0/topics/a/diff",
+        [("from_seq", "0"), ("limit", "256"), ("include_tags", "true")],
+        repeatable=True,
+    ),
+    "diff, everything": said(
+        calls.diff(
+            "a",
+            7,
+            epoch=3,
+            limit=5,
+            node=["n 1", "n&2"],
+            include_tags=False,
+            include_meta=False,
+            wait_ms=1500,
+            max_batch_bytes=99,
+        ),
+        "GET /v0/topics/a/diff",
+        [
+            ("from_seq", "7"),
+            ("epoch", "3"),
+            ("limit", "5"),
+            ("node", "n 1"),
+            ("node", "n&2"),
+            ("include_tags", "false"),
+            ("include_meta", "false"),
+            ("wait_ms", "1500"),
+            ("max_batch_bytes", "99"),
+        ],
+        repeatable=True,
+    ),
+    "diff, one node": said(
+        calls.diff("a", node="näh"),
+        "GET /v0/topics/a/diff",
+        [("from_seq", "0"), ("limit", "256"), ("node", "näh"), ("include_tags", "true")],
+        repeatable=True,
+    ),
+    "delete_records": said(
+        calls.delete_records("a", before_seq=9, match=["tag", "Glob", "x*"]),
+        "POST /v0/topics/a/delete",
+        body={"before_seq": 9, "match": ["tag", "Glob", "x*"]},
+        repeatable=False,
+    ),
+    "delete_records, by a bare tag": said(
+        calls.delete_records("a", match="x*"), "POST /v0/topics/a/delete", body={"match": "x*"}, repeatable=False
+    ),
+    "create_router": said(
+        calls.create_router("a>b", "a", "b"),
+        "PUT /v0/routers/a>b",
+        body={"source": "a", "dest": "b"},
+        repeatable=True,
+    ),
+    "create_router, everything": said(
+        calls.create_router(
+            "r",
+            "a",
+            "b",
+            preserve_node=False,
+            preserve_tag=False,
+            create_dest=False,
+            filter=None,
+            allow_cycle=True,
+            guarantee="exactly_once",
+            from_="earliest",
+        ),
+        "PUT /v0/routers/r",
+        body={
+            "source": "a",
+            "dest": "b",
+            "preserve_node": False,
+            "preserve_tag": False,
+            "create_dest": False,
+            "filter": None,
+            "allow_cycle": True,
+            "guarantee": "exactly_once",
+            "from": "earliest",
+        },
+        repeatable=True,
+    ),
+    "router": said(calls.router("a>b"), "GET /v0/routers/a>b", repeatable=True),
+    "router_page": said(calls.router_page(), "GET /v0/routers", [("page_size", "100")], repeatable=True),
+    "router_page, of some": said(
+        calls.router_page(prefix="p", source="a", dest="b", page_size=2, cursor="YQ"),
+        "GET /v0/routers",
+        [("prefix", "p"), ("source", "a"), ("dest", "b"), ("page_size", "2"), ("cursor", "YQ")],
+        repeatable=True,
+    ),
+    "delete_router": said(calls.delete_router("r"), "DELETE /v0/routers/r", repeatable=False),
+    "claim": said(
+        calls.claim("q", "n"), "POST /v0/topics/q/claim", body={"node": "n", "max": 1, "wait_ms": 0}, repeatable=False
+    ),
+    "claim, everything": said(
+        calls.claim("q", "n", max=5, lease_ms=700, wait_ms=2500),
+        "POST /v0/topics/q/claim",
+        body={"node": "n", "max": 5, "lease_ms": 700, "wait_ms": 2500},
+        repeatable=False,
+    ),
+    "ack": said(
+        calls.ack("q", "n", [1, 2]), "POST /v0/topics/q/ack", body={"node": "n", "seqs": [1, 2]}, repeatable=False
+    ),
+    "ack, fenced": said(
+        calls.ack("q", "n", [1], lease_ids=["lease_1"]),
+        "POST /v0/topics/q/ack",
+        body={"node": "n", "seqs": [1], "lease_ids": ["lease_1"]},
+        repeatable=True,
+    ),
+    "nack": said(
+        calls.nack("q", "n", [1], delay_ms=40),
+        "POST /v0/topics/q/nack",
+        body={"node": "n", "seqs": [1], "delay_ms": 40},
+        repeatable=False,
+    ),
+    "nack, fenced": said(
+        calls.nack("q", "n", [1], lease_ids=["lease_1"]),
+        "POST /v0/topics/q/nack",
+        body={"node": "n", "seqs": [1], "delay_ms": 0, "lease_ids": ["lease_1"]},
+        repeatable=True,
+    ),
+    "extend": said(
+        calls.extend("q", "n", [1], lease_ms=500),
+        "POST /v0/topics/q/extend",
+        body={"node": "n", "seqs": [1], "lease_ms": 500},
+        repeatable=False,
+    ),
+    "extend, fenced": said(
+        calls.extend("q", "n", [1], lease_ms=500, lease_ids=["lease_1"]),
+        "POST /v0/topics/q/extend",
+        body={"node": "n", "seqs": [1], "lease_ms": 500, "lease_ids": ["lease_1"]},
+        repeatable=True,
+    ),
+    "open_work": said(
+        calls.open_work("q", "n", max=3, lease_ms=100),
+        "GET /v0/topics/q/work",
+        [("node", "n"), ("max", "3"), ("lease_ms", "100")],
+        repeatable=False,
+    ),
+    "create_watch": said(
+        calls.create_watch(WATCHED),
+        "POST /v0/watch",
+        body={
+            "topics": WATCHED,
+            "include_data": True,
+            "include_meta": True,
+            "include_tags": True,
+            "consistency": "eventual",
+        },
+        repeatable=True,
+    ),
+    "create_watch, everything": said(
+        calls.create_watch(
+            WATCHED,
+            lenient=True,
+            node="n",
+            limit=3,
+            max_batch_bytes=4,
+            heartbeat_ms=5000,
+            include_data=False,
+            include_meta=False,
+            include_tags=False,
+            consistency="strong",
+        ),
+        "POST /v0/watch",
+        [("lenient", "true")],
+        body={
+            "topics": WATCHED,
+            "node": ["n"],
+            "limit": 3,
+            "max_batch_bytes": 4,
+            "heartbeat_ms": 5000,
+            "include_data": False,
+            "include_meta": False,
+            "include_tags": False,
+            "consistency": "strong",
+        },
+        repeatable=True,
+    ),
+    "open_watch": said(calls.open_watch("/v0/watch/wid_x"), "GET /v0/watch/wid_x", repeatable=True),
+    "open_watch, resumed": said(calls.open_watch("/v0/watch/wid_x", "YQ"), "GET /v0/watch/wid_x", repeatable=True),
+}
+
+every_call = pytest.mark.parametrize("case", CASES.values(), ids=CASES)
+
+
+def makers() -> dict[str, Callable[..., Any]]:
+    """The functions that make a call."""
+    found = inspect.getmembers(calls, inspect.isfunction)
+    return {
+        name: function
+        for name, function in found
+        if function.__module__ == calls.__name__
+        and not name.startswith("_")
+        and str(inspect.signature(function).return_annotation).startswith("Call[")
+    }
+
+
+def split(call: Call[Any]) -> tuple[str, Query]:
+    path, _, query = call.target.partition("?")
+    return path, parse_qsl(query, keep_blank_values=True, strict_parsing=bool(query))
+
+
+def route_of(call: Call[Any]) -> Found:
+    """The route that the daemon takes it for."""
+    return TABLE.find(call.method, call.target.partition("?")[0].encode())
+
+
+def test_no_call_is_forgotten_here() -> None:
+    assert {name.partition(",")[0] for name in CASES} == set(makers())
+
+
+def test_no_route_is_without_a_call() -> None:
+    called = {route_of(case.call).route.name for case in CASES.values()}
+    others = {
+        "diff_post": "the same as diff_get",
+        "stream": "a watch of one topic tells more",
+        "ws": "a stream and appends do the same",
+        "docs": "a page for people",
+        "healthz": "the same as health",
+        "readyz": "the same as ready",
+        "export": "of bulk transfer: test_bulk.py",
+    }
+    assert called.isdisjoint(others)
+    assert {route.name for route in ROUTES} <= called | others.keys()
+
+
+@every_call
+def test_what_is_sent_is_what_the_contract_says(case: Said) -> None:
+    path, query = split(case.call)
+    found = route_of(case.call)
+    assert f"{case.call.method} {found.plain_path()}" == case.line
+    assert found.params().keys() == {part[1:-1] for part in found.route.template.split("/") if part.startswith("{")}
+    assert query == case.query
+    assert (case.call.body is None) == (case.body is None)
+    if case.call.body is not None:
+        assert json.loads(case.call.body) == case.body
+    assert path.isascii()
+
+
+@every_call
+def test_what_may_be_sent_twice_is_what_does_no_harm_twice(case: Said) -> None:
+    assert case.call.repeatable == case.repeatable
+
+
+# ----------------------------------------------------------------- against the daemon's own description
+
+
+@cache
+def operation(template: str, method: str) -> Any:
+    return document()["paths"][template][method.lower()]
+
+
+def validate(schema: Any, value: Any, where: object) -> None:
+    """Raise for a value that the description does not know; objects hold only what it names."""
+    validator = jsonschema_rs.Draft202012Validator({**schema, "components": closed_document()["components"]})
+    for error in validator.iter_errors(value):
+        raise AssertionError((where, value, str(error)))
+
+
+def plain(schema: Any, text: str) -> Any:
+    """The value that a parameter's text stands for."""
+    kinds = schema.get("type", schema.get("oneOf", schema.get("anyOf")))
+    if kinds in ("boolean", "integer"):
+        return json.loads(text)
+    return text
+
+
+@every_call
+def test_the_daemon_describes_what_is_sent(case: Said) -> None:
+    found = route_of(case.call)
+    described = operation(found.route.template, case.call.method)
+    parameters = [resolve(document(), parameter) for parameter in described.get("parameters", [])]
+    known = {parameter["name"]: parameter for parameter in parameters if parameter["in"] == "query"}
+    headers = {parameter["name"] for parameter in parameters if parameter["in"] == "header"}
+    query = split(case.call)[1]
+    assert {name for name, parameter in known.items() if parameter.get("required")} <= {name for name, _ in query}
+    for name in {name for name, _ in query}:
+        texts = [text for other, text in query if other == name]
+        schema = known[name]["schema"]
+        if schema.get("type") == "array":
+            validate(schema, texts, name)
+        else:
+            (text,) = texts
+            validate(schema, plain(schema, text), name)
+    assert set(case.call.headers) <= headers
+    if case.call.body is None:
+        assert not described.get("requestBody", {}).get("required", False)
+    else:
+        schema = described["requestBody"]["content"][case.call.content_type]["schema"]
+        validate(schema, json.loads(case.call.body), found.route.label)
+
+
+@every_call
+def test_the_daemon_describes_what_is_asked_for(case: Said) -> None:
+    described = operation(route_of(case.call).route.template, case.call.method)
+    success = resolve(document(), described["responses"]["200"])
+    assert any(content.startswith(case.call.accept) for content in success["content"])
+
+
+# ----------------------------------------------------------------- what tables do not show
+
+
+def test_each_append_has_a_key_of_its_own() -> None:
+    keys = {json.loads(calls.append("a", [1]).body or b"")["idempotency_key"] for _ in range(50)}
+    assert len(keys) == 50
+    assert all(isinstance(key, str) and 1 <= len(key) <= 256 for key in keys)
+
+
+def test_raw_data_is_sent_byte_for_byte() -> None:
+    raw = b'{"a" :  1.50, "b":"\\u0041\xc3\xa4", "a": -0}'
+    call = calls.append("a", [NewRecord(msgspec.Raw(raw), tag="t")])
+    assert b'{"data":' + raw + b',"tag":"t"}' in (call.body or b"")
+
+
+def test_what_was_read_can_be_appended_as_it_is() -> None:
+    raw = b'{"n": 1.0}'
+    record = msgspec.json.decode(b'{"$seq":1,"$ts":2,"data":' + raw + b"}", type=Record)
+    assert b'{"data":' + raw + b"}" in (calls.append("a", [NewRecord(record.raw)]).body or b"")
+
+
+@pytest.mark.parametrize("records", ["text", b"bytes", {"data": 1}, NewRecord(1)], ids=repr)
+def test_one_record_in_place_of_a_list_is_a_mistake(records: Any) -> None:
+    with pytest.raises(TypeError):
+        calls.append("a", records)
+
+
+@pytest.mark.parametrize("data", [object(), {1j}, "\ud800"], ids=["object", "set", "surrogate"])
+def test_what_json_cannot_say_fails_before_anything_is_sent(data: Any) -> None:
+    with pytest.raises((TypeError, ValueError)):
+        calls.append("a", [data])
+
+
+@pytest.mark.parametrize("name", ["a/b", "a?b=c", "a#b", "a%2Fb", "ä", "a b", "../routers", "a\r\nb", "a//b"])
+def test_a_name_is_one_part_of_the_path_whatever_it_is(name: str) -> None:
+    for call in (calls.state(name), calls.diff(name), calls.router(name)):
+        path, _ = split(call)
+        plain_parts = {"v0", "topics", "routers", "diff"}
+        (quoted,) = [part for part in path.strip("/").split("/") if part not in plain_parts]
+        assert quoted.isascii()
+        assert not set(quoted) & set("/?# \r\n")
+
+
+def test_a_call_does_not_show_what_it_carries() -> None:
+    call = calls.append("a", ["a secret"], idempotency_key="k")
+    assert "secret" not in repr(call)
+    assert "/v0/topics/a" in repr(call)
+
+
+def test_the_time_that_the_daemon_waits_on_purpose_is_not_silence() -> None:
+    assert calls.diff("a", wait_ms=30_000).waits == 30
+    assert calls.claim("a", "n", wait_ms=2500).waits == 2.5
+    assert calls.diff("a").waits == 0
+
+
+def test_a_page_is_read_gap_first_and_up_to_the_last_seq_asked_for() -> None:
+    gap = Tombstone(gap_from=1, gap_to=3, reason="cap", missed_estimate=3, earliest_seq=4, head_seq=6)
+    records = [Record(seq=seq, ts=1) for seq in (4, 5, 6)]
+    page = Page(
+        topic="a",
+        epoch=1,
+        records=records,
+        next_from_seq=6,
+        head_seq=6,
+        earliest_seq=4,
+        caught_up=True,
+        tombstone=gap,
+        lag=0,
+    )
+    assert list(calls.values_of(page)) == [gap, *records]
+    assert list(calls.values_of(page, 5)) == [gap, *records[:2]]
+    assert {item.topic for item in calls.values_of(page)} == {"a"}

@@ -1,0 +1,559 @@
+"""`docs/recipes.md` is run as it stands: its blocks in their order, what they print, and what it says about dying.
+
+A recipe gets a directory, a daemon and a first terminal. Blocks of `sh` are typed into that, or into one more that goes
+on until the end of the test; Python becomes a file of the name that it gives itself.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import sqlite3
+import subprocess
+import sys
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import httpx
+import msgspec
+import pytest
+
+from tests.client.ports import free_port
+from tests.client.proxy import Fate, Proxy
+from tests.conformance.client import Daemon, fresh_name
+from topics.client import Client, NewRecord, Record
+
+pytestmark = pytest.mark.slow
+
+PAGE = Path(__file__).resolve().parents[2] / "docs" / "recipes.md"
+FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+ANOTHER = "# another terminal\n"
+LONG_S = 60
+
+
+@dataclass(frozen=True)
+class Block:
+    """What stands between two fences."""
+
+    language: str
+    text: str
+
+    @property
+    def file(self) -> str:
+        """The name that Python gives itself."""
+        named = re.match(r"# (\w+\.py)\n", self.text)
+        assert named is not None, self.text
+        return named[1]
+
+
+def recipes() -> dict[str, list[Block]]:
+    """The blocks below each heading of the page."""
+    _, *parts = re.split(r"^## (.+)\n", PAGE.read_text(), flags=re.MULTILINE)
+    return {
+        title: [Block(*found) for found in FENCE.findall(text)]
+        for title, text in zip(parts[::2], parts[1::2], strict=True)
+    }
+
+
+RECIPES = recipes()
+
+
+class Terminal:
+    """A shell that somebody types into: what one block exports is there in the next one."""
+
+    def __init__(self, place: Path, environ: dict[str, str]) -> None:
+        self._block = place / ".block"
+        self._log = (place / "terminal.log").open("ab")
+        self._shell = subprocess.Popen(
+            ["bash"],
+            cwd=place,
+            env=environ,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=self._log,
+            start_new_session=True,
+        )
+
+    def run(self, text: str) -> tuple[int, str]:
+        """Type it in and wait for its end: the last exit code, and what was printed."""
+        assert self._shell.stdin is not None
+        assert self._shell.stdout is not None
+        self._block.write_text(text)
+        guard = threading.Timer(LONG_S, self.close)
+        guard.start()
+        try:
+            self._shell.stdin.write(b". ./.block < /dev/null; printf '\\0%d\\n' $?\n")
+            self._shell.stdin.flush()
+            printed = b""
+            while b"\0" not in printed:
+                line = self._shell.stdout.readline()
+                assert line, f"{text} has not ended in {LONG_S} s"
+                printed += line
+        finally:
+            guard.cancel()
+        said, _, code = printed.rpartition(b"\0")
+        return int(code), said.decode()
+
+    def close(self) -> None:
+        """End the shell and what it has started."""
+        os.killpg(self._shell.pid, signal.SIGKILL)
+        self._shell.wait(10)
+
+
+class Place:
+    """The directory of one recipe, with its terminals. What runs in it ends with it."""
+
+    def __init__(self, root: Path, title: str, **environ: str) -> None:
+        self.root = root
+        self.blocks = RECIPES[title]
+        # Without buffers a line that is printed is many writes, and who is killed leaves half of one.
+        kept = {
+            name: value
+            for name, value in os.environ.items()
+            if not name.startswith("TOPICS_") and name != "PYTHONUNBUFFERED"
+        }
+        path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
+        self.environ = kept | {"PATH": path, "TOPICS_MIN_FREE_BYTES": "0"} | environ
+        self._first: Terminal | None = None
+        self._jobs: list[subprocess.Popen[bytes]] = []
+
+    def __enter__(self) -> Place:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        try:
+            while self._jobs:
+                self.kill(self._jobs[-1])
+        finally:
+            if self._first is not None:
+                self._first.close()
+
+    def walk(self) -> None:
+        """Do what the page says, from the first block to the last, and find what it shows."""
+        code, printed, last = 0, "", ""
+        for block in self.blocks:
+            if block.language == "":
+                self._becomes(last, printed, block.text)
+                code = 0
+                continue
+            assert code == 0, (last, code, self.log())
+            if block.language == "python":
+                self.write(block)
+            elif block.text.startswith(ANOTHER):
+                self.start(block.text)
+                if "topics serve" in block.text:
+                    url = self.environ["TOPICS_URL"]
+                    self.until(lambda url=url: answers(url))  # type: ignore[misc]
+            else:
+                code, printed = self.type(block.text)
+                last = block.text
+        assert code == 0, (last, self.log())
+
+    def _becomes(self, typed: str, printed: str, shown: str) -> None:
+        """What is printed is what is shown; what goes on in other terminals may take a while."""
+        (*_, last_line) = typed.strip().splitlines()
+
+        def is_shown() -> bool:
+            nonlocal printed
+            if printed != shown:
+                _, printed = self.type(last_line)
+            return printed == shown
+
+        try:
+            self.until(is_shown, every_s=1)  # each look is a process
+        except AssertionError:
+            raise AssertionError(f"{typed}prints\n{printed}not\n{shown}\n{self.log()}") from None
+
+    def type(self, text: str) -> tuple[int, str]:
+        """Type something into the first terminal."""
+        if self._first is None:
+            self._first = Terminal(self.root, self.environ)
+        return self._first.run(text)
+
+    def write(self, block: Block) -> None:
+        (self.root / block.file).write_text(block.text)
+
+    def write_all(self) -> None:
+        """Every Python file of the recipe."""
+        for block in self.blocks:
+            if block.language == "python":
+                self.write(block)
+
+    def start(self, text: str, **environ: str) -> subprocess.Popen[bytes]:
+        """Run something in another terminal."""
+        with (self.root / "terminal.log").open("ab") as log, (self.root / "printed").open("ab") as printed:
+            job = subprocess.Popen(
+                # It has an end of its own: if the tests are killed, nobody else ends it.
+                ["timeout", "--signal=KILL", f"{10 * LONG_S}", "bash", "-c", text],
+                cwd=self.root,
+                env=self.environ | environ,
+                stdin=subprocess.DEVNULL,
+                stdout=printed,
+                stderr=log,
+                start_new_session=True,
+            )
+        self._jobs.append(job)
+        return job
+
+    def kill(self, job: subprocess.Popen[bytes]) -> None:
+        """SIGKILL, for all that the terminal has running."""
+        self._jobs.remove(job)
+        with suppress(ProcessLookupError):  # it has ended by itself
+            os.killpg(job.pid, signal.SIGKILL)
+        job.wait(10)
+
+    def until(self, condition: Callable[[], bool], every_s: float = 0.05) -> None:
+        """Wait for something; if it does not come to pass, what was said on stderr tells why."""
+        deadline = time.monotonic() + LONG_S
+        while not condition():
+            assert time.monotonic() < deadline, f"it has not come to pass: {self.log()}"
+            time.sleep(every_s)
+
+    def sh(self, *mentioned: str) -> str:
+        """The block of the page that has this in it."""
+        (found,) = [
+            block.text
+            for block in self.blocks
+            if block.language == "sh" and all(word in block.text for word in mentioned)
+        ]
+        return found
+
+    def printed(self) -> list[str]:
+        """What other terminals have printed, by lines."""
+        found = self.root / "printed"
+        return found.read_text().splitlines() if found.exists() else []
+
+    def log(self) -> str:
+        """The end of what was said on stderr, for who looks for the reason."""
+        found = self.root / "terminal.log"
+        return found.read_text()[-3000:] if found.exists() else ""
+
+
+def answers(url: str) -> bool:
+    try:
+        return httpx.get(f"{url}/v0/ready", timeout=5, trust_env=False).status_code == 200
+    except httpx.TransportError:
+        return False
+
+
+@pytest.fixture(scope="module")
+def two_daemons(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[Daemon]]:
+    """Their ports stay when they are killed and started again."""
+    with ExitStack() as stack:
+        daemons = [Daemon(tmp_path_factory.mktemp("daemon"), port=free_port()) for _ in range(2)]
+        for daemon in daemons:
+            stack.callback(daemon.kill)
+            daemon.start().close()
+        yield daemons
+
+
+@pytest.fixture
+def daemons(two_daemons: list[Daemon]) -> list[Daemon]:
+    """Two of them, as if they were new."""
+    for daemon in two_daemons:
+        with Client(daemon.url) as client:
+            for found in client.list_all():
+                client.delete_topic(found.topic)
+    return two_daemons
+
+
+@pytest.fixture
+def daemon(daemons: list[Daemon]) -> Daemon:
+    return daemons[0]
+
+
+@pytest.fixture
+def open_place(tmp_path: Path) -> Iterator[Callable[..., Place]]:
+    """`open_place(title, url)`: the directory of a recipe."""
+    with ExitStack() as stack:
+
+        def opened(title: str, url: str, **environ: str) -> Place:
+            root = tmp_path / fresh_name("place")
+            root.mkdir()
+            return stack.enter_context(Place(root, title, TOPICS_URL=url, **environ))
+
+        yield opened
+
+
+def data_of(client: Client, topic: str) -> list[Any]:
+    """The data of all records, none of which may be missing."""
+    items = list(client.read(topic))
+    assert all(isinstance(item, Record) for item in items), items
+    return [item.data for item in items if isinstance(item, Record)]
+
+
+# ----------------------------------------------------------------- the page
+
+
+def test_every_block_says_what_it_is() -> None:
+    assert len(RECIPES) == 6
+    for title, blocks in RECIPES.items():
+        assert {block.language for block in blocks} <= {"sh", "python", ""}, title
+        assert all(block.file for block in blocks if block.language == "python")
+        assert any(block.language == "" for block in blocks), f"{title} shows nothing"
+    assert PAGE.read_text().count("```") == 2 * sum(map(len, RECIPES.values()))
+
+
+@pytest.mark.parametrize("title", ["Job queue", "Publish and subscribe", "Outbox", "Log shipping"])
+def test_a_recipe_does_what_it_shows(title: str, daemon: Daemon, open_place: Callable[..., Place]) -> None:
+    open_place(title, daemon.url).walk()
+
+
+def test_the_audit_log_does_what_it_shows(tmp_path: Path, open_place: Callable[..., Place]) -> None:
+    """Its daemon is one of the page's own blocks."""
+    port = free_port()
+    place = open_place(
+        "Audit log",
+        f"http://127.0.0.1:{port}",
+        TOPICS_PORT=str(port),
+        TOPICS_DATA_DIR=str(tmp_path / "data"),
+    )
+    place.walk()
+    keys = re.findall(r"TOPICS_TOKEN=(\S+)", "".join(block.text for block in place.blocks))
+    setup, shop = keys[0], keys[1]
+    assert place.type(f"TOPICS_TOKEN={shop} topics read audit") == (4, "")
+
+    # What is in it is on the disk.
+    (serve,) = place._jobs
+    place.kill(serve)
+    place.start(place.sh("topics serve"))
+    place.until(lambda: answers(place.environ["TOPICS_URL"]))
+    code, printed = place.type(place.sh("topics read audit"))
+    assert code == 0
+    assert len(printed.splitlines()) == 2
+
+    # When it is full, whoever wants to do something hears of it before.
+    assert place.type(f"TOPICS_TOKEN={setup} topics create audit --cap-records 2 > set.out")[0] == 0
+    assert place.type("python audit.py ann 'deletes everything'")[0] == 1
+    assert "TopicFull" in place.log()
+
+
+def test_the_mirror_does_what_it_shows(daemons: list[Daemon], open_place: Callable[..., Place]) -> None:
+    a, b = daemons
+    place = open_place("Multi-node mirror", a.url, A=a.url, B=b.url)
+    place.walk()
+    with Client(a.url) as at_a, Client(b.url) as at_b:
+        place.until(lambda: sorted(data_of(at_b, "notes")) == ["from A", "from B"])
+        assert sorted(data_of(at_a, "notes")) == ["from A", "from B"]
+
+
+# ----------------------------------------------------------------- dying
+
+
+def test_what_a_killed_worker_had_is_done_by_the_next_one(daemon: Daemon, open_place: Callable[..., Place]) -> None:
+    place = open_place("Job queue", daemon.url)
+    place.write_all()
+    with Client(daemon.url) as client:
+        place.type(place.sh("topics create mails").splitlines()[0])
+        addresses = [f"{n}@example.org" for n in range(300)]
+        client.append("mails", addresses)
+        sent = place.root / "sent.db"
+
+        def count() -> int:
+            if not sent.exists():
+                return 0
+            with sqlite3.connect(sent, timeout=30) as database:
+                known = database.execute("SELECT name FROM sqlite_master").fetchone()
+                return int(database.execute("SELECT count(*) FROM sent").fetchone()[0]) if known else 0
+
+        for least in (10, 60):
+            worker = place.start("exec python worker.py")
+            place.until(lambda least=least: count() > least)  # type: ignore[misc]
+            place.kill(worker)
+        assert count() < len(addresses), "it was killed in the middle"
+        worker = place.start("exec python worker.py")
+        place.until(lambda: client.state("mails").count == 0)
+        with sqlite3.connect(sent) as database:
+            found = [address for (address,) in database.execute("SELECT address FROM sent ORDER BY job")]
+        assert found == addresses
+        worker.send_signal(signal.SIGTERM)
+        assert worker.wait(LONG_S) == 0
+        with pytest.raises(Exception, match="mails-dead"):
+            client.state("mails-dead")
+
+
+def test_the_jobs_of_a_killed_command_come_again(daemon: Daemon, open_place: Callable[..., Place]) -> None:
+    place = open_place("Job queue", daemon.url)
+    with Client(daemon.url) as client:
+        place.type(place.sh("topics create mails").splitlines()[0])
+        place.type(place.sh("cat > send.sh"))
+        addresses = [f"{n}@example.org" for n in range(40)]
+        client.append("mails", addresses)
+        sent = place.root / "sent.txt"
+
+        def lines() -> list[str]:
+            return sent.read_text().splitlines() if sent.exists() else []
+
+        work = place.sh("topics queue work")
+        killed = place.start(work)
+        place.until(lambda: len(lines()) > 5)
+        place.kill(killed)
+        place.start(work)
+        place.until(lambda: client.state("mails").count == 0)
+        assert set(map(json.loads, lines())) == set(addresses)
+
+
+def test_a_killed_subscriber_misses_nothing(daemon: Daemon, open_place: Callable[..., Place]) -> None:
+    place = open_place("Publish and subscribe", daemon.url)
+    place.write_all()
+    kills = 3
+    with Client(daemon.url) as client:
+        for n in range(kills):
+            client.append("news", list(range(n * 300, n * 300 + 300)))
+            seen = len(place.printed())
+            subscriber = place.start("exec python subscriber.py")
+            place.until(lambda seen=seen: len(place.printed()) > seen + 20)  # type: ignore[misc]
+            place.kill(subscriber)
+        client.append("news", ["the end"])
+        place.start("exec python subscriber.py")
+        place.until(lambda: "None the end" in place.printed())
+    seen_again = Counter(place.printed())
+    assert list(seen_again) == [f"None {n}" for n in range(300 * kills)] + ["None the end"]
+    assert sum(seen_again.values()) <= 300 * kills + 1 + kills
+
+
+def test_the_outbox_sends_everything_once_whoever_dies(daemon: Daemon, open_place: Callable[..., Place]) -> None:
+    """Killed while the answer to a batch is held up, at any moment, and twice at once; the daemon dies as well."""
+    with Proxy(daemon.port) as proxy, Client(daemon.url) as client:
+        place = open_place("Outbox", daemon.url)
+        place.write_all()
+        place.type(place.sh("topics create orders"))
+        number = 0
+
+        def order(count: int) -> None:
+            nonlocal number
+            items = [f"item-{number + n}" for n in range(count)]
+            number += count
+            assert place.type("python shop.py " + " ".join(items))[0] == 0
+
+        def waiting() -> int:
+            with sqlite3.connect(place.root / "shop.db", timeout=30) as database:
+                return int(database.execute("SELECT count(*) FROM outbox").fetchone()[0])
+
+        order(3)
+        # The batch arrives, and the relay never hears of it.
+        relay = place.start("exec python relay.py", TOPICS_URL=proxy.url)
+        place.until(lambda: waiting() == 0)
+        proxy.fate = lambda _: Fate(down=0)
+        proxy.cut()
+        order(2)
+        place.until(lambda: client.state("orders").head_seq > 3)
+        place.kill(relay)
+        assert waiting() == 2, "sent, and not deleted"
+
+        # More has come meanwhile, and is not taken for a part of that batch.
+        order(600)
+        relays = [place.start("exec python relay.py") for _ in range(2)]
+        place.until(lambda: client.state("orders").head_seq > 5)
+        daemon.end(signal.SIGKILL)
+        for relay in relays:
+            place.kill(relay)
+        daemon.start().close()
+        place.start("exec python relay.py")
+        place.until(lambda: waiting() == 0)
+        assert [news["item"] for news in data_of(client, "orders")] == [f"item-{n}" for n in range(number)]
+
+
+def test_mirrors_lose_and_repeat_nothing_whoever_dies(daemons: list[Daemon], open_place: Callable[..., Place]) -> None:
+    a, b = daemons
+    place = open_place("Multi-node mirror", a.url, A=a.url, B=b.url)
+    place.write_all()
+    to_b, to_a = "exec python mirror.py notes a $A b $B", "exec python mirror.py notes b $B a $A"
+    loops = [place.sh("mirror.py notes a $A b $B"), place.sh("mirror.py notes b $B a $A")]
+    assert all(run.removeprefix("exec ") in loop for run, loop in zip((to_b, to_a), loops, strict=True))
+    place.type("\n".join(place.sh("create notes").splitlines()[:2]))
+    written: dict[str, list[bytes]] = {"a": [], "b": []}
+    with Client(a.url) as at_a, Client(b.url) as at_b:
+        clients = {"a": at_a, "b": at_b}
+
+        def write(node: str, count: int) -> None:
+            """Data whose bytes a decoder would not keep; some name their node and some do not."""
+            numbers = range(len(written[node]), len(written[node]) + count)
+            fresh = [b'{"from" : "%s",  "n":%d.50, "n": -0}' % (node.encode(), n) for n in numbers]
+            records = [
+                NewRecord(msgspec.Raw(data), tag=f"t{n % 3}", node=node if n % 2 else None, meta={"k": str(n)})
+                for n, data in enumerate(fresh)
+            ]
+            clients[node].append("notes", records)
+            written[node] += fresh
+
+        def found(node: str) -> list[Record]:
+            return [item for item in clients[node].read("notes") if isinstance(item, Record)]
+
+        def count(node: str) -> int:
+            return clients[node].state("notes").count
+
+        def all_there() -> bool:
+            return all(count(node) >= len(written["a"]) + len(written["b"]) for node in "ab")
+
+        write("a", 1100)
+        write("b", 300)
+        running = [place.start(to_b), place.start(to_a), place.start(to_a)]
+        place.until(lambda: count("b") > 300)
+        for mirror in running:
+            place.kill(mirror)
+        write("a", 700)
+        running = [place.start(text) for text in loops]
+        place.until(lambda: count("b") > 1500)
+        b.end(signal.SIGKILL)
+        write("a", 50)
+        b.start().close()
+        write("b", 50)
+        place.until(all_there)
+
+        # A last one each way: whatever went round in circles would be there before it.
+        write("a", 1)
+        write("b", 1)
+        place.until(all_there)
+        for node in "ab":
+            records = found(node)
+            assert len(records) == len(written["a"]) + len(written["b"])
+            for origin in "ab":
+                theirs = [record for record in records if (record.node or node) == origin]
+                assert [bytes(record.raw) for record in theirs] == written[origin]
+                assert {record.tag for record in theirs} == {"t0", "t1", "t2"}
+                assert all(record.meta.keys() - {"mirror"} == {"k"} for record in theirs)
+
+
+def test_lines_are_shipped_once_whoever_dies(daemon: Daemon, open_place: Callable[..., Place]) -> None:
+    place = open_place("Log shipping", daemon.url)
+    place.type(place.sh("cat > ship.sh"))
+    lines: list[str] = []
+
+    def log(count: int) -> None:
+        fresh = ["" if n % 50 == 7 else f'line {len(lines) + n} "\\ \t \u2028 ä' for n in range(count)]
+        with (place.root / "app.log").open("a") as file:
+            file.writelines(line + "\n" for line in fresh)
+        lines.extend(fresh)
+
+    log(8000)
+    shipping = place.sh("./ship.sh app.log")
+    with Client(daemon.url) as client:
+
+        def shipped() -> int:
+            try:
+                return client.state("shipped-log").head_seq
+            except Exception:
+                return 0
+
+        first = place.start(shipping)
+        place.until(lambda: shipped() > 0)
+        place.kill(first)
+        log(3000)
+        place.start(shipping)
+        place.until(lambda: shipped() > 1000)
+        daemon.end(signal.SIGKILL)
+        log(3000)
+        daemon.start().close()
+        place.until(lambda: shipped() >= len(lines))
+        log(1)
+        place.until(lambda: shipped() >= len(lines))
+        assert data_of(client, "shipped-log") == lines

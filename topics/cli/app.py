@@ -1,0 +1,377 @@
+"""The `topics` command itself: which commands there are, the options they share, and how a command line ends.
+
+A command is loaded when it is named, so that `topics ls` does not pay for what `topics top` needs; the daemon's own
+modules are loaded by `serve`, `inspect` and `verify` only. Without a command it serves. What commands do is said in
+their modules, what failures say in `topics.cli.failures`, how results look in `topics.cli.output`.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+import sys
+import traceback
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final, TypeVar
+from urllib.parse import urlsplit
+
+import click
+from click.shell_completion import CompletionItem, shell_complete
+
+import topics
+from topics.cli import failures
+from topics.cli.values import Duration
+
+if TYPE_CHECKING:
+    from topics.client import Client, Retry
+
+Command = TypeVar("Command", bound=Callable[..., Any])
+
+PROGRAM: Final = "topics"
+COMPLETE_VARIABLE: Final = "_TOPICS_COMPLETE"
+"""What a shell sets that asks for completions (`topics.cli.completion`)."""
+DEFAULT_URL: Final = "http://127.0.0.1:4000"
+MAX_TOKEN_BYTES: Final = 4096
+
+COMMANDS: Final[Mapping[str, str]] = {
+    "serve": "topics.cli.serve:serve",
+    "ls": "topics.cli.topic_commands:ls",
+    "show": "topics.cli.topic_commands:show",
+    "create": "topics.cli.topic_commands:create",
+    "set": "topics.cli.topic_commands:set_",
+    "rm": "topics.cli.topic_commands:rm",
+    "append": "topics.cli.record_commands:append",
+    "read": "topics.cli.record_commands:read",
+    "tail": "topics.cli.record_commands:tail",
+    "delete": "topics.cli.record_commands:delete",
+    "router": "topics.cli.router_commands:router",
+    "queue": "topics.cli.queue_commands:queue",
+    "metrics": "topics.cli.metrics_command:metrics",
+    "top": "topics.cli.top:top",
+    "bench": "topics.cli.bench:bench",
+    "inspect": "topics.cli.offline:inspect",
+    "verify": "topics.cli.offline:verify",
+    "completion": "topics.cli.completion:completion",
+    "guide": "topics.cli.guide:guide",
+    "help": "topics.cli.app:help_",
+}
+"""Every command: where it is, as `module:attribute`, in the order in which they are listed."""
+
+
+# ----------------------------------------------------------------- options that commands share
+
+
+@dataclass(slots=True)
+class Options:
+    """What the options say that most commands have. One object for a command line, wherever in it they stand; the
+    object of every click context (`@click.pass_obj`)."""
+
+    as_json: bool = False
+    url: str | None = None
+    token_file: str | None = None
+    timeout_ms: int = 30_000
+
+
+def _keep(name: str) -> Callable[[click.Context, click.Parameter, Any], None]:
+    """What puts an option that is given into the Options of the command line."""
+
+    def callback(ctx: click.Context, _param: click.Parameter, value: Any) -> None:
+        options = ctx.ensure_object(Options)
+        if value is not None:
+            setattr(options, name, value)
+
+    return callback
+
+
+def json_option(command: Command) -> Command:
+    """`--json`, for commands that need no daemon. The command looks at `Options.as_json`."""
+    return click.option(
+        "--json",
+        is_flag=True,
+        default=None,
+        expose_value=False,
+        callback=_keep("as_json"),
+        help="Print JSON, for programs: one document, or a line each of what streams.",
+    )(command)
+
+
+def client_options(command: Command) -> Command:
+    """The options of everything that talks to a daemon: `--json`, `--url`, `--token-file`, `--timeout`. They may stand
+    before the name of the command as well. Place it last, right above the function."""
+    for decorate in (
+        click.option(
+            "--timeout",
+            type=Duration(plain="s", least=1),
+            expose_value=False,
+            callback=_keep("timeout_ms"),
+            metavar="TIME",
+            help="How long to wait for an answer.  [30s]",
+        ),
+        click.option(
+            "--token-file",
+            type=click.Path(dir_okay=False),
+            expose_value=False,
+            callback=_keep("token_file"),
+            metavar="FILE",
+            help="A file with the key; without it, TOPICS_TOKEN.",
+        ),
+        click.option(
+            "--url",
+            expose_value=False,
+            callback=_keep("url"),
+            metavar="URL",
+            help=f"The daemon; without it TOPICS_URL, else {DEFAULT_URL}.",
+        ),
+        json_option,
+    ):
+        command = decorate(command)
+    return command
+
+
+def examples(*lines: str) -> str:
+    """The epilog of a command: how it is called, one line each."""
+    return "\b\nExamples:\n" + "\n".join(f"  {line}" for line in lines)
+
+
+def complete_topics(ctx: click.Context, _param: click.Parameter, incomplete: str) -> list[str]:
+    """Names of topics for the shell, asked of the daemon. Nothing if it does not answer soon."""
+    try:
+        with connect(ctx.ensure_object(Options), timeout_s=0.4) as client:
+            return [topic.topic for topic in client.list(prefix=incomplete).topics]
+    except Exception:  # whatever it is, the shell's prompt is no place to say it
+        return []
+
+
+def complete_routers(ctx: click.Context, _param: click.Parameter, incomplete: str) -> list[str]:
+    """As `complete_topics`, for routers."""
+    try:
+        with connect(ctx.ensure_object(Options), timeout_s=0.4) as client:
+            return [router.router for router in client.routers(prefix=incomplete).routers]
+    except Exception:
+        return []
+
+
+# ----------------------------------------------------------------- the client of a command
+
+
+def connect(options: Options, *, retry: Retry | None = None, timeout_s: float | None = None) -> Client:
+    """The client that a command talks through; use it as a context manager.
+
+    By default nothing is repeated: who calls a command would rather know that the daemon is not there than wait. What
+    runs for long gives a `retry`. Exits with 2 if the url, the token or the token's file is not to be used.
+    """
+    with _only_what_blocks():
+        from topics.client.sync import Client  # noqa: PLC0415
+
+    timeout = options.timeout_ms / 1000 if timeout_s is None else timeout_s
+    return Client(_url(options), _token(options), timeout=timeout, retry=retry)
+
+
+@contextmanager
+def _only_what_blocks() -> Iterator[None]:
+    """Without what httpx loads only because it is there: rich, for a command line of its own, and Trio, for clients
+    that are asynchronous. That is half of the time that `topics ls` takes. Who needs an asynchronous client on Trio
+    has loaded Trio before."""
+    unneeded = [name for name in ("httpx._main", "trio") if name not in sys.modules and "httpcore" not in sys.modules]
+    modules: dict[str, Any] = sys.modules  # None in it: the import of that module fails
+    modules.update(dict.fromkeys(unneeded))
+    try:
+        import httpcore  # noqa: F401, PLC0415
+        import httpx  # noqa: F401, PLC0415
+
+        yield
+    finally:
+        for name in unneeded:
+            del modules[name]
+
+
+def _url(options: Options) -> str:
+    source = "--url" if options.url is not None else "TOPICS_URL"
+    url = options.url if options.url is not None else os.environ.get("TOPICS_URL") or DEFAULT_URL
+    try:
+        parts = urlsplit(url)
+        good = parts.scheme in {"http", "https"} and bool(parts.hostname) and (parts.port is None or parts.port > 0)
+    except ValueError:
+        good = False
+    if not good or not url.isascii() or not url.isprintable() or " " in url:
+        raise failures.Refused(f"{source} must be like {DEFAULT_URL}")
+    if "@" in parts.netloc:
+        raise failures.Refused(f"{source} must not hold a password: a key is taken from TOPICS_TOKEN or --token-file")
+    if parts.query or parts.fragment:
+        raise failures.Refused(f"{source} must be like {DEFAULT_URL}, without a query")
+    return url
+
+
+def _token(options: Options) -> str | None:
+    """The key, of which nothing is ever said but where it was looked for."""
+    if options.token_file is None:
+        source, token = "TOPICS_TOKEN", os.environ.get("TOPICS_TOKEN", "")
+    else:
+        source = "--token-file"
+        try:
+            with Path(options.token_file).open("rb") as file:
+                content = file.read(MAX_TOKEN_BYTES + 1)
+        except OSError as error:
+            raise failures.Refused(f"--token-file {options.token_file}: {error.strerror}") from None
+        token = content.decode("utf-8", "replace").strip()
+        if not token:
+            raise failures.Refused(f"--token-file {options.token_file}: it is empty")
+    if not token.isascii() or not token.isprintable() or " " in token or len(token) > MAX_TOKEN_BYTES:
+        raise failures.Refused(f"{source} does not hold one key: printable ASCII without spaces")
+    return token or None
+
+
+# ----------------------------------------------------------------- the commands
+
+
+class LazyGroup(click.Group):
+    """A group whose commands are loaded when they are named."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return list(COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        place = COMMANDS.get(cmd_name)
+        if place is None:
+            return None
+        module, _, attribute = place.partition(":")
+        command: click.Command = getattr(importlib.import_module(module), attribute)
+        return command
+
+
+class DefaultToServe(LazyGroup):
+    """Whose command is `serve` when the line begins with one of its flags or is empty, so that `python -m topics
+    --port 0` works."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        if self._are_of_serve(ctx, args):
+            args = ["serve", *args]
+        return super().parse_args(ctx, args)
+
+    def _are_of_serve(self, ctx: click.Context, args: Sequence[str]) -> bool:
+        if not args:  # who presses Tab there wants to see the commands
+            return not ctx.resilient_parsing
+        own = {name for param in self.get_params(ctx) for name in param.opts}
+        return args[0].startswith("-") and args[0].partition("=")[0] not in own
+
+    def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
+        found = super().shell_complete(ctx, incomplete)
+        if incomplete.startswith("-"):
+            from topics.cli.serve import serve  # noqa: PLC0415
+
+            flags = serve.shell_complete(click.Context(serve, info_name="serve", parent=ctx), incomplete)
+            found += [flag for flag in flags if flag.value != "--help"]
+        return found
+
+    def format_help(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        super().format_help(ctx, formatter)
+        from topics.cli.serve import write_settings  # noqa: PLC0415
+
+        write_settings(formatter)
+
+
+@click.group(
+    cls=DefaultToServe,
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
+    subcommand_metavar="COMMAND [ARGS]...",
+)
+@click.version_option(topics.__version__, prog_name=PROGRAM)
+@client_options
+def cli() -> None:
+    """topics: a persistent, append-only log service on one node.
+
+    Without a command it serves. The other commands talk to a daemon that runs, but for inspect and verify, which look
+    at the directory of one.
+    """
+
+
+@click.command("help")
+@click.argument("names", nargs=-1, metavar="[COMMAND]...")
+@click.pass_context
+def help_(ctx: click.Context, names: tuple[str, ...]) -> None:
+    """Show the help of a command."""
+    found = ctx.find_root()
+    for name in names:
+        command = found.command.get_command(found, name) if isinstance(found.command, click.Group) else None
+        if command is None:
+            raise click.UsageError(f"No such command {' '.join(names)!r}.")
+        found = click.Context(command, info_name=name, parent=found)
+    click.echo(found.get_help())
+
+
+# ----------------------------------------------------------------- how a command line ends
+
+
+def run(arguments: Sequence[str] | None = None) -> int:
+    """Do what a command line says. Returns the exit code; whatever has happened, it was said in one line."""
+    try:
+        return _finish(_do(arguments))
+    except KeyboardInterrupt:
+        return failures.EXIT_INTERRUPTED
+
+
+def _do(arguments: Sequence[str] | None) -> int:
+    # Not click's own `main`, which has its own ways with Ctrl-C and pipes.
+    try:
+        instruction = os.environ.get(COMPLETE_VARIABLE)
+        if instruction:
+            return shell_complete(cli, {}, PROGRAM, COMPLETE_VARIABLE, instruction)
+        with cli.make_context(PROGRAM, list(sys.argv[1:] if arguments is None else arguments)) as context:
+            cli.invoke(context)
+    except click.exceptions.Exit as ending:
+        return ending.exit_code
+    except SystemExit as ending:
+        return ending.code if isinstance(ending.code, int) else failures.EXIT_FAILED if ending.code else 0
+    except BaseException as error:
+        return _ended_by(error)
+    return 0
+
+
+def _ended_by(error: BaseException) -> int:
+    """Say what has ended a command. Returns the exit code."""
+    while isinstance(error, BaseExceptionGroup) and len(error.exceptions) == 1:
+        error = error.exceptions[0]
+    client_errors = sys.modules.get("topics.client.errors")
+    if isinstance(error, click.exceptions.NoArgsIsHelpError):
+        error.show()
+        return failures.EXIT_REFUSED
+    if isinstance(error, click.ClickException):
+        failures.tell(error.format_message())
+        if isinstance(error, click.UsageError) and error.ctx is not None:
+            click.echo(f"Try '{error.ctx.command_path} --help'.", err=True)
+        return error.exit_code
+    if isinstance(error, failures.Failed):
+        failures.tell(str(error))
+        return error.exit_code
+    if isinstance(error, KeyboardInterrupt | click.Abort):
+        return failures.EXIT_INTERRUPTED
+    if isinstance(error, BrokenPipeError):
+        return failures.EXIT_PIPE
+    if client_errors is not None and isinstance(error, client_errors.TopicsError):
+        failures.tell(failures.message(error))
+        return failures.exit_code(error)
+    if isinstance(error, OSError):
+        failures.tell(f"{f'{error.filename}: ' if error.filename else ''}{error.strerror or error}")
+        return failures.EXIT_FAILED
+    place = traceback.extract_tb(error.__traceback__)[-1:]
+    where = "".join(f" ({Path(frame.filename).name}:{frame.lineno})" for frame in place)
+    failures.tell(f"unexpected {type(error).__name__}: {error}{where}")
+    return failures.EXIT_FAILED
+
+
+def _finish(code: int) -> int:
+    """Write out what is still held back. A reader that has gone is no failure of anything that went well before."""
+    try:
+        sys.stdout.flush()
+    except OSError as error:
+        # Else the interpreter tries again at its end, and complains.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        if isinstance(error, BrokenPipeError):
+            return code or failures.EXIT_PIPE
+        if code == 0:
+            failures.tell(f"standard output: {error.strerror}")
+            return failures.EXIT_FAILED
+    return code

@@ -1,0 +1,308 @@
+"""Jobs as commands: what `topics queue work --exec` runs for each job, and what it makes of the way that ends.
+
+Responsible for a child's environment, standard input, process group, time limit and exit code, and for when the worker
+is told to stop. Leases, acks and nacks are the business of `topics.client.worker`; options and what is printed that of
+`topics.cli.queue_commands`.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import re
+import shlex
+import shutil
+import signal
+import time
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Final, Literal
+
+import anyio
+from anyio.abc import ByteSendStream, Process
+
+from topics.client.concurrent import AsyncClient
+from topics.client.errors import TopicsError
+from topics.client.leasing import Backoff, Nack
+from topics.client.results import Job
+from topics.client.worker import AsyncWorker
+
+TERM_GRACE_S: Final = 5.0
+"""How long a command that is out of time has between SIGTERM and SIGKILL."""
+
+LOOK_S: Final = 0.25
+"""How often a worker that is to end with its queue looks whether there is more, while it has nothing to do."""
+
+NOT_RUNNABLE: Final = (126, 127)
+"""What a shell exits with where the command cannot be run, or is not there."""
+
+ENDINGS: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+JOB_PREFIX: Final = "TOPICS_JOB_"
+TOKEN: Final = "TOPICS_TOKEN"
+
+_NOT_IN_A_NAME = re.compile(r"[^A-Z0-9_]")
+
+Outcome = Literal["done", "failed", "timeout", "killed", "not started"]
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """How a job went. Told before it is acked or given back."""
+
+    topic: str
+    seq: int
+    deliveries: int
+    outcome: Outcome
+    exit_code: int | None
+    """None where there was no process, or nobody waited for its end; negative: the signal that ended it."""
+    duration_ms: int
+    lost: bool
+    """Its lease was over before the command was: somebody else may have it too."""
+
+
+@dataclass(frozen=True, slots=True)
+class Command:
+    """What is run: words, or a line for the shell."""
+
+    line: str
+    shell: bool
+
+    @property
+    def words(self) -> list[str]:
+        """The arguments. Raises ValueError where a quote is not closed."""
+        return ["/bin/sh", "-c", self.line] if self.shell else shlex.split(self.line)
+
+    def problem(self) -> str | None:
+        """Why this can never be run, as far as that can be seen without running it."""
+        try:
+            words = self.words
+        except ValueError as error:
+            return f"{self.line!r}: {str(error).lower()}"
+        if not words or not self.line.strip():
+            return "there is no command"
+        if shutil.which(words[0]) is None:
+            return f"{words[0]!r} is no command that can be run"
+        return None
+
+
+def job_environment(job: Job, inherited: Mapping[str, str], *, pass_token: bool = False) -> dict[str, str]:
+    """The environment of a job's command: what is inherited, and `TOPICS_JOB_*`.
+
+    Those are TOPIC, SEQ, TAG, NODE, DELIVERIES, and META_ with the name of each entry in capitals, anything but
+    letters, digits and `_` in it being `_`; of several that become the same name the last one counts. What a job does
+    not have is not set, nor left over from a job that this worker itself is a command of. Values are UTF-8 whatever the
+    locale; NUL, which an environment cannot hold, is left out. `TOPICS_TOKEN` is not passed on unless asked for.
+    """
+    environ = {name: value for name, value in inherited.items() if not name.startswith(JOB_PREFIX)}
+    if not pass_token:
+        environ.pop(TOKEN, None)
+    facts = {"TOPIC": job.topic, "SEQ": str(job.seq), "TAG": job.tag, "NODE": job.node}
+    facts["DELIVERIES"] = str(job.deliveries)
+    for name, value in job.meta.items():
+        facts["META_" + _NOT_IN_A_NAME.sub("_", name.upper())] = value
+    for name, said in facts.items():
+        if said is not None:
+            environ[JOB_PREFIX + name] = os.fsdecode(said.replace("\0", "").encode(errors="replace"))
+    return environ
+
+
+class CommandRunner:
+    """Runs the command for each job it is called with: the handler of a worker.
+
+    The job's data is on the command's standard input, as the JSON that was written and a newline; what it prints goes
+    where ours goes, or all of it to `output` (a file descriptor). Exit code 0 is success. Everything else gives the job
+    back, to come again after a time that grows with its deliveries, or at once where nobody can say that the command
+    has failed at it.
+
+    Each command has a session and with it a process group of its own, so that a Ctrl-C on the terminal does not reach
+    it. A group that is out of time gets SIGTERM, and SIGKILL `TERM_GRACE_S` later; one whose call is cancelled gets
+    SIGKILL at once. What a command that has ended by itself has left running is left alone.
+    """
+
+    def __init__(
+        self,
+        command: Command,
+        *,
+        environ: Mapping[str, str],
+        report: Callable[[Ended], None],
+        timeout_s: float | None = None,
+        pass_token: bool = False,
+        output: int | None = None,
+    ) -> None:
+        self._command = command
+        self._environ = environ
+        self._report = report
+        self._timeout_s = timeout_s
+        self._pass_token = pass_token
+        self._output = output
+        self._backoff = Backoff()
+        self.running = 0
+        self.done = 0
+        self.failed = 0
+        """Out of time included, killed and not started excluded."""
+        self.unstartable: str | None = None
+        """Why the command cannot be run, once it could not."""
+        self.unheard: OSError | None = None
+        """Why an ending could not be told. What is done is done, so this fails no job."""
+
+    async def __call__(self, job: Job) -> None:
+        """Do one job. Raises Nack if that was not done."""
+        began = time.monotonic()
+        outcome: Outcome = "killed"
+        code: int | None = None
+        self.running += 1
+        try:
+            outcome, code = await self._run(job)
+        finally:
+            self.running -= 1
+            self.done += outcome == "done"
+            self.failed += outcome in ("failed", "timeout")
+            took_ms = round((time.monotonic() - began) * 1000)
+            try:
+                self._report(Ended(job.topic, job.seq, job.deliveries, outcome, code, took_ms, job.lost))
+            except OSError as error:
+                self.unheard = error
+        if outcome != "done":
+            raise Nack(0 if outcome == "not started" else self._backoff(job.deliveries))
+
+    async def _run(self, job: Job) -> tuple[Outcome, int | None]:
+        try:
+            process = await anyio.open_process(
+                self._command.words,
+                stdout=self._output,
+                stderr=None,
+                env=job_environment(job, self._environ, pass_token=self._pass_token),
+                start_new_session=True,
+            )
+        except OSError as error:
+            self.unstartable = f"{self._command.words[0]!r} cannot be run: {error.strerror or error}"
+            return "not started", None
+        try:
+            in_time = await self._wait(process, bytes(job.raw) + b"\n")
+        finally:
+            with anyio.CancelScope(shield=True):
+                if process.returncode is None:
+                    _signal_group(process, signal.SIGKILL)
+                    await process.wait()
+                await process.aclose()
+        code = process.returncode
+        if not in_time:
+            return "timeout", code
+        if self._command.shell and code in NOT_RUNNABLE:
+            self.unstartable = f"the shell found nothing that it can run (exit code {code}): {self._command.line!r}"
+            return "not started", code
+        return ("done" if code == 0 else "failed"), code
+
+    async def _wait(self, process: Process, data: bytes) -> bool:
+        """Feed the command and wait for its end. Returns whether that came in time."""
+        assert process.stdin is not None
+        with anyio.move_on_after(self._timeout_s):
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(_feed, process.stdin, data)
+                await process.wait()
+                tasks.cancel_scope.cancel()  # somebody it has left behind may hold its input, and not read it
+        if process.returncode is not None:
+            return True
+        _signal_group(process, signal.SIGTERM)
+        with anyio.move_on_after(TERM_GRACE_S):
+            await process.wait()
+        _signal_group(process, signal.SIGKILL)  # also for those of the group that the first of it has left behind
+        return False
+
+
+async def _feed(stdin: ByteSendStream, data: bytes) -> None:
+    """Write a job's data. A command need not read it."""
+    with suppress(anyio.BrokenResourceError, anyio.ClosedResourceError, OSError):
+        await stdin.send(data)
+        await stdin.aclose()
+
+
+def _signal_group(process: Process, number: signal.Signals) -> None:
+    with suppress(ProcessLookupError):
+        os.killpg(process.pid, number)
+
+
+# ----------------------------------------------------------------- the worker
+
+
+async def work_off(
+    client: AsyncClient,
+    topic: str,
+    runner: CommandRunner,
+    *,
+    node: str | None,
+    concurrency: int,
+    lease_ms: int | None,
+    max_jobs: int | None,
+    once: bool,
+    say: Callable[[str], None],
+) -> int:
+    """Have the jobs of a topic done until a signal ends it, `max_jobs` are done, none is ready (`once`), the command
+    cannot be run, or nobody hears of it any more, which raises OSError at the end. Returns how many signals came.
+
+    The first one stops the claiming and lets what runs go on to its end, however long that takes; the second kills it
+    and gives it back; the third waits for nothing. A signal that is ignored when this begins (`nohup`) stays so.
+    """
+
+    async def handle(job: Job) -> None:
+        try:
+            await runner(job)
+        finally:
+            if runner.unstartable is not None or runner.unheard is not None:
+                worker.stop()
+
+    worker = AsyncWorker(
+        client,
+        topic,
+        handle,
+        node=node,
+        concurrency=concurrency,
+        lease_ms=lease_ms,
+        max_jobs=max_jobs,
+        drain_s=math.inf,
+        on_error=_surprised,
+    )
+    signals = 0
+
+    async def attend() -> None:
+        nonlocal signals
+        with anyio.open_signal_receiver(*(one for one in ENDINGS if signal.getsignal(one) != signal.SIG_IGN)) as came:
+            async for _ in came:
+                signals += 1
+                if signals == 1:
+                    worker.stop()
+                    running = runner.running
+                    with suppress(OSError):  # a terminal that has gone says so by a signal
+                        say(f"ending: waiting for {running} running, a second time kills them" if running else "ending")
+                elif signals == 2:
+                    worker.stop(0)
+                else:
+                    tasks.cancel_scope.cancel()
+
+    async def look() -> None:
+        while True:
+            await anyio.sleep(LOOK_S)
+            if runner.running:
+                continue
+            with suppress(TopicsError):  # what is the worker's end too it will find out
+                jobs = (await client.state(topic, touch=False)).queue
+                if jobs is not None and jobs.ready == 0 and not runner.running:
+                    worker.stop()
+                    return
+
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(attend)
+        if once:
+            tasks.start_soon(look)
+        await worker.run()
+        tasks.cancel_scope.cancel()
+    if runner.unheard is not None:
+        raise runner.unheard
+    return signals
+
+
+def _surprised(_job: Job, error: Exception) -> None:
+    """A runner raises nothing but Nack, so this is a defect, which is not to be repeated with every job."""
+    raise error

@@ -1,0 +1,110 @@
+"""What a command says, and what it exits with, when it does not succeed.
+
+Responsible for one line on stderr and for the exit code of every failure; where in a command line it is caught is
+`topics.cli.app`'s business. No line holds a traceback or a token.
+
+Exit codes: 0 done; 1 failed; 2 a command line that is refused; 3 not found; 4 not allowed; 5 in conflict or full; 6 the
+daemon cannot be reached or is not ready; 130 interrupted; 141 the reader of a pipe has gone.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING, Final, TypeVar
+
+import click
+
+from topics.cli.output import printable
+
+if TYPE_CHECKING:
+    from topics.client.errors import TopicsError
+
+Thing = TypeVar("Thing")
+
+EXIT_FAILED: Final = 1
+EXIT_REFUSED: Final = 2
+EXIT_NOT_FOUND: Final = 3
+EXIT_NOT_ALLOWED: Final = 4
+EXIT_CONFLICT: Final = 5
+EXIT_UNAVAILABLE: Final = 6
+EXIT_INTERRUPTED: Final = 130
+EXIT_PIPE: Final = 141
+
+_ERRNO: Final = re.compile(r"\[Errno -?\d+\] ")
+_BY_STATUS: Final = {
+    401: EXIT_NOT_ALLOWED,
+    403: EXIT_NOT_ALLOWED,
+    404: EXIT_NOT_FOUND,
+    409: EXIT_CONFLICT,
+    422: EXIT_CONFLICT,
+    429: EXIT_UNAVAILABLE,
+    503: EXIT_UNAVAILABLE,
+}
+
+
+class Refused(click.ClickException):
+    """A command line, an environment or a file that is not to be used. Said in one line."""
+
+    exit_code = EXIT_REFUSED
+
+
+class Failed(Exception):
+    """A command has not done what it was to do. `str()` is what is said of it, in one line."""
+
+    def __init__(self, text: str, exit_code: int = EXIT_FAILED) -> None:
+        super().__init__(text)
+        self.exit_code = exit_code
+
+
+def exit_code(error: TopicsError) -> int:
+    """What a command exits with that ended by `error`."""
+    from topics.client.errors import ApiError, ConnectionFailed  # noqa: PLC0415
+
+    if isinstance(error, ConnectionFailed):
+        return EXIT_UNAVAILABLE
+    return _BY_STATUS.get(error.status, EXIT_FAILED) if isinstance(error, ApiError) else EXIT_FAILED
+
+
+def message(error: TopicsError) -> str:
+    """One line for people: what the daemon or the client says, and what to do about it where that is known."""
+    from topics.client.errors import ApiError  # noqa: PLC0415
+
+    text = _ERRNO.sub("", error.message)
+    if isinstance(error, ApiError):
+        if error.status == 401:
+            text += " (a key is taken from TOPICS_TOKEN or --token-file)"
+        if "cycle" in error.detail:
+            text += f": {' -> '.join(map(str, error.detail['cycle']))}"
+    if error.retry_after is not None:
+        text += f" (try again in {error.retry_after:g} s)"
+    return text
+
+
+def tell(text: str) -> None:
+    """One line on stderr, with the name of the program in front, as all complaints have it."""
+    click.echo(f"topics: {printable(text)}", err=True)
+
+
+def for_each(things: Iterable[Thing], act: Callable[[Thing], None]) -> None:
+    """Do `act` to all of `things`. Each failure is told, with the thing in front where the message does not name it,
+    and the others are tried all the same, but it exits at the end with the code of the first one. A daemon that cannot
+    be reached is not asked again."""
+    from topics.client.errors import ConnectionFailed, TopicsError  # noqa: PLC0415
+
+    first = 0
+    for thing in things:
+        try:
+            act(thing)
+        except Failed as error:
+            tell(str(error))
+            first = first or error.exit_code
+        except TopicsError as error:
+            text, subject = message(error), str(thing)
+            tell(text if subject in text or isinstance(error, ConnectionFailed) else f"{subject}: {text}")
+            first = first or exit_code(error)
+            if isinstance(error, ConnectionFailed):
+                break
+    if first:
+        sys.exit(first)

@@ -1,0 +1,395 @@
+"""`topics queue`: the jobs of a queue, claimed and settled one by one, or worked off by a command.
+
+Responsible for options and what is printed. How a job's command is run, and when that ends, is the business of
+`topics.cli.exec_jobs`.
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+import sys
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, Final
+
+import click
+import msgspec
+
+from topics.cli.app import Options, client_options, complete_topics, connect, examples
+from topics.cli.failures import EXIT_FAILED, EXIT_INTERRUPTED, Failed, tell
+from topics.cli.output import Column, count, moment, print_json, print_line, print_ndjson, print_table
+from topics.cli.values import Duration
+
+if TYPE_CHECKING:
+    from topics.cli.exec_jobs import Ended
+    from topics.client import Client, Job
+
+_COMPLAINTS: Final = {
+    "failed": "failed",
+    "timeout": "took longer than --job-timeout",
+    "killed": "was killed",
+    "not started": "was not started",
+}
+
+topic_argument = click.argument("topic", shell_complete=complete_topics)
+seqs_argument = click.argument("seqs", metavar="SEQ...", type=click.IntRange(min=1), nargs=-1, required=True)
+node_option = click.option(
+    "--node",
+    metavar="NAME",
+    default=platform.node,
+    help="Who holds the jobs: what was claimed under a name is settled under it.  [the host's name]",
+)
+leases_option = click.option(
+    "--lease-id",
+    "lease_ids",
+    multiple=True,
+    metavar="ID",
+    help="Only under this very lease; one for each SEQ, in the same order.",
+)
+
+
+@click.group()
+@client_options
+def queue() -> None:
+    """Claim jobs, settle them, or have a command do them."""
+
+
+# ----------------------------------------------------------------- looking
+
+
+@queue.command("ls", epilog=examples("topics queue ls", "topics queue ls --prefix mails --json"))
+@click.option("--prefix", default="", metavar="TEXT", help="Only queues whose names begin so.")
+@client_options
+@click.pass_obj
+def ls(options: Options, prefix: str) -> None:
+    """List queues with counts of their jobs.
+
+    Those that are ready, in flight and delayed, and those that were ever dead-lettered. Each queue is asked for by
+    itself.
+    """
+    with connect(options) as client:
+        states = [state for name in _queues(client, prefix) if (state := _state(client, name)) is not None]
+    if options.as_json:
+        print_json([{"topic": state.topic, **msgspec.structs.asdict(state.queue)} for state in states])
+        return
+    columns = ("topic", "ready", "in flight", "delayed", "dead-lettered")
+    print_table(
+        [Column(title, right=title != "topic") for title in columns],
+        [
+            (
+                state.topic,
+                *map(
+                    count,
+                    (state.queue.ready, state.queue.in_flight, state.queue.delayed, state.queue.dead_lettered),
+                ),
+            )
+            for state in states
+        ],
+    )
+
+
+def _queues(client: Client, prefix: str) -> list[str]:
+    return [topic.topic for topic in client.list_all(prefix=prefix) if topic.type == "queue"]
+
+
+def _state(client: Client, name: str) -> Any:
+    """The state of a queue, or None if it has just been deleted, and perhaps made again as something else."""
+    from topics.client import NotFound  # noqa: PLC0415
+
+    try:
+        state = client.state(name, touch=False)
+    except NotFound:
+        return None
+    return state if state.queue is not None else None
+
+
+# ----------------------------------------------------------------- one call each
+
+
+@queue.command(epilog=examples("topics queue claim mails --max 5 --wait 10s", "topics queue claim mails --json"))
+@topic_argument
+@node_option
+@click.option("--max", "most", metavar="N", type=click.IntRange(min=1), default=1, help="Jobs at most.  [1]")
+@click.option(
+    "--lease",
+    "--lease-ms",
+    "lease_ms",
+    metavar="TIME",
+    type=Duration(),
+    help="How long to hold them.  [as the topic says]",
+)
+@click.option(
+    "--wait",
+    "--wait-ms",
+    "wait_ms",
+    metavar="TIME",
+    type=Duration(),
+    default=0,
+    help="How long to wait for the first.  [0]",
+)
+@client_options
+@click.pass_obj
+def claim(options: Options, topic: str, node: str, most: int, lease_ms: int | None, wait_ms: int) -> None:
+    """Take jobs and hold them for a while.
+
+    Whoever does not ack them in time, or extends their leases, loses them to others. None at all is no failure.
+    """
+    with connect(options) as client:
+        claimed = client.claim(topic, node, max=most, lease_ms=lease_ms, wait_ms=wait_ms)
+    if options.as_json:
+        jobs = [_job_document(job) for job in claimed.claimed]
+        print_json({"topic": claimed.topic, "claimed": jobs, "count": claimed.count, "ready": claimed.ready})
+        return
+    titles = ("seq", "lease id", "until", "deliveries", "tag", "node", "data")
+    print_table(
+        [Column(title, right=title in ("seq", "deliveries")) for title in titles],
+        [
+            (
+                str(job.seq),
+                job.lease_id,
+                moment(job.deadline),
+                str(job.deliveries),
+                job.tag or "",
+                job.node or "",
+                bytes(job.raw).decode(),
+            )
+            for job in claimed.claimed
+        ],
+    )
+    tell(f"{count(claimed.count)} claimed, {count(claimed.ready)} more ready")
+
+
+def _job_document(job: Job) -> dict[str, Any]:
+    """A job as the interface shows it: what it does not have is not there."""
+    facts = {
+        "$seq": job.seq,
+        "lease_id": job.lease_id,
+        "deadline": job.deadline,
+        "$ts": job.ts,
+        "$tag": job.tag,
+        "$node": job.node,
+        "deliveries": job.deliveries,
+        "data": job.raw,
+        "meta": job.meta or None,
+    }
+    return {name: value for name, value in facts.items() if value is not None}
+
+
+@queue.command(epilog=examples("topics queue ack mails 17 18", "topics queue ack mails 17 --lease-id lease_1e521f5a"))
+@topic_argument
+@seqs_argument
+@node_option
+@leases_option
+@client_options
+@click.pass_obj
+def ack(options: Options, topic: str, seqs: tuple[int, ...], node: str, lease_ids: tuple[str, ...]) -> None:
+    """Say that jobs are done, which deletes them.
+
+    Exit code 1 if one of them was skipped, because NAME does not hold it (any more).
+    """
+    fences = _fences(seqs, lease_ids)
+    with connect(options) as client:
+        answer = client.ack(topic, node, seqs, lease_ids=fences)
+    _settled(options, answer, f"{count(answer.acked)} acked, {_left(answer)}")
+
+
+@queue.command(epilog=examples("topics queue nack mails 17 --delay 30s"))
+@topic_argument
+@seqs_argument
+@node_option
+@leases_option
+@click.option(
+    "--delay",
+    "--delay-ms",
+    "delay_ms",
+    metavar="TIME",
+    type=Duration(),
+    default=0,
+    help="When it comes again.  [at once]",
+)
+@client_options
+@click.pass_obj
+def nack(
+    options: Options, topic: str, seqs: tuple[int, ...], node: str, lease_ids: tuple[str, ...], delay_ms: int
+) -> None:
+    """Give jobs back undone, for somebody else to claim.
+
+    Exit code 1 if one of them was skipped, because NAME does not hold it (any more).
+    """
+    fences = _fences(seqs, lease_ids)
+    with connect(options) as client:
+        answer = client.nack(topic, node, seqs, delay_ms=delay_ms, lease_ids=fences)
+    _settled(options, answer, f"{count(answer.nacked)} given back, {_left(answer)}")
+
+
+@queue.command(epilog=examples("topics queue extend mails 17 --lease 1m"))
+@topic_argument
+@seqs_argument
+@node_option
+@leases_option
+@click.option(
+    "--lease",
+    "--lease-ms",
+    "lease_ms",
+    metavar="TIME",
+    type=Duration(),
+    required=True,
+    help="How long to hold them from now on.",
+)
+@client_options
+@click.pass_obj
+def extend(
+    options: Options, topic: str, seqs: tuple[int, ...], node: str, lease_ids: tuple[str, ...], lease_ms: int
+) -> None:
+    """Hold jobs for longer.
+
+    Exit code 1 if one of them was skipped, because NAME does not hold it (any more).
+    """
+    fences = _fences(seqs, lease_ids)
+    with connect(options) as client:
+        answer = client.extend(topic, node, seqs, lease_ms=lease_ms, lease_ids=fences)
+    until = [f"{seq} until {moment(deadline)}" for seq, deadline in sorted(answer.deadlines.items())]
+    _settled(options, answer, "\n".join(until) or "none extended")
+
+
+def _fences(seqs: Sequence[int], lease_ids: Sequence[str]) -> Sequence[str] | None:
+    if lease_ids and len(lease_ids) != len(seqs):
+        raise click.UsageError(
+            f"{len(lease_ids)} times --lease-id for {len(seqs)} jobs; it takes one for each, or none."
+        )
+    return lease_ids or None
+
+
+def _left(answer: Any) -> str:
+    return f"{count(answer.ready)} ready, {count(answer.in_flight)} in flight"
+
+
+def _settled(options: Options, answer: Any, said: str) -> None:
+    """Print an answer; exits with 1 if jobs were skipped."""
+    if options.as_json:
+        print_json(answer)
+    else:
+        print_line(said)
+    if answer.skipped:
+        raise Failed(f"skipped, as they are not held (any more): {', '.join(map(str, answer.skipped))}")
+
+
+# ----------------------------------------------------------------- work
+
+
+@queue.command(
+    epilog=examples(
+        "topics queue work mails --exec './send-mail'",
+        "topics queue work thumbnails --concurrency 4 --job-timeout 5m --exec 'python resize.py'",
+        "topics queue work mails --once --shell --exec 'jq -r .to | xargs -n1 ./greet'",
+    )
+)
+@topic_argument
+@click.option("--exec", "line", metavar="COMMAND", required=True, help="What to run for each job.")
+@click.option(
+    "--shell", is_flag=True, help="COMMAND is a line for /bin/sh; otherwise words, split at spaces and quotes."
+)
+@click.option("--concurrency", metavar="N", type=click.IntRange(1, 1000), default=1, help="Jobs at the same time.  [1]")
+@click.option("--node", metavar="NAME", help="Who holds the jobs.  [a name of its own for each worker]")
+@click.option(
+    "--lease",
+    "--lease-ms",
+    "lease_ms",
+    metavar="TIME",
+    type=Duration(),
+    help="The leases, which are extended as long as the command runs.  [as the topic says]",
+)
+@click.option("--job-timeout", metavar="TIME", type=Duration(plain="s"), help="Kill a command that takes longer.")
+@click.option("--max-jobs", metavar="N", type=click.IntRange(min=1), help="End after so many jobs.")
+@click.option(
+    "--once",
+    is_flag=True,
+    help="End when no job is ready. Jobs that wait for their turn after a failure are not waited for.",
+)
+@click.option("--pass-token", is_flag=True, help="Leave TOPICS_TOKEN in the command's environment.")
+@client_options
+@click.pass_obj
+def work(
+    options: Options,
+    topic: str,
+    line: str,
+    shell: bool,
+    concurrency: int,
+    node: str | None,
+    lease_ms: int | None,
+    job_timeout: int | None,
+    max_jobs: int | None,
+    once: bool,
+    pass_token: bool,
+) -> None:
+    """Run a command for each job of a queue.
+
+    The command gets the job's data on its standard input, as JSON and a newline, and TOPICS_JOB_TOPIC, _SEQ, _TAG,
+    _NODE, _DELIVERIES and _META_... (the names of its meta in capitals) in its environment, where TOPICS_URL is the
+    daemon's and TOPICS_TOKEN is missing.
+
+    Exit code 0 acks the job. After any other it comes again, a little later each time, up to the max_deliveries of the
+    queue. A job may be done twice: where a worker dies, or is cut off from the daemon for longer than a lease.
+
+    A command that cannot be run (with --shell: exit codes 126 and 127) ends the worker. Ctrl-C or SIGTERM: no new jobs,
+    and the end when those that run are done. A second time: they are killed and given back. A third time: the end at
+    once.
+
+    With --json, one line on stdout for each job that has ended, and what commands print goes to stderr. Exit code 0
+    after Ctrl-C, 130 after a second one; with --once or --max-jobs 1 if a job has failed.
+    """
+    import anyio  # noqa: PLC0415
+
+    from topics.cli.exec_jobs import Command, CommandRunner, work_off  # noqa: PLC0415
+    from topics.client import Retry  # noqa: PLC0415
+    from topics.client.worker import MAX_LEASE_MS, MIN_LEASE_MS  # noqa: PLC0415
+
+    command = Command(line, shell)
+    if (problem := command.problem()) is not None:
+        raise click.BadParameter(problem, param_hint="--exec")
+    if lease_ms is not None and not MIN_LEASE_MS <= lease_ms <= MAX_LEASE_MS:
+        raise click.BadParameter("must be from 100ms to 1d", param_hint="--lease")
+
+    async def run() -> int:
+        async with client.asynchronous() as concurrent:
+            return await work_off(
+                concurrent,
+                topic,
+                runner,
+                node=node,
+                concurrency=concurrency,
+                lease_ms=lease_ms,
+                max_jobs=max_jobs,
+                once=once,
+                say=tell,
+            )
+
+    with connect(options, retry=Retry()) as client:
+        runner = CommandRunner(
+            command,
+            environ=os.environ | {"TOPICS_URL": client.url},
+            report=print_ndjson if options.as_json else _complain,
+            timeout_s=None if job_timeout is None else job_timeout / 1000,
+            pass_token=pass_token,
+            output=sys.stderr.fileno() if options.as_json else None,
+        )
+        try:
+            signals = anyio.run(run)
+        except KeyboardInterrupt:  # before it listens to signals
+            return
+    tell(f"{count(runner.done)} done, {count(runner.failed)} failed")
+    if runner.unstartable is not None:
+        raise Failed(runner.unstartable)
+    if signals > 1:
+        sys.exit(EXIT_INTERRUPTED)
+    if runner.failed and not signals:
+        sys.exit(EXIT_FAILED)
+
+
+def _complain(ended: Ended) -> None:
+    """Tell of a job that was not done, or not by this worker alone."""
+    if ended.outcome != "done":
+        code = "" if ended.exit_code is None else f", exit code {ended.exit_code}"
+        tell(f"job {ended.seq} {_COMPLAINTS[ended.outcome]}{code}, delivery {ended.deliveries}")
+    if ended.lost:
+        tell(f"job {ended.seq} lost its lease before the command had ended: somebody else may do it too")

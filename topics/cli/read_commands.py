@@ -1,0 +1,320 @@
+"""`topics read` and `topics tail`: records on standard output, from the beginning, from the end, and as they come.
+
+Responsible for where to begin, what is left out, and when to end. What a line looks like is `topics.cli.record_lines`'s
+business; going on over broken connections is the client's.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import stat
+import sys
+import threading
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, NoReturn, TypeVar
+
+import click
+
+from topics.cli import failures
+from topics.cli.app import Options, client_options, complete_topics, connect, examples
+from topics.cli.output import on_terminal
+
+if TYPE_CHECKING:
+    from topics.cli.record_lines import Style, Value
+    from topics.client import Client
+    from topics.client.errors import TopicsError
+    from topics.client.results import Record, Tombstone
+
+Command = TypeVar("Command", bound=Callable[..., Any])
+
+MAX_LAST: Final = 1_000_000
+"""Bounds what is held to find the beginning of the last records: their seqs."""
+MAX_FOLLOWED: Final = 256
+"""As many as a daemon has in one watch by default."""
+TOO_SLOW: Final = 408
+
+
+# ----------------------------------------------------------------- what is shown
+
+
+@dataclass(frozen=True, slots=True)
+class Selection:
+    """Which records are shown. Nodes are left out by the daemon, tags are looked at here."""
+
+    nodes: tuple[str, ...] = ()
+    tag: str | None = None
+    tag_prefix: str | None = None
+    meta: bool = True
+
+    @property
+    def is_everything(self) -> bool:
+        return not self.nodes and self.tag is None and self.tag_prefix is None
+
+    def takes(self, record: Record) -> bool:
+        if self.tag is not None and record.tag != self.tag:
+            return False
+        return self.tag_prefix is None or (record.tag is not None and record.tag.startswith(self.tag_prefix))
+
+    def read(self, client: Client, topic: str, after: int, to_seq: int | None = None) -> Iterator[Record | Tombstone]:
+        """What is selected of `(after, to_seq]`, and all tombstones."""
+        from topics.client.results import Record  # noqa: PLC0415
+
+        for value in client.read(topic, after, to_seq=to_seq, node=self.nodes, include_meta=self.meta):
+            if not isinstance(value, Record) or self.takes(value):
+                yield value
+
+
+def selection_options(command: Command) -> Command:
+    """Which records are shown, and how. The command gets `node`, `tag`, `tag_prefix`, `no_meta` and `data_only`."""
+    for decorate in (
+        click.option("--data-only", is_flag=True, help="Print the data alone, as it was appended, a line each."),
+        click.option("--no-meta", is_flag=True, help="Leave metadata out."),
+        click.option("--tag-prefix", metavar="PREFIX", help="Only records whose tag begins so (looked at here)."),
+        click.option("--tag", metavar="TAG", help="Only records with this tag (looked at here, not by the daemon)."),
+        click.option(
+            "--node", metavar="NODE", multiple=True, help="Leave out what this node has appended; may be repeated."
+        ),
+    ):
+        command = decorate(command)
+    return command
+
+
+def _style(options: Options, *, data_only: bool) -> Style:
+    if data_only:
+        if options.as_json:
+            raise click.UsageError("--data-only and --json do not go together.")
+        return "data"
+    return "lines" if on_terminal() and not options.as_json else "ndjson"
+
+
+# ----------------------------------------------------------------- where to begin
+
+
+class Stretch(NamedTuple):
+    """A part of a topic: what comes after `after`, up to `head` and including it. `epoch` is the instance of the topic
+    in which these count."""
+
+    after: int
+    head: int
+    epoch: int
+
+
+def last(client: Client, topic: str, wanted: int, selection: Selection) -> Stretch:
+    """The last `wanted` records that are selected, as of now. Where records were deleted or are not selected it reads
+    from further and further back."""
+    from topics.client.results import Record  # noqa: PLC0415
+
+    state = client.state(topic, touch=False)
+    head, floor, epoch = state.head_seq, state.earliest_seq - 1, state.epoch
+    if wanted == 0:
+        return Stretch(head, head, epoch)
+    if selection.is_everything and state.count == head - floor:
+        return Stretch(max(head - wanted, floor), head, epoch)
+    reach = wanted
+    while True:
+        after = max(head - reach, floor)
+        found = selection.read(client, topic, after, head)
+        seqs = deque((value.seq for value in found if isinstance(value, Record)), maxlen=wanted)
+        if len(seqs) == wanted:
+            return Stretch(seqs[0] - 1, head, epoch)
+        if after == floor:
+            return Stretch(floor, head, epoch)
+        reach *= 4
+
+
+# ----------------------------------------------------------------- read
+
+
+@click.command(
+    epilog=examples(
+        "topics read orders",
+        "topics read orders --last 10",
+        "topics read orders --from-seq 1000 --limit 100 --tag customer:7",
+        "topics read orders --data-only | jq .total",
+    ),
+)
+@click.argument("topic", shell_complete=complete_topics)
+@click.option(
+    "--from-seq",
+    type=click.IntRange(min=0),
+    metavar="SEQ",
+    help="Begin after this seq, which is not shown itself: the last one you have seen.",
+)
+@click.option("--to-seq", type=click.IntRange(min=1), metavar="SEQ", help="End with this seq.")
+@click.option("--last", "last_n", type=click.IntRange(0, MAX_LAST), metavar="N", help="Only the last N of them.")
+@click.option("--limit", type=click.IntRange(min=1), metavar="N", help="Only the first N of them.")
+@selection_options
+@client_options
+@click.pass_obj
+def read(
+    options: Options,
+    topic: str,
+    from_seq: int | None,
+    to_seq: int | None,
+    last_n: int | None,
+    limit: int | None,
+    node: tuple[str, ...],
+    tag: str | None,
+    tag_prefix: str | None,
+    no_meta: bool,
+    data_only: bool,
+) -> None:
+    """Print the records of a topic, from the earliest to where there is no more.
+
+    A line each: for people on a terminal; as NDJSON with --json or into a pipe, with the data as it was appended, byte
+    for byte. Where records are gone that nobody has deleted there is a line that says so ({"$tombstone": ...} in
+    NDJSON; on stderr with --data-only).
+    """
+    if last_n is not None and (from_seq is not None or to_seq is not None):
+        raise click.UsageError("--last does not go with --from-seq or --to-seq.")
+    style = _style(options, data_only=data_only)
+    selection = Selection(node, tag, tag_prefix, not no_meta)
+    from topics.cli.record_lines import printer  # noqa: PLC0415
+    from topics.client.results import Record  # noqa: PLC0415
+
+    show = printer(style, named=False, prompt=on_terminal())
+    with connect(options) as client:
+        if last_n is not None:
+            from_seq, to_seq, _ = last(client, topic, last_n, selection)
+        left = limit
+        for value in selection.read(client, topic, from_seq or 0, to_seq):
+            show(value)
+            if left is not None and isinstance(value, Record):
+                left -= 1
+                if not left:
+                    return
+
+
+# ----------------------------------------------------------------- tail
+
+
+@click.command(
+    epilog=examples(
+        "topics tail orders",
+        "topics tail -f orders payments",
+        "topics tail -f --prefix shop. -n 0",
+        "topics tail -f --from-start orders --json | jq .data",
+    ),
+)
+@click.argument("topics", nargs=-1, shell_complete=complete_topics, metavar="[TOPIC]...")
+@click.option("--follow", "-f", is_flag=True, help="Go on with what is appended from now on, until Ctrl-C.")
+@click.option(
+    "--lines",
+    "-n",
+    "last_n",
+    type=click.IntRange(0, MAX_LAST),
+    metavar="N",
+    help="Begin with the last N records of each topic.  [10]",
+)
+@click.option(
+    "--from-seq", type=click.IntRange(min=0), metavar="SEQ", help="Begin after this seq, which is not shown itself."
+)
+@click.option("--from-start", is_flag=True, help="Begin with the earliest record.")
+@click.option("--prefix", metavar="PREFIX", help="Also all topics that there are now whose names begin so.")
+@selection_options
+@client_options
+@click.pass_obj
+def tail(
+    options: Options,
+    topics: tuple[str, ...],
+    follow: bool,
+    last_n: int | None,
+    from_seq: int | None,
+    from_start: bool,
+    prefix: str | None,
+    node: tuple[str, ...],
+    tag: str | None,
+    tag_prefix: str | None,
+    no_meta: bool,
+    data_only: bool,
+) -> None:
+    """Print the last records of topics, and with -f what is appended from then on.
+
+    Lines are those of `topics read`; with several topics or --prefix they begin with the name of theirs ("topic" in
+    NDJSON). With -f nothing is missed or repeated between the last records and the new ones, nor when the connection
+    breaks or the daemon restarts: it goes on by itself, and says so on stderr. A topic that is deleted has a line that
+    says so ({"$deleted": ...} in NDJSON); when none is left the exit code is 3. Ctrl-C ends it with 0.
+    """
+    if sum((last_n is not None, from_seq is not None, from_start)) > 1:
+        raise click.UsageError("Only one of -n, --from-seq and --from-start can be given.")
+    if not topics and prefix is None:
+        raise click.UsageError("Name a topic, or give --prefix.")
+    style = _style(options, data_only=data_only)
+    selection = Selection(node, tag, tag_prefix, not no_meta)
+    try:
+        with connect(options) as client:
+            names = list(dict.fromkeys(topics))
+            if prefix is not None:
+                names += [found.topic for found in client.list_all(prefix=prefix) if found.topic not in topics]
+            if not names:
+                raise failures.Failed(f"no topic begins with {prefix!r}", failures.EXIT_NOT_FOUND)
+            if follow and len(names) > MAX_FOLLOWED:
+                raise failures.Failed(f"{len(names)} topics are too many to follow: {MAX_FOLLOWED} at most")
+            from topics.cli.record_lines import printer  # noqa: PLC0415
+
+            show = printer(style, named=prefix is not None or len(names) > 1, prompt=follow or on_terminal())
+            chosen = from_seq is not None or from_start
+            wanted = 0 if chosen else 10 if last_n is None else last_n
+            if follow:
+                starts: dict[str, int | tuple[int, int]] = {}
+                for name in names:
+                    stretch = last(client, name, wanted, selection)
+                    starts[name] = from_seq or 0 if chosen else (stretch.after, stretch.epoch)
+                _follow(client, starts, selection, show)
+            for name in names:
+                stretch = last(client, name, wanted, selection)
+                for value in selection.read(client, name, from_seq or 0 if chosen else stretch.after, stretch.head):
+                    show(value)
+    except KeyboardInterrupt:
+        if not follow:
+            raise
+
+
+def _follow(
+    client: Client, starts: Mapping[str, int | tuple[int, int]], selection: Selection, show: Callable[[Value], None]
+) -> NoReturn:
+    """Show what is in topics and what comes, until all of them are deleted."""
+    from topics.client.results import Record  # noqa: PLC0415
+
+    told = False
+
+    def on_break(error: TopicsError, _wait_s: float) -> None:
+        nonlocal told
+        # Who reads our lines was slow, and so were we: no news for anybody.
+        if not told and getattr(error, "status", None) != TOO_SLOW:
+            failures.tell(f"the connection is lost and tried again: {failures.message(error)}")
+            told = True
+
+    def on_resume() -> None:
+        nonlocal told
+        if told:
+            failures.tell("connected again; going on where it was")
+            told = False
+
+    with client.watch(
+        starts, node=selection.nodes, include_meta=selection.meta, on_break=on_break, on_resume=on_resume
+    ) as following:
+        watch_reader(following.close)
+        for value in following:
+            if not isinstance(value, Record) or selection.takes(value):
+                show(value)
+    if reader_has_gone():
+        raise BrokenPipeError
+    raise failures.Failed("no topic is left to follow", failures.EXIT_NOT_FOUND)
+
+
+def reader_has_gone(*, wait: bool = False) -> bool:
+    """Whether standard output is a pipe that nobody reads any more. `wait`: until it is so."""
+    poll = select.poll()
+    poll.register(sys.stdout.fileno(), 0)  # errors are always told
+    return any(events & (select.POLLERR | select.POLLHUP) for _, events in poll.poll(None if wait else 0))
+
+
+def watch_reader(gone: Callable[[], object]) -> None:
+    """Have `gone` called when nobody reads standard output any more, which a write would show only when there is
+    something to write. In a thread that ends with the process."""
+    if stat.S_ISFIFO(os.fstat(sys.stdout.fileno()).st_mode):
+        threading.Thread(target=lambda: reader_has_gone(wait=True) and gone(), daemon=True).start()

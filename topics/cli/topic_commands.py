@@ -1,0 +1,331 @@
+"""`topics ls`, `show`, `create`, `set` and `rm`: topics and their configuration (`api.md` sections 2 and 3)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any, Final
+
+import click
+
+from topics.cli.app import Command, Options, client_options, complete_topics, connect, examples
+from topics.cli.failures import EXIT_NOT_FOUND, Failed, for_each
+from topics.cli.output import (
+    Column,
+    confirm,
+    count,
+    duration,
+    moment,
+    print_facts,
+    print_json,
+    print_line,
+    print_table,
+    printable,
+    size,
+)
+from topics.cli.values import NONE, Count, Duration, Size
+
+if TYPE_CHECKING:
+    from topics.client.results import (
+        RouterState,
+        TopicChanged,
+        TopicConfig,
+        TopicDeletion,
+        TopicState,
+        TopicSummary,
+    )
+
+CLASSES: Final = ("ephemeral", "memory", "disk", "fsync")
+
+names_argument: Final = click.argument(
+    "names", nargs=-1, required=True, metavar="TOPIC...", shell_complete=complete_topics
+)
+
+
+# ----------------------------------------------------------------- ls
+
+
+@click.command(epilog=examples("topics ls", "topics ls --prefix orders- --long", "topics ls --json"))
+@click.option("--prefix", default="", metavar="TEXT", help="Only topics whose names begin with this.")
+@click.option("-l", "--long", is_flag=True, help="More columns: epoch and priority.")
+@client_options
+@click.pass_obj
+def ls(options: Options, prefix: str, long: bool) -> None:
+    """List topics, in the order of names."""
+    with connect(options) as client:
+        found = list(client.list_all(prefix=prefix))
+    if options.as_json:
+        print_json({"topics": found})
+        return
+    columns = [Column("topic"), Column("type"), Column("durability"), Column("records", right=True)]
+    columns += [Column("bytes", right=True), Column("head", right=True), Column("earliest", right=True)]
+    if long:
+        columns += [Column("epoch", right=True), Column("priority", right=True)]
+    print_table(columns, (_row(topic)[: len(columns)] for topic in found))
+
+
+def _row(topic: TopicSummary) -> list[str]:
+    places = [str(topic.head_seq), str(topic.earliest_seq), str(topic.epoch), str(topic.effective_priority)]
+    return [topic.topic, topic.type, topic.durability, count(topic.count), size(topic.bytes), *places]
+
+
+# ----------------------------------------------------------------- show
+
+
+@click.command(epilog=examples("topics show orders", "topics show orders --json | jq .config.ttl_ms"))
+@click.argument("name", metavar="TOPIC", shell_complete=complete_topics)
+@client_options
+@click.pass_obj
+def show(options: Options, name: str) -> None:
+    """Show a topic: what it holds, its configuration, its routers.
+
+    That somebody has looked does not count as a use of the topic.
+    """
+    from msgspec import to_builtins  # noqa: PLC0415
+
+    with connect(options) as client:
+        state = client.state(name, touch=False)
+        into = list(client.all_routers(dest=name))
+        out = list(client.all_routers(source=name))
+    if options.as_json:
+        print_json({**to_builtins(state), "routers_in": into, "routers_out": out})
+        return
+    print_facts(_state_facts(state))
+    print_line("\nconfiguration")
+    print_facts((f"  {field}", text) for field, text in _config_facts(state.config))
+    for title, routers in (("routers into it", into), ("routers out of it", out)):
+        if routers:
+            print_line(f"\n{title}")
+            print_routers(routers)
+
+
+def _state_facts(state: TopicState) -> Iterator[tuple[str, str]]:
+    yield "topic", state.topic
+    yield "type", state.type
+    yield "records", count(state.count)
+    yield "bytes", size(state.bytes)
+    yield "seqs", f"{state.earliest_seq} to {state.head_seq}" if state.count else f"none live, head {state.head_seq}"
+    yield "synced", str(state.synced_seq)
+    yield "epoch", str(state.epoch)
+    yield "priority", str(state.effective_priority)
+    yield "last write", moment(state.last_write_ts)
+    yield "last read", moment(state.last_read_ts)
+    if state.queue is not None:
+        jobs = f"{count(state.queue.ready)} ready, {count(state.queue.in_flight)} in flight"
+        yield "jobs", f"{jobs}, {count(state.queue.delayed)} delayed"
+        yield "dead-lettered", f"{count(state.queue.dead_lettered)} so far"
+
+
+def _config_facts(config: TopicConfig) -> Iterator[tuple[str, str]]:
+    from msgspec.structs import asdict  # noqa: PLC0415
+
+    for field, value in asdict(config).items():
+        if value is None:
+            yield field, "none"
+        elif isinstance(value, bool):
+            yield field, "yes" if value else "no"
+        elif value == 0 and field in _OFF_AT_0:
+            yield field, "off"
+        elif field.endswith("_ms"):
+            yield field, duration(value)
+        elif field == "cap_bytes":
+            yield field, f"{count(value)} ({size(value)})"
+        else:
+            yield field, str(value)
+
+
+_OFF_AT_0: Final = frozenset(
+    {"ttl_ms", "cap_records", "cap_bytes", "max_deliveries", "idempotency_window_ms", "claim_jitter_ms"}
+)
+
+
+def print_routers(routers: list[RouterState]) -> None:
+    """A table of routers."""
+    columns = [Column("router"), Column("source"), Column("dest"), Column("filter")]
+    columns += [Column("forwarded", right=True), Column("lag", right=True)]
+    print_table(
+        columns, ([*_router_names(router), count(router.forwarded_total), count(router.lag)] for router in routers)
+    )
+
+
+def _router_names(router: RouterState) -> tuple[str, str, str, str]:
+    return router.router, router.source, router.dest, filter_text(router.filter)
+
+
+def filter_text(found: Any) -> str:
+    """A filter as it is shown: `-`, the tag, or the prefix with its `*`."""
+    return "-" if found is None else str(found[2]) if isinstance(found, list) and len(found) == 3 else str(found)
+
+
+# ----------------------------------------------------------------- create and set
+
+
+class Priority(click.ParamType[Any]):
+    """A number, or `none`, which is handed on as the text and becomes null."""
+
+    name = "priority"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        if isinstance(value, str) and value.lower() in NONE:
+            return "none"
+        return click.INT.convert(value, param, ctx)
+
+
+def config_options(command: Command) -> Command:
+    """An option for each setting that can be changed, named after its field in the interface. What is not given is
+    None."""
+    for decorate in reversed(
+        (
+            click.option("--ttl", "--ttl-ms", "ttl_ms", type=Duration(off=True), help="How long records live."),
+            click.option("--cap-records", type=Count(), help="How many live records it holds at most."),
+            click.option("--cap-bytes", type=Size(off=True), help="How many bytes of live records it holds at most."),
+            click.option(
+                "--discard",
+                type=click.Choice(["old", "reject"]),
+                help="At a cap: drop the oldest records, or refuse appends.",
+            ),
+            click.option("--durability", type=click.Choice(CLASSES), help="What an append waits for."),
+            click.option("--durable/--no-durable", default=None, help="Short for --durability fsync or disk."),
+            click.option("--priority", type=Priority(), help="Of its delivery, -1000 to 1000."),
+            click.option("--auto-priority/--no-auto-priority", default=None, help="Without one: by recent use."),
+            click.option(
+                "--auto-create/--no-auto-create", default=None, help="Kept and shown; counts in an append's `config`."
+            ),
+            click.option(
+                "--idempotency-window",
+                "--idempotency-window-ms",
+                "idempotency_window_ms",
+                type=Duration(off=True),
+                help="How long the repeat of an append is recognised.",
+            ),
+            click.option("--dedupe-node/--no-dedupe-node", default=None, help="Whether reads can leave out a node."),
+            click.option("--lease", "--lease-ms", "lease_ms", type=Duration(), help="Queue: how long a job is leased."),
+            click.option(
+                "--claim-jitter",
+                "--claim-jitter-ms",
+                "claim_jitter_ms",
+                type=Duration(off=True),
+                help="Queue: how long claims are gathered before jobs are given out.",
+            ),
+            click.option("--max-deliveries", type=Count(), help="Queue: how often a job is given out at most."),
+            click.option(
+                "--dead-letter",
+                metavar="TOPIC",
+                shell_complete=complete_topics,
+                help="Queue: where jobs go that were given out so often.",
+            ),
+            click.option(
+                "--leases-durable/--no-leases-durable", default=None, help="Queue: sync leases before they are shown."
+            ),
+        )
+    ):
+        command = decorate(command)
+    return command
+
+
+def _said(config: dict[str, Any]) -> dict[str, Any]:
+    """The settings that were given, as the interface takes them."""
+    said = {field: value for field, value in config.items() if value is not None}
+    for field in ("priority", "dead_letter"):
+        if isinstance(said.get(field), str) and said[field].lower() in NONE:
+            said[field] = None
+    return said
+
+
+_ABOUT_VALUES: Final = """
+    Durations are numbers with ms, s, m, h, d or w (`7d`, `1h30m`), milliseconds without; sizes take kB, MB, GB, KiB,
+    MiB, GiB. `none` switches off what has a limit, and takes a priority or a dead-letter topic away."""
+
+
+@click.command(
+    epilog=examples(
+        "topics create orders --ttl 7d --cap-bytes 10GB",
+        "topics create jobs --type queue --lease 1m --max-deliveries 5 --dead-letter jobs-dead",
+        "topics create payments audit --durability fsync",
+    ),
+    help=f"""Create topics, with the defaults for what is not given.
+
+    A topic that is there already keeps what is not given and takes the rest, as with `set`.
+    {_ABOUT_VALUES}""",
+)
+@names_argument
+@click.option("--type", type=click.Choice(["log", "queue"]), help="What it is, for good.")
+@config_options
+@client_options
+@click.pass_obj
+def create(options: Options, /, names: tuple[str, ...], **config: Any) -> None:
+    with connect(options) as client:
+        _change(options, names, lambda name: client.create(name, **_said(config)))
+
+
+@click.command(
+    "set",
+    epilog=examples("topics set orders --ttl 30d", "topics set orders --ttl none --cap-records 1000000"),
+    help=f"""Change the configuration of topics.
+
+    What is not given stays. A topic that is not there is not created (exit code 3).
+
+    A shorter time to live or a smaller cap takes effect on what is stored at once.
+    {_ABOUT_VALUES}""",
+)
+@names_argument
+@config_options
+@client_options
+@click.pass_obj
+def set_(options: Options, /, names: tuple[str, ...], **config: Any) -> None:
+    said = _said(config)
+    if not said:
+        raise click.UsageError("There is nothing to set: name at least one setting.")
+    with connect(options) as client:
+        _change(options, names, lambda name: client.update(name, **said))
+
+
+def _change(options: Options, names: tuple[str, ...], change: Callable[[str], TopicChanged]) -> None:
+    """Change all that are named, and say what became of each."""
+    changed: list[TopicChanged] = []
+
+    def one(name: str) -> None:
+        done = change(name)
+        changed.append(done)
+        if not options.as_json:
+            what = "created" if done.created else "configured"
+            print_line(f"{printable(done.topic)}: {what} ({done.config.type}, {done.config.durability})")
+
+    try:
+        for_each(names, one)
+    finally:
+        if options.as_json and changed:
+            print_json(changed[0] if len(names) == 1 else changed)
+
+
+# ----------------------------------------------------------------- rm
+
+
+@click.command(epilog=examples("topics rm orders", "topics rm --yes --if-empty orders-1 orders-2"))
+@names_argument
+@click.option("-y", "--yes", is_flag=True, help="Do not ask.")
+@click.option("--if-empty", is_flag=True, help="Only if no record is live.")
+@client_options
+@click.pass_obj
+def rm(options: Options, names: tuple[str, ...], yes: bool, if_empty: bool) -> None:
+    """Delete topics, with their records and routers.
+
+    On a terminal it asks first. One that is not there counts as a failure (exit code 3).
+    """
+    confirm(f"Delete {', '.join(names)}, with all records and routers?", yes=yes)
+    removed: list[TopicDeletion] = []
+    with connect(options) as client:
+
+        def one(name: str) -> None:
+            done = client.delete_topic(name, if_empty=if_empty)
+            removed.append(done)
+            if not done.deleted:
+                raise Failed(f"topic {name!r} does not exist", EXIT_NOT_FOUND)
+            if not options.as_json:
+                routers = f", with routers {', '.join(done.routers_removed)}" if done.routers_removed else ""
+                print_line(printable(f"{name}: deleted{routers}"))
+
+        try:
+            for_each(names, one)
+        finally:
+            if options.as_json and removed:
+                print_json(removed[0] if len(names) == 1 else removed)

@@ -1,0 +1,110 @@
+"""Values of options as people write them: durations (`7d`, `500ms`) and sizes (`10MB`, `64KiB`).
+
+Pure. A plain number is in the unit of the interface, which the caller of `Duration` names.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Any, Final
+
+import click
+
+_MS: Final = {"ms": 1, "s": 1000, "m": 60_000, "min": 60_000, "h": 3_600_000, "d": 86_400_000, "w": 7 * 86_400_000}
+_BYTES: Final = {
+    **{"b": 1, "kb": 10**3, "mb": 10**6, "gb": 10**9, "tb": 10**12},
+    **{"k": 1 << 10, "kib": 1 << 10, "m": 1 << 20, "mib": 1 << 20, "g": 1 << 30, "gib": 1 << 30, "tib": 1 << 40},
+}
+_NUMBER: Final = re.compile(r"(\d+(?:\.\d+)?)\s*([a-zA-Z]*)", re.ASCII)
+NONE: Final = ("none", "off")
+
+
+def parse_duration(text: str, *, plain: str = "ms") -> int:
+    """Milliseconds of `7d`, `1h30m`, `1.5s`, `250ms`; a number without a unit has the unit `plain`. Raises
+    ValueError."""
+    parts = _NUMBER.findall(text)
+    if not parts or _NUMBER.sub("", text).strip():
+        raise ValueError(f"{text!r} is no duration: a number with ms, s, m, h, d or w")
+    if len(parts) > 1 and not all(unit for _, unit in parts):
+        raise ValueError(f"{text!r} is no duration: a unit is missing")
+    total = 0.0
+    exact = 0
+    for number, unit in parts:
+        scale = _MS.get(unit.lower() or plain)
+        if scale is None:
+            raise ValueError(f"{text!r} is no duration: there is no unit {unit!r}")
+        if "." in number:
+            total += float(number) * scale
+        else:
+            exact += int(number) * scale
+    return exact + round(total)
+
+
+def parse_size(text: str) -> int:
+    """Bytes of `10MB` (decimal), `64KiB`, `64K` (binary), or a plain number. Raises ValueError."""
+    match = _NUMBER.fullmatch(text.strip())
+    if match is None:
+        raise ValueError(f"{text!r} is no size: a number with kB, MB, GB, KiB, MiB or GiB")
+    number, unit = match.groups()
+    scale = _BYTES.get(unit.lower() or "b")
+    if scale is None:
+        raise ValueError(f"{text!r} is no size: there is no unit {unit!r}")
+    return int(number) * scale if "." not in number else round(float(number) * scale)
+
+
+class Duration(click.ParamType[int]):
+    """Milliseconds, `least` of them. `plain` is the unit of a number without one; `off`, where allowed, is 0."""
+
+    name = "duration"
+
+    def __init__(self, *, plain: str = "ms", off: bool = False, least: int = 0) -> None:
+        self.plain = plain
+        self.off = off
+        self.least = least
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
+        if isinstance(value, int):
+            return value
+        if self.off and value.lower() in NONE:
+            return 0
+        try:
+            ms = parse_duration(value, plain=self.plain)
+        except ValueError as error:
+            self.fail(str(error), param, ctx)
+        if ms < self.least:
+            self.fail(f"{value!r} is too short", param, ctx)
+        return ms
+
+
+class Size(click.ParamType[int]):
+    """Bytes. `off`, where allowed, is 0."""
+
+    name = "size"
+
+    def __init__(self, *, off: bool = False) -> None:
+        self.off = off
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
+        if isinstance(value, int):
+            return value
+        if self.off and value.lower() in NONE:
+            return 0
+        try:
+            return parse_size(value)
+        except ValueError as error:
+            self.fail(str(error), param, ctx)
+
+
+class Count(click.ParamType[int]):
+    """A number that is not negative; `none` or `off` is 0."""
+
+    name = "count"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
+        if isinstance(value, int):
+            return value
+        if value.lower() in NONE:
+            return 0
+        if not (value.isascii() and value.isdecimal()):
+            self.fail(f"{value!r} is no number", param, ctx)
+        return int(value)

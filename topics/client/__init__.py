@@ -1,0 +1,93 @@
+"""The Python client (`docs/client.md`): the whole of `/v0`, for programs that block and for those on trio or asyncio.
+
+It imports nothing of the server. What is named here is what may be relied on; each is loaded when it is first used.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from topics.client.async_tailing import AsyncJobs as AsyncJobs
+    from topics.client.async_tailing import AsyncTail as AsyncTail
+    from topics.client.batching import BufferFull as BufferFull
+    from topics.client.batching import DeliveryFailed as DeliveryFailed
+    from topics.client.batching import ProducerClosed as ProducerClosed
+    from topics.client.concurrent import AsyncClient as AsyncClient
+    from topics.client.errors import ApiError as ApiError
+    from topics.client.errors import BadRequest as BadRequest
+    from topics.client.errors import Conflict as Conflict
+    from topics.client.errors import ConnectionFailed as ConnectionFailed
+    from topics.client.errors import Forbidden as Forbidden
+    from topics.client.errors import NotFound as NotFound
+    from topics.client.errors import ProtocolError as ProtocolError
+    from topics.client.errors import ServerError as ServerError
+    from topics.client.errors import Throttled as Throttled
+    from topics.client.errors import TooLarge as TooLarge
+    from topics.client.errors import TopicFull as TopicFull
+    from topics.client.errors import TopicsError as TopicsError
+    from topics.client.errors import Unauthorized as Unauthorized
+    from topics.client.errors import Unavailable as Unavailable
+    from topics.client.following import Position as Position
+    from topics.client.leasing import Backoff as Backoff
+    from topics.client.leasing import Nack as Nack
+    from topics.client.leasing import Stats as Stats
+    from topics.client.producer import AsyncDelivery as AsyncDelivery
+    from topics.client.producer import AsyncProducer as AsyncProducer
+    from topics.client.producer import Delivery as Delivery
+    from topics.client.producer import Producer as Producer
+    from topics.client.results import CaughtUp as CaughtUp
+    from topics.client.results import Job as Job
+    from topics.client.results import NewRecord as NewRecord
+    from topics.client.results import Record as Record
+    from topics.client.results import Tombstone as Tombstone
+    from topics.client.results import TopicDeleted as TopicDeleted
+    from topics.client.retry import Retry as Retry
+    from topics.client.sync import Client as Client
+    from topics.client.tailing import Jobs as Jobs
+    from topics.client.tailing import Tail as Tail
+    from topics.client.worker import AsyncWorker as AsyncWorker
+    from topics.client.worker import Worker as Worker
+
+_PLACES = {
+    "concurrent": ("AsyncClient",),
+    "errors": (
+        "ApiError",
+        "BadRequest",
+        "Conflict",
+        "ConnectionFailed",
+        "Forbidden",
+        "NotFound",
+        "ProtocolError",
+        "ServerError",
+        "Throttled",
+        "TooLarge",
+        "TopicFull",
+        "TopicsError",
+        "Unauthorized",
+        "Unavailable",
+    ),
+    "results": ("CaughtUp", "Job", "NewRecord", "Record", "Tombstone", "TopicDeleted"),
+    "retry": ("Retry",),
+    "sync": ("Client",),
+    "batching": ("BufferFull", "DeliveryFailed", "ProducerClosed"),
+    "following": ("Position",),
+    "leasing": ("Backoff", "Nack", "Stats"),
+    "producer": ("AsyncDelivery", "AsyncProducer", "Delivery", "Producer"),
+    "async_tailing": ("AsyncJobs", "AsyncTail"),
+    "tailing": ("Jobs", "Tail"),
+    "worker": ("AsyncWorker", "Worker"),
+}
+_PLACE_OF = {name: place for place, names in _PLACES.items() for name in names}
+
+__all__ = list(_PLACE_OF)
+
+
+def __getattr__(name: str) -> Any:
+    place = _PLACE_OF.get(name)
+    if place is None:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = getattr(importlib.import_module(f"{__name__}.{place}"), name)
+    globals()[name] = value
+    return value

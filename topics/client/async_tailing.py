@@ -1,0 +1,158 @@
+"""The shell of the streams that go on whatever happens, for trio and asyncio. See `topics.client.tailing`."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Callable
+from typing import TYPE_CHECKING, Concatenate, Generic, ParamSpec, Self, TypeVar
+
+import anyio
+
+from topics.client import following, working
+from topics.client.calls import Call
+from topics.client.errors import TopicsError
+from topics.client.following import Followed, Following, Position
+from topics.client.results import Job
+from topics.client.tailing import Machine
+from topics.client.transport import signed
+from topics.client.working import Working
+
+if TYPE_CHECKING:
+    from topics.client.concurrent import AsyncClient
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+class AsyncStream(Generic[T]):
+    """A stream of values that reconnects by itself: an asynchronous iterator and context manager.
+
+    Entering it waits until the daemon has accepted what is asked. Several tasks may iterate: each value goes to one of
+    them. Cancelling `anext` costs the connection and no value.
+    """
+
+    def __init__(self, client: AsyncClient, machine: Machine[T]) -> None:
+        self._client = client
+        self._machine = machine
+        self._lock = anyio.Lock()
+        """Held by who asks the daemon."""
+        self._scope: anyio.CancelScope | None = None
+        """Of that."""
+        self._closing = False
+        self._pieces: AsyncGenerator[bytes, None] | None = None
+
+    async def __aenter__(self) -> Self:
+        try:
+            await self._advance(lambda: self._machine.begun)
+        except BaseException:
+            await self.aclose()
+            raise
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.aclose()
+
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> T:
+        found: list[T] = []
+
+        def taken() -> bool:
+            value = self._machine.take()
+            if value is not None:
+                found.append(value)
+            return value is not None or self._machine.ended
+
+        if self._closing or not taken():
+            await self._advance(taken)
+        if not found:
+            raise StopAsyncIteration
+        return found[0]
+
+    async def aclose(self) -> None:
+        """End it; whoever waits in `anext` meets the end. May be repeated. Cancelled, it closes all the same."""
+        self._closing = True
+        if self._scope is not None:
+            self._scope.cancel()
+        with anyio.CancelScope(shield=True):
+            async with self._lock:
+                await self._drop()
+
+    async def _advance(self, done: Callable[[], bool]) -> None:
+        """Go on until `done` or the end."""
+        async with self._lock:
+            with anyio.CancelScope() as self._scope:
+                while not self._closing and not done():
+                    await self._step()
+            self._scope = None
+
+    async def _step(self) -> None:
+        """Make the next call, or read the next piece, or wait after a failure."""
+        machine = self._machine
+        try:
+            if self._pieces is None:
+                call = machine.next_call()
+                if call.answer is not None:
+                    machine.answered(await self._client.once(call))
+                    return
+                self._pieces = self._read(call)
+            piece = None if machine.over else await anext(self._pieces, None)
+            if piece is not None:
+                machine.feed(piece, anyio.current_time())
+                return
+            await self._drop()
+            wait = machine.finished(anyio.current_time())
+        except TopicsError as error:
+            await self._drop()
+            wait = machine.failed(error, anyio.current_time())
+        except BaseException:
+            with anyio.CancelScope(shield=True):
+                await self._drop()
+            raise
+        await anyio.sleep(wait)
+
+    async def _read(self, call: Call[bytes]) -> AsyncGenerator[bytes, None]:
+        async with self._client.opened(call, silence=self._machine.silence_s) as response:
+            self._machine.opened(anyio.current_time())
+            async for piece in response.aiter_bytes():
+                yield piece
+
+    async def _drop(self) -> None:
+        pieces, self._pieces = self._pieces, None
+        if pieces is not None:
+            await pieces.aclose()
+
+
+class AsyncTail(AsyncStream[Followed]):
+    """Topics as they grow: what `AsyncClient.tail` and `AsyncClient.watch` return."""
+
+    _machine: Following
+
+    def position(self, topic: str) -> Position:
+        """See `Tail.position`."""
+        return self._machine.position(topic)
+
+
+class AsyncJobs(AsyncStream[Job]):
+    """The jobs of a queue: what `AsyncClient.work` returns. Closing it gives those that were not acked to others."""
+
+
+def _tail(make: Callable[P, Following]) -> Callable[Concatenate[AsyncClient, P], AsyncTail]:
+    def method(client: AsyncClient, /, *args: P.args, **kwargs: P.kwargs) -> AsyncTail:
+        return AsyncTail(client, make(*args, **kwargs))
+
+    signed(method, make)
+    return method
+
+
+def _jobs(make: Callable[P, Working]) -> Callable[Concatenate[AsyncClient, P], AsyncJobs]:
+    def method(client: AsyncClient, /, *args: P.args, **kwargs: P.kwargs) -> AsyncJobs:
+        return AsyncJobs(client, make(*args, **kwargs))
+
+    signed(method, make)
+    return method
+
+
+tail = _tail(following.tail)
+watch = _tail(following.watch)
+work = _jobs(working.work)

@@ -1,0 +1,184 @@
+"""Exports and uploads of any length (`pipeline.md` section 1): the calls, and what an export knows.
+
+Pure: no I/O. The clients open the streams and hand in the bytes; `Export` says what they mean, and where to go on after
+a break.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Iterable, Iterator
+from typing import Final
+
+import msgspec
+
+from topics.client import calls, results
+from topics.client.calls import Call
+from topics.client.errors import ConnectionFailed, ProtocolError
+from topics.client.results import Record, Tombstone
+
+LINES: Final = "application/x-ndjson"
+PIECE_BYTES: Final = 256 << 10
+"""An upload is sent in pieces of about this size, or of one record."""
+MAX_LINE_BYTES: Final = 256 << 20
+"""More than any record has."""
+
+FromTo = tuple[int | None, int | None]
+
+
+class _TombstoneLine(msgspec.Struct):
+    gap: Tombstone = msgspec.field(name="$tombstone")
+
+
+class _End(msgspec.Struct):
+    next_from_seq: int
+
+
+class _EndLine(msgspec.Struct):
+    end: _End = msgspec.field(name="$end")
+
+
+_record = msgspec.json.Decoder(Record)
+_tombstone = msgspec.json.Decoder(_TombstoneLine)
+_end = msgspec.json.Decoder(_EndLine)
+
+
+class Export:
+    """One export, over as many connections as it takes. `position` is the last seq that was read."""
+
+    def __init__(
+        self,
+        topic: str,
+        from_seq: int,
+        to_seq: int,
+        *,
+        epoch: int,
+        ts: FromTo,
+        match: str | None,
+        node: str | Iterable[str],
+        include_tags: bool,
+        include_meta: bool,
+    ) -> None:
+        self.position = from_seq
+        self.done = False
+        self._topic = topic
+        self._to_seq = to_seq
+        self._epoch = epoch
+        self._ts = ts
+        self._match = match
+        self._nodes = [node] if isinstance(node, str) else list(node)
+        self._include_tags = include_tags
+        self._include_meta = include_meta
+        self._rest: list[bytes] = []
+        self._size = 0
+
+    def call(self) -> Call[bytes]:
+        """The call for what comes after `position`."""
+        self._rest.clear()
+        self._size = 0
+        where = calls.target(
+            calls.topic_path(self._topic, "records"),
+            from_seq=self.position,
+            to_seq=self._to_seq,
+            from_ts=self._ts[0],
+            to_ts=self._ts[1],
+            match=self._match,
+            node=self._nodes,
+            include_tags=self._include_tags,
+            include_meta=self._include_meta,
+            epoch=self._epoch,
+        )
+        return Call(method="GET", target=where, accept=LINES, repeatable=True)
+
+    def feed(self, piece: bytes) -> Iterator[Record | Tombstone]:
+        """What is complete with this piece. Raises ProtocolError for what is no export."""
+        *lines, rest = piece.split(b"\n")
+        if lines:
+            lines[0] = b"".join((*self._rest, lines[0]))
+            self._rest.clear()
+            self._size = 0
+        if rest:
+            self._rest.append(rest)
+            self._size += len(rest)
+            if self._size > MAX_LINE_BYTES:
+                raise ProtocolError(f"a line of more than {MAX_LINE_BYTES} bytes")
+        try:
+            for line in lines:
+                value = self._value(line)
+                if value is not None:
+                    yield value
+        except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+            raise ProtocolError(f"a line of an export that is not one: {error}") from None
+
+    def _value(self, line: bytes) -> Record | Tombstone | None:
+        if line.startswith(b'{"$end"'):
+            self.position = max(self.position, _end.decode(line).end.next_from_seq)
+            self.done = True
+            return None
+        if line.startswith(b'{"$tombstone"'):
+            gap = _tombstone.decode(line).gap
+            gap.topic = self._topic
+            self.position = gap.gap_to if gap.reason != "recreated" else 0
+            return gap
+        record = _record.decode(line)
+        record.topic = self._topic
+        self.position = record.seq
+        return record
+
+    def finished(self) -> None:
+        """The stream has ended. Raises ConnectionFailed if it was cut off."""
+        if not self.done:
+            raise ConnectionFailed("the export was cut off", outcome_unknown=True)
+
+
+def ingest(
+    topic: str,
+    pieces: Iterator[bytes] | AsyncIterator[bytes],
+    *,
+    node: str | None,
+    idempotency_key: str | None,
+    create: bool | None,
+    disable_backpressure: bool,
+) -> Call[results.Ingested]:
+    """An upload of records that are encoded already, one a line."""
+    where = calls.target(
+        calls.topic_path(topic),
+        node=node,
+        create=create,
+        disable_backpressure=disable_backpressure or None,
+    )
+    return Call(
+        method="POST",
+        target=where,
+        answer=results.Ingested,
+        upload=pieces,
+        content_type=LINES,
+        headers={} if idempotency_key is None else {"Idempotency-Key": idempotency_key},
+        repeatable=False,
+        waits=300.0 if disable_backpressure else 0.0,
+    )
+
+
+class Pieces:
+    """Encoded records, gathered into pieces that are worth sending."""
+
+    def __init__(self) -> None:
+        self._lines: list[bytes] = []
+        self._size = 0
+
+    def add(self, record: object) -> bytes | None:
+        """Take a record; a piece if there is enough for one. Raises TypeError or ValueError for what is no JSON."""
+        line = calls.encode_record(record)
+        if b"\n" in line or b"\r" in line:
+            line = line.replace(b"\n", b" ").replace(b"\r", b" ")  # between tokens of a `Raw`: nowhere else in JSON
+        self._lines.append(line)
+        self._size += len(line) + 1
+        return self.rest() if self._size >= PIECE_BYTES else None
+
+    def rest(self) -> bytes | None:
+        """What is left; None if there is nothing."""
+        if not self._lines:
+            return None
+        piece = b"\n".join(self._lines) + b"\n"
+        self._lines.clear()
+        self._size = 0
+        return piece

@@ -1,0 +1,606 @@
+"""`Producer` and `AsyncProducer`: records one by one in, batches out.
+
+Responsible for what `topics.client.batching` leaves to others: the clock, the loop that sends, and the waiting, of
+threads in the one and of tasks in the other. `_Sender` is the loop of both; `Producer` runs it in a thread of its own,
+on asyncio, and puts records into the buffer from the thread that sends them.
+
+**Exactly once, in order**, for each topic and each sender: a batch is repeated under the same idempotency key until its
+outcome is known, and the next one of its topic waits for that. It holds across restarts of the daemon, but for
+`ephemeral` topics, and for as long as the topic remembers keys (`idempotency_window_ms`, 120 s by default). Therefore
+a batch is given up after 60 s: the last try may take another 30 s (the client's timeout), which is still inside the
+window. A batch that is given up may have been appended or not.
+
+**Backpressure.** While the daemon is away, throttles or is read-only, batches wait as long as it says, the buffer fills
+and its bound holds up the senders.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import math
+import os
+import random
+import secrets
+import threading
+import time
+from collections.abc import Callable, Mapping
+from types import TracebackType
+from typing import Final, Generic, Self, TypeVar
+
+import anyio
+import anyio.abc
+import anyio.lowlevel
+import msgspec
+
+from topics.client import calls
+from topics.client.batching import (
+    Batch,
+    Buffer,
+    BufferFull,
+    DeliveryFailed,
+    Limits,
+    ProducerClosed,
+)
+from topics.client.concurrent import AsyncClient
+from topics.client.errors import ProtocolError, TopicsError
+from topics.client.results import NewRecord
+from topics.client.retry import Attempts
+from topics.client.sync import Client
+
+__all__ = ["AsyncDelivery", "AsyncProducer", "BufferFull", "Delivery", "DeliveryFailed", "Producer", "ProducerClosed"]
+
+BATCH_RECORDS: Final = 5000
+BATCH_BYTES: Final = 1 << 20
+LINGER_MS: Final = 5.0
+MAX_IN_FLIGHT: Final = 8
+MAX_BUFFERED_RECORDS: Final = 50_000
+MAX_BUFFERED_BYTES: Final = 32 << 20
+SEND_TIMEOUT: Final = 60.0
+GIVE_UP_AFTER: Final = 60.0
+CLOSE_TIMEOUT: Final = 30.0
+
+_SENDS_IN_A_ROW: Final = 256
+"""After so many records the asynchronous `send` gives way to other tasks."""
+
+
+_forks = 0
+"""How many forks lie between the program's first process and this one."""
+
+
+def _count_fork() -> None:
+    global _forks  # noqa: PLW0603 - asking for the process's id with each record would cost as much as all else
+    _forks += 1
+
+
+os.register_at_fork(after_in_child=_count_fork)
+
+
+class _Delivery(msgspec.Struct, eq=False, gc=False):
+    """Where a record is: cheap, because there is one for each record; all else is its batch's."""
+
+    _batch: Batch
+    _index: int
+
+    @property
+    def topic(self) -> str:
+        return self._batch.topic
+
+    @property
+    def done(self) -> bool:
+        """Whether the outcome is known."""
+        return self._batch.done
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} to {self.topic!r}, {'done' if self.done else 'not done'}>"
+
+
+class Delivery(_Delivery, eq=False, gc=False):
+    """A record that a `Producer` has taken. For any thread."""
+
+    def result(self, timeout: float | None = None) -> int:
+        """The seq of the record, once it is known. Raises what the batch of the record failed with, and TimeoutError
+        after `timeout` seconds. In `on_delivery`, only for what is done."""
+        batch = self._batch
+        if not batch.done:
+            event = threading.Event()
+            buffer = batch.buffer
+            if buffer.ask(batch, self._index, event.set):
+                arrived = False
+                try:
+                    arrived = event.wait(_wait_time(timeout))
+                finally:
+                    late = not arrived and buffer.unask(batch, self._index, event.set)
+                if late:
+                    raise TimeoutError(f"a record to {self.topic} is not delivered after {timeout} s")
+        return batch.buffer.outcome(batch, self._index)
+
+
+class AsyncDelivery(_Delivery, eq=False, gc=False):
+    """A record that an `AsyncProducer` has taken. For the event loop of the producer."""
+
+    async def wait(self) -> int:
+        """The seq of the record, once it is known. Raises what the batch of the record failed with. If it is cancelled
+        the record is on its way none the less."""
+        batch = self._batch
+        if not batch.done:
+            event = anyio.Event()
+            buffer = batch.buffer
+            if buffer.ask(batch, self._index, event.set):
+                try:
+                    await event.wait()
+                finally:
+                    if not event.is_set():
+                        buffer.unask(batch, self._index, event.set)
+        return batch.buffer.outcome(batch, self._index)
+
+    def result(self) -> int:
+        """The seq of a record whose delivery is done. Raises what its batch failed with, and RuntimeError for one that
+        is not done."""
+        if not self.done:
+            raise RuntimeError(f"a record to {self.topic} is not delivered yet")
+        return self._batch.buffer.outcome(self._batch, self._index)
+
+
+C = TypeVar("C")
+D = TypeVar("D", bound=_Delivery)
+
+
+class _Sender(Generic[D]):
+    """The loop that sends what is due, in the event loop of `client`, from `run` to `stop` or to being cancelled."""
+
+    def __init__(
+        self,
+        client: AsyncClient,
+        buffer: Buffer[D],
+        *,
+        create: bool,
+        give_up_after: float,
+        halt_on_failure: bool,
+        on_delivery: Callable[[D], object] | None,
+    ) -> None:
+        retry = client.connection.retry
+        self._client = client
+        self._buffer = buffer
+        self._create = None if create else False
+        self._retry = None if retry is None else dataclasses.replace(retry, give_up_after=give_up_after)
+        self._halt_on_failure = halt_on_failure
+        self._on_delivery = on_delivery
+        self._rng = random.Random()
+        self._news = anyio.Event()
+        self._scope = anyio.CancelScope()
+        self.ended = anyio.Event()
+        self.callback_error: Exception | None = None
+        """The first thing that `on_delivery` has raised since somebody was told of one."""
+
+    def wake(self) -> None:
+        """There is news in the buffer."""
+        self._news.set()
+
+    def stop(self) -> None:
+        """End `run`. What is on its way fails, and may have been appended; what waits was not."""
+        self._scope.cancel()
+
+    async def run(self, *, task_status: anyio.abc.TaskStatus[None] = anyio.TASK_STATUS_IGNORED) -> None:
+        try:
+            with self._scope:
+                async with anyio.create_task_group() as tasks:
+                    task_status.started()
+                    while True:
+                        self._news = anyio.Event()
+                        while (batch := self._buffer.take(time.monotonic())) is not None:
+                            tasks.start_soon(self._deliver, batch)
+                        pause = self._buffer.next_at() - time.monotonic()
+                        with anyio.move_on_after(max(pause, 0.0)):
+                            await self._news.wait()
+        finally:
+            self._abandon("the producer was closed before the record was sent")
+            self.ended.set()
+
+    async def _deliver(self, batch: Batch) -> None:
+        first_seq = 0
+        error: Exception | None = ProducerClosed("the producer was closed before it was known whether it was appended")
+        try:
+            first_seq = await self._append(batch)
+            error = None
+        except Exception as failure:
+            error = failure
+        finally:
+            self._buffer.settle(batch, first_seq=first_seq, error=error)
+            self._tell(batch)
+            if error is not None and self._halt_on_failure:
+                self._abandon("not sent, because records before it have failed")
+            self._buffer.finish(batch, time.monotonic())
+
+    async def _append(self, batch: Batch) -> int:
+        """Append a batch, and repeat it until its outcome is known. Returns the first seq."""
+        fields = {"idempotency_key": batch.key, "create": self._create}
+        call = calls.encoded_append(batch.topic, batch.records, fields, return_seqs=False)
+        attempts = Attempts(self._retry, repeatable=True, now=time.monotonic(), rng=self._rng)
+        while True:
+            try:
+                appended = await self._client.once(call)
+                break
+            except TopicsError as error:
+                pause = attempts.after(error, time.monotonic())
+            await anyio.sleep(pause)
+        if appended.count != batch.count:
+            raise ProtocolError(f"{batch.count} records were sent to {batch.topic}, {appended.count} were appended")
+        return appended.first_seq
+
+    def _abandon(self, why: str) -> None:
+        """Take no more records, and let those fail that are not on their way."""
+        for batch in self._buffer.abandon(ProducerClosed(why)):
+            self._tell(batch)
+            self._buffer.finish_abandoned(batch)
+
+    def _tell(self, batch: Batch) -> None:
+        if self._on_delivery is None or batch.deliveries is None:
+            return
+        for delivery in batch.deliveries:
+            try:
+                self._on_delivery(delivery)
+            except Exception as error:
+                self.callback_error = self.callback_error or error
+
+
+class _Producer(Generic[C, D]):
+    """What both producers have alike."""
+
+    _delivery: Callable[[Batch, int], D]
+
+    def __init__(
+        self,
+        client: C,
+        *,
+        linger_ms: float = LINGER_MS,
+        batch_records: int = BATCH_RECORDS,
+        batch_bytes: int = BATCH_BYTES,
+        max_in_flight: int = MAX_IN_FLIGHT,
+        max_buffered_records: int = MAX_BUFFERED_RECORDS,
+        max_buffered_bytes: int = MAX_BUFFERED_BYTES,
+        send_timeout: float = SEND_TIMEOUT,
+        give_up_after: float = GIVE_UP_AFTER,
+        close_timeout: float = CLOSE_TIMEOUT,
+        create: bool = True,
+        halt_on_failure: bool = False,
+        on_delivery: Callable[[D], object] | None = None,
+    ) -> None:
+        """`linger_ms` is how long the first record of a batch waits for others, `batch_records` and `batch_bytes` (of
+        encoded records) are how many it waits for. Batches grow up to that while the one before is on its way, so a
+        longer linger makes batches larger only where records are rare. The daemon has bounds of its own (10,000
+        records, 64 MiB); a batch beyond those fails, as does one that holds a record that the daemon refuses, with all
+        its records.
+
+        At most `max_in_flight` topics have a batch on its way. At most `max_buffered_records` records and
+        `max_buffered_bytes` bytes of records are here and have no outcome; then `send` waits for room, for at most
+        `send_timeout` seconds. A batch is repeated for at most `give_up_after` seconds: not more than the idempotency
+        window of its topic less the timeout of the client, or it might be appended twice. `close` lets what was sent be
+        delivered for at most `close_timeout` seconds. `create=False`: a topic that is not there is not created, and
+        what is sent to it fails. `halt_on_failure`: when a batch has failed, nothing that waits is sent any more, so
+        that no topic has a hole with something behind it; the deliveries fail, and `send` raises ProducerClosed.
+
+        `on_delivery` is called for each delivery when it is done, in the event loop that sends, and must not block.
+        What it raises is raised by the next `flush` or `close` (the first, if there is more).
+        """
+        limits = Limits(
+            batch_records=batch_records,
+            batch_bytes=batch_bytes,
+            linger=linger_ms / 1000,
+            max_in_flight=max_in_flight,
+            max_buffered_records=max_buffered_records,
+            max_buffered_bytes=max_buffered_bytes,
+        )
+        self._send_timeout = send_timeout
+        self._close_timeout = close_timeout
+        self._give_up_after = give_up_after
+        self._create = create
+        self._halt_on_failure = halt_on_failure
+        self._on_delivery = on_delivery
+        self._buffer: Buffer[D] = Buffer(
+            limits,
+            key_prefix=secrets.token_hex(12),
+            delivery=self._delivery,
+            news=self._wake,
+            keep_deliveries=on_delivery is not None,
+        )
+        self._start(client)
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__}, {self.buffered} records buffered>"
+
+    @property
+    def buffered(self) -> int:
+        """How many records were sent and have no outcome yet."""
+        return self._buffer.records
+
+    def _start(self, client: C) -> None:
+        raise NotImplementedError
+
+    def _wake(self) -> None:
+        """The buffer has news for the sender. From any thread."""
+        raise NotImplementedError
+
+    def _sender_of(self, client: AsyncClient) -> _Sender[D]:
+        return _Sender(
+            client,
+            self._buffer,
+            create=self._create,
+            give_up_after=self._give_up_after,
+            halt_on_failure=self._halt_on_failure,
+            on_delivery=self._on_delivery,
+        )
+
+    def _report(self, sender: _Sender[D]) -> None:
+        """Raise what went wrong and nobody has seen."""
+        raised, sender.callback_error = sender.callback_error, None
+        failure = raised or self._buffer.failures()
+        if failure is not None:
+            raise failure
+
+    def _full(self) -> BufferFull:
+        return BufferFull(f"no room for a record: {self.buffered} wait to be delivered")
+
+
+class Producer(_Producer[Client | str, Delivery]):
+    """Takes records one by one and appends them in batches, from a thread of its own.
+
+        with Producer(Client()) as producer:
+            producer.send("orders", {"id": 1})
+
+    `client` is a Client, whose url, key and timeout it uses (not its connections), or a url. Any number of threads may
+    send; each topic has the records of one thread in their order. It has to be closed, which leaving the block does: a
+    program that ends without loses what was not delivered. It does not survive a fork: make one in each process.
+    """
+
+    _delivery = Delivery
+
+    def _start(self, client: Client | str) -> None:
+        self._born_after = _forks
+        self._asynchronous = client.asynchronous() if isinstance(client, Client) else AsyncClient(client)
+        self._sender: _Sender[Delivery]
+        self._loop: asyncio.AbstractEventLoop
+        running = threading.Event()
+        self._thread = threading.Thread(target=self._work, args=(running,), name="topics-producer", daemon=True)
+        self._thread.start()
+        running.wait()
+
+    def _work(self, running: threading.Event) -> None:
+        async def serve() -> None:
+            self._loop = asyncio.get_running_loop()
+            async with self._asynchronous as client:
+                self._sender = self._sender_of(client)
+                running.set()
+                await self._sender.run()
+
+        anyio.run(serve, backend="asyncio")
+
+    def _wake(self) -> None:
+        self._loop.call_soon_threadsafe(self._sender.wake)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, where: TracebackType | None
+    ) -> None:
+        """Close. What fails by that is a note of the error that ends the block, if one does."""
+        try:
+            self.close()
+        except Exception as failure:
+            if error is None:
+                raise
+            error.add_note(f"closing the producer: {failure}")
+
+    def send(
+        self,
+        topic: str,
+        data: object,
+        *,
+        tag: str | None = None,
+        node: str | None = None,
+        meta: Mapping[str, str] | None = None,
+    ) -> Delivery:
+        """Take a record (its data, or a NewRecord), which is encoded at once: what is changed later does not matter.
+
+        Waits while the buffer is full. Raises BufferFull after `send_timeout` seconds (in `on_delivery`: at once),
+        ProducerClosed, TypeError or ValueError for what cannot be said in JSON, and ValueError for a record that is
+        larger than the whole buffer.
+        """
+        if _forks != self._born_after:
+            raise RuntimeError("a producer does not survive a fork: make one in each process")
+        if tag is None and node is None and meta is None:
+            record = calls.encode_record(data)
+        else:
+            record = calls.encode_record(NewRecord(data, tag, node, meta))
+        delivery = self._buffer.put(topic, record, time.monotonic())
+        return delivery if delivery is not None else self._send_with_patience(topic, record)
+
+    def _send_with_patience(self, topic: str, record: bytes) -> Delivery:
+        if threading.current_thread() is self._thread:
+            raise self._full()
+        event = threading.Event()
+        turn = self._buffer.wait_for_room(record, event.set)
+        try:
+            if not event.wait(_wait_time(self._send_timeout)) and not turn.granted:
+                raise self._full()
+            delivery = self._buffer.put(topic, record, time.monotonic(), turn)
+        finally:
+            self._buffer.leave(turn)
+        assert delivery is not None
+        return delivery
+
+    def flush(self, timeout: float | None = None) -> None:
+        """Send what waits, without lingering, and wait until all that was sent before has an outcome.
+
+        Raises TimeoutError after `timeout` seconds, DeliveryFailed if records have failed since the last report whose
+        `result()` nobody has asked for, and what `on_delivery` has raised.
+        """
+        if not self._wait_for_all(timeout):
+            raise TimeoutError(f"{self.buffered} records are not delivered after {timeout} s")
+        self._report(self._sender)
+
+    def close(self, timeout: float | None = None) -> None:
+        """Take no more records, deliver what was taken, and end.
+
+        After `timeout` seconds (None: `close_timeout`) what is not delivered fails. Raises what `flush` raises, but for
+        TimeoutError. Closing again does nothing.
+        """
+        if _forks != self._born_after:
+            return
+        self._buffer.close()
+        try:
+            self._wait_for_all(self._close_timeout if timeout is None else timeout)
+        finally:
+            try:
+                self._loop.call_soon_threadsafe(self._sender.stop)
+            except RuntimeError:
+                pass  # the loop has ended: it was closed before
+            self._thread.join()
+        self._report(self._sender)
+
+    def _wait_for_all(self, timeout: float | None) -> bool:
+        """Whether all that is in the buffer now has an outcome within `timeout` seconds."""
+        if threading.current_thread() is self._thread:
+            raise RuntimeError("on_delivery must not wait for deliveries")
+        until = math.inf if timeout is None else time.monotonic() + timeout
+        for batch in self._buffer.flush():
+            event = threading.Event()
+            if self._buffer.watch(batch, event.set):
+                try:
+                    if not event.wait(_wait_time(until - time.monotonic())):
+                        return False
+                finally:
+                    self._buffer.unwatch(batch, event.set)
+        return True
+
+
+class AsyncProducer(_Producer[AsyncClient, AsyncDelivery]):
+    """Takes records one by one and appends them in batches; an asynchronous context manager, on trio and asyncio.
+
+        async with AsyncProducer(client) as producer:
+            await producer.send("orders", {"id": 1})
+
+    For the tasks of one event loop. Leaving the block closes it, after an error too. If the block is *cancelled*, what
+    is buffered is not sent, what is on its way may have been appended or not, and all these deliveries fail.
+    """
+
+    _delivery = AsyncDelivery
+
+    def _start(self, client: AsyncClient) -> None:
+        self._client = client
+        self._sender: _Sender[AsyncDelivery] | None = None
+        self._sends = 0
+
+    def _wake(self) -> None:
+        if self._sender is not None:
+            self._sender.wake()
+
+    async def __aenter__(self) -> Self:
+        self._sender = self._sender_of(self._client)
+        self._tasks = anyio.create_task_group()
+        await self._tasks.__aenter__()
+        await self._tasks.start(self._sender.run)
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, where: TracebackType | None
+    ) -> None:
+        """Close. What fails by that is a note of the error that ends the block, if one does."""
+        assert self._sender is not None
+        try:
+            if not isinstance(error, anyio.get_cancelled_exc_class()):
+                await self.close()
+        except Exception as failure:
+            if error is None:
+                raise
+            error.add_note(f"closing the producer: {failure}")
+        finally:
+            self._sender.stop()
+            # The error of the block is not the task group's: it would wrap it.
+            await self._tasks.__aexit__(None, None, None)
+
+    async def send(
+        self,
+        topic: str,
+        data: object,
+        *,
+        tag: str | None = None,
+        node: str | None = None,
+        meta: Mapping[str, str] | None = None,
+    ) -> AsyncDelivery:
+        """Take a record (its data, or a NewRecord), which is encoded at once: what is changed later does not matter.
+
+        Waits while the buffer is full, and gives way to other tasks now and then. Raises BufferFull after
+        `send_timeout` seconds, ProducerClosed, TypeError or ValueError for what cannot be said in JSON, and ValueError
+        for a record that is larger than the whole buffer. If it is cancelled the record was not taken.
+        """
+        if self._sender is None:
+            raise RuntimeError("the producer is not open: use `async with`")
+        if tag is None and node is None and meta is None:
+            record = calls.encode_record(data)
+        else:
+            record = calls.encode_record(NewRecord(data, tag, node, meta))
+        self._sends += 1
+        if self._sends % _SENDS_IN_A_ROW == 0:
+            await anyio.lowlevel.checkpoint()
+        delivery = self._buffer.put(topic, record, time.monotonic())
+        return delivery if delivery is not None else await self._send_with_patience(topic, record)
+
+    async def _send_with_patience(self, topic: str, record: bytes) -> AsyncDelivery:
+        event = anyio.Event()
+        turn = self._buffer.wait_for_room(record, event.set)
+        try:
+            with anyio.move_on_after(self._send_timeout):
+                await event.wait()
+            if not event.is_set():
+                raise self._full()
+            delivery = self._buffer.put(topic, record, time.monotonic(), turn)
+        finally:
+            self._buffer.leave(turn)
+        assert delivery is not None
+        return delivery
+
+    async def flush(self, timeout: float | None = None) -> None:
+        """Send what waits, without lingering, and wait until all that was sent before has an outcome.
+
+        Raises TimeoutError after `timeout` seconds, DeliveryFailed if records have failed since the last report whose
+        outcome nobody has asked for, and what `on_delivery` has raised.
+        """
+        if self._sender is None:
+            raise RuntimeError("the producer is not open: use `async with`")
+        with anyio.fail_after(timeout):
+            await self._wait_for_all()
+        self._report(self._sender)
+
+    async def close(self, timeout: float | None = None) -> None:
+        """Take no more records, deliver what was taken, and end.
+
+        After `timeout` seconds (None: `close_timeout`), and if it is cancelled, what is not delivered fails. Raises
+        what `flush` raises, but for TimeoutError. Closing again does nothing.
+        """
+        self._buffer.close()
+        if self._sender is None:
+            return
+        try:
+            with anyio.move_on_after(self._close_timeout if timeout is None else timeout):
+                await self._wait_for_all()
+        finally:
+            self._sender.stop()
+            with anyio.CancelScope(shield=True):
+                await self._sender.ended.wait()
+        self._report(self._sender)
+
+    async def _wait_for_all(self) -> None:
+        for batch in self._buffer.flush():
+            event = anyio.Event()
+            if self._buffer.watch(batch, event.set):
+                try:
+                    await event.wait()
+                finally:
+                    self._buffer.unwatch(batch, event.set)
+
+
+def _wait_time(seconds: float | None) -> float | None:
+    """As `threading` takes it: None for ever, which infinity is too."""
+    return None if seconds is None or seconds > threading.TIMEOUT_MAX else max(seconds, 0.0)

@@ -1,0 +1,206 @@
+"""The shell of the streams that go on whatever happens, for programs that block: it calls, reads, waits, hands out.
+
+What is asked for, what bytes mean and what a failure means is decided by `topics.client.following` and
+`topics.client.working`; here are sockets, threads and clocks (in `topics.client.async_tailing`, tasks). Values are
+handed out as they are taken, and nothing is read while there are some: who does not take them holds up the daemon,
+which ends the connection after a while (408), and is asked again from where they were taken.
+"""
+
+from __future__ import annotations
+
+import socket
+import threading
+import time
+from collections.abc import Callable, Generator
+from contextlib import suppress
+from queue import Empty, SimpleQueue
+from typing import TYPE_CHECKING, Any, Concatenate, Generic, ParamSpec, Protocol, Self, TypeVar
+
+from topics.client import following, working
+from topics.client.calls import Call
+from topics.client.errors import TopicsError
+from topics.client.following import Followed, Following, Position
+from topics.client.results import Job
+from topics.client.transport import signed
+from topics.client.working import Working
+
+if TYPE_CHECKING:
+    from topics.client.sync import Client
+
+P = ParamSpec("P")
+T_co = TypeVar("T_co", covariant=True)
+T = TypeVar("T")
+
+
+class Machine(Protocol[T_co]):
+    """What decides: see `Following`."""
+
+    begun: bool
+    over: bool
+    silence_s: float
+
+    @property
+    def ended(self) -> bool: ...
+    def take(self) -> T_co | None: ...
+    def next_call(self) -> Call[Any]: ...
+    def answered(self, answer: Any) -> None: ...
+    def opened(self, now: float) -> None: ...
+    def feed(self, piece: bytes, now: float) -> None: ...
+    def finished(self, now: float) -> float: ...
+    def failed(self, error: TopicsError, now: float) -> float: ...
+    def forget(self) -> None: ...
+
+
+class Stream(Generic[T]):
+    """A stream of values that reconnects by itself, for programs that block.
+
+    An iterator, and a context manager that closes it at the end; entering it waits until the daemon has accepted what
+    is asked. Several threads may iterate: each value goes to one of them. What is raised in the middle of `next`,
+    KeyboardInterrupt too, costs the connection; it may be iterated on.
+    """
+
+    def __init__(self, client: Client, machine: Machine[T]) -> None:
+        self._client = client
+        self._machine = machine
+        self._lock = threading.Lock()
+        """Held by who iterates."""
+        self._closing = False
+        self._bell: SimpleQueue[None] = SimpleQueue()
+        """Rung at the end. A signal handler may do so whatever it has interrupted, unlike set an Event."""
+        self._pieces: Generator[bytes, None, None] | None = None
+        """Of the stream that is open."""
+        self._socket: socket.socket | None = None
+
+    def __enter__(self) -> Self:
+        try:
+            self._advance(lambda: self._machine.begun)
+        except BaseException:
+            self.close()
+            raise
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def __iter__(self) -> Self:
+        return self
+
+    def __next__(self) -> T:
+        found: list[T] = []
+
+        def taken() -> bool:
+            value = self._machine.take()
+            if value is not None:
+                found.append(value)
+            return value is not None or self._machine.ended
+
+        self._advance(taken)
+        if not found:
+            raise StopIteration
+        return found[0]
+
+    def close(self) -> None:
+        """End it; whoever waits in `next` meets the end. May be called from any thread and from a signal handler, and
+        repeated. Where nothing is open yet, `next` may take as long to notice as the client's timeout allows."""
+        self._closing = True
+        self._bell.put(None)
+        sock = self._socket
+        if sock is not None:
+            with suppress(OSError):
+                socket.socket.shutdown(sock, socket.SHUT_RDWR)  # not that of TLS: nobody may be read on
+        self._close_if_unused()
+
+    def _close_if_unused(self) -> None:
+        if self._lock.acquire(blocking=False):
+            try:
+                self._drop()
+            finally:
+                self._lock.release()
+
+    def _advance(self, done: Callable[[], bool]) -> None:
+        """Go on until `done` or the end."""
+        try:
+            with self._lock:
+                while not self._closing and not done():
+                    self._step()
+        finally:
+            if self._closing:
+                self._close_if_unused()
+
+    def _step(self) -> None:
+        """Make the next call, or read the next piece, or wait after a failure."""
+        machine = self._machine
+        try:
+            if self._pieces is None:
+                call = machine.next_call()
+                if call.answer is not None:
+                    machine.answered(self._client.once(call))
+                    return
+                self._pieces = self._read(call)
+            piece = None if machine.over else next(self._pieces, None)
+            if piece is not None:
+                machine.feed(piece, time.monotonic())
+                return
+            self._drop()
+            wait = machine.finished(time.monotonic())
+        except TopicsError as error:
+            self._drop()
+            if self._closing:
+                return
+            wait = machine.failed(error, time.monotonic())
+        except BaseException:
+            self._drop()
+            machine.forget()
+            raise
+        with suppress(Empty):
+            self._bell.get(timeout=wait)
+
+    def _read(self, call: Call[bytes]) -> Generator[bytes, None, None]:
+        with self._client.opened(call, silence=self._machine.silence_s) as response:
+            self._socket = response.extensions["network_stream"].get_extra_info("socket")
+            self._machine.opened(time.monotonic())
+            if not self._closing:  # or `close` has come too early to find the socket
+                yield from response.iter_bytes()
+
+    def _drop(self) -> None:
+        pieces, self._pieces, self._socket = self._pieces, None, None
+        if pieces is not None:
+            pieces.close()
+
+
+class Tail(Stream[Followed]):
+    """Topics as they grow: what `Client.tail` and `Client.watch` return."""
+
+    _machine: Following
+
+    def position(self, topic: str) -> Position:
+        """How far a topic was taken: kept, and given to `watch` or `tail` as where to begin, it goes on from there.
+        Raises KeyError for a topic that is not followed (any more), and for one from its tail before it was begun."""
+        return self._machine.position(topic)
+
+
+class Jobs(Stream[Job]):
+    """The jobs of a queue: what `Client.work` returns. Closing it gives those that were not acked to others."""
+
+
+def _tail(make: Callable[P, Following]) -> Callable[Concatenate[Client, P], Tail]:
+    """A method of the client out of a function that makes what decides."""
+
+    def method(client: Client, /, *args: P.args, **kwargs: P.kwargs) -> Tail:
+        return Tail(client, make(*args, **kwargs))
+
+    signed(method, make)
+    return method
+
+
+def _jobs(make: Callable[P, Working]) -> Callable[Concatenate[Client, P], Jobs]:
+    def method(client: Client, /, *args: P.args, **kwargs: P.kwargs) -> Jobs:
+        return Jobs(client, make(*args, **kwargs))
+
+    signed(method, make)
+    return method
+
+
+tail = _tail(following.tail)
+watch = _tail(following.watch)
+work = _jobs(working.work)
