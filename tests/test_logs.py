@@ -21,7 +21,7 @@ import pytest
 import structlog
 import trio
 import trio.testing
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from structlog.testing import capture_logs
 
@@ -328,6 +328,8 @@ def shape(value: Any) -> Any:
 
 @settings(max_examples=150, deadline=None)
 @given(VALUES)
+@example(["token\\", 0])
+@example(['token\\\\"', "x", 0])
 def test_blanking_leaves_valid_json_of_the_same_shape(value: Any) -> None:
     blanked = hide_credentials(json.dumps(value))
     assert "\n" not in blanked

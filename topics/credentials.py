@@ -33,8 +33,9 @@ def _within_text(end: str) -> str:
 def _pattern(quote: str, within: Callable[[str], str]) -> re.Pattern[bytes]:
     """What is hidden in a text in small letters: what follows `token=` in its many spellings, or `bearer`.
 
-    `quote` is what quotation marks look like in this text. In JSON they have a backslash; one without ends the string,
-    and nothing of a match lies beyond it, so that the line is valid JSON afterwards.
+    `quote` is what quotation marks look like in this text. In JSON they have a backslash, or three, seven, ... where
+    JSON lies within JSON; one after an even number ends the string, and nothing of a match lies beyond it, so that the
+    line is valid JSON afterwards.
     """
     equals = r"(?:%(?:25)?3d|=)"
     colon = r"(?:%(?:25)?3a|:)"
@@ -54,7 +55,7 @@ def _pattern(quote: str, within: Callable[[str], str]) -> re.Pattern[bytes]:
     return re.compile(rf"{header}|(?:{'|'.join(before)}){opening}({within('&')})|bearer{blanks}({within('')})".encode())
 
 
-_IN_JSON: Final = _pattern(r"(?:\\+\"|\\*')", _within_json)
+_IN_JSON: Final = _pattern(r"(?:(?:\\\\)*\\\"|\\*')", _within_json)
 _IN_TEXT: Final = _pattern(r"\\*[\"']", _within_text)
 _JSON_MEMBER: Final = re.compile(rb'"(?:token|authorization|api_keys?|password|secret)"\s*:\s*"((?:\\.|[^"\\])*)')
 # Patterns are matched where they may begin: to search for them takes a hundred times as long.

@@ -5,6 +5,7 @@ from __future__ import annotations
 import socket
 import threading
 from collections.abc import Iterator
+from contextlib import suppress
 
 import pytest
 
@@ -39,13 +40,13 @@ def answering() -> Iterator[int]:
 def ask(proxy: Proxy) -> bytes:
     """What arrives of an answer before the connection ends or the answer is whole."""
     arrived = b""
-    with socket.create_connection(("127.0.0.1", proxy.port), timeout=10) as connection:
-        try:
-            connection.sendall(b"question")
-            while len(arrived) < len(ANSWER) and (chunk := connection.recv(1 << 16)):
-                arrived += chunk
-        except ConnectionResetError:
-            pass
+    with (
+        suppress(ConnectionResetError, BrokenPipeError),
+        socket.create_connection(("127.0.0.1", proxy.port), timeout=10) as connection,
+    ):
+        connection.sendall(b"question")
+        while len(arrived) < len(ANSWER) and (chunk := connection.recv(1 << 16)):
+            arrived += chunk
     return arrived
 
 

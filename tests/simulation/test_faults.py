@@ -25,6 +25,8 @@ from topics.model import AppendRequest, Performance, TopicConfigPatch
 from topics.storage.datadir import DataDirError
 from topics.topic import Commit, Gate
 
+pytestmark = pytest.mark.slow
+
 TWO_SHARDS = settings(wal_shards=2)
 NAMES = [f"{durability}-{i}" for i in range(3) for durability in ("fsync", "disk", "memory")]
 

@@ -42,6 +42,8 @@ from topics.log.match import Match
 from topics.queue import pages
 from topics.storage.datadir import DataDirError
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(scope="module", autouse=True)
 def _tiny_pages() -> Iterator[None]:

@@ -31,6 +31,8 @@ from topics.config import Settings
 from topics.log.match import Match
 from topics.storage.storing import Storing
 
+pytestmark = pytest.mark.slow
+
 # ----------------------------------------------------------------- scenarios
 
 

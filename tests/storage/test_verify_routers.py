@@ -34,6 +34,8 @@ from topics.storage.inspect import DirectoryFacts, FrameFacts, Inspection
 from topics.storage.recovered import shard_of
 from topics.storage.verify_routers import Cursors, contradiction
 
+pytestmark = pytest.mark.slow
+
 
 @cache
 def _routed(end: str) -> SimFs:
