@@ -96,6 +96,10 @@ class Copy:
         pairs = [(self._source_of(name), self._dest / self._place_of(name)) for name in self._held.files]
         self._check_room(source for source, _ in pairs)
         directories = {self._dest, self._dest / "data"}
+        if self._sources[1] is not None:
+            # Also where it has nothing to copy: segments that nobody needs any more may still be said to be in it.
+            _make_directories(self._dest / "cold", self._dest)
+            directories.add(self._dest / "cold")
         for source, target in pairs:
             _make_directories(target.parent, self._dest)
             directories.update(parent for parent in target.parents if parent.is_relative_to(self._dest))

@@ -7,7 +7,7 @@ import unicodedata
 
 import msgspec
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from topics.cli.record_lines import inert, json_line, line_of, news
@@ -52,6 +52,7 @@ def test_a_gap_in_words_says_which_records_and_why() -> None:
     assert "made again" in news(msgspec.structs.replace(GAP, reason="recreated"), named=False)
 
 
+@settings(max_examples=40, deadline=None)
 @given(
     st.recursive(
         st.text() | st.integers() | st.none(), lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner)

@@ -282,15 +282,15 @@ def test_a_daemon_that_is_killed_again_and_again_costs_no_job(daemon: Daemon, to
 def test_a_daemon_that_throttles_costs_time_only(
     start_daemon: StartDaemon, topic: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    daemon = start_daemon(api_keys="boss:r+w+d+a,worker:rw", rate_per_key="40")
+    daemon = start_daemon(api_keys="boss:r+w+d+a,worker:rw", rate_per_key="12")
     handled = Handled()
     with Client(daemon.url, token="boss") as client:
-        fill(client, topic, 200)
+        fill(client, topic, 100)
         monkeypatch.setenv("TOPICS_TOKEN", "worker")
         stats = work(daemon.url, topic, handled.on_the_loop, concurrency=4)
         assert "rate_per_key" in str(client.metrics()["topics_throttled_total"])
-    assert handled.times == dict.fromkeys(range(200), 1)
-    assert stats == Stats(claimed=200, acked=200)
+    assert handled.times == dict.fromkeys(range(100), 1)
+    assert stats == Stats(claimed=100, acked=100)
 
 
 def test_a_daemon_whose_disk_is_nearly_full_goes_on_and_keeps_what_has_failed(daemon: Daemon, topic: str) -> None:

@@ -445,8 +445,7 @@ class Worked:
         assert counts(client, self.name) == (0, 0, 0)
 
 
-@pytest.mark.parametrize("seed", [1, 2])
-@pytest.mark.parametrize("amid", [False, True], ids=["between calls", "amid a call"])
+@pytest.mark.parametrize(("seed", "amid"), [(1, False), (2, True)], ids=["between calls", "amid a call"])
 def test_kill_after_kill(tmp_path: Path, seed: int, amid: bool) -> None:
     """The seed decides the calls and the moments, but not what the operating system makes of them."""
     rng = random.Random(seed)

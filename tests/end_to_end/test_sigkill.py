@@ -20,6 +20,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 CLASSES = ["ephemeral", "memory", "disk", "fsync"]
@@ -96,7 +97,8 @@ class Client:
     def call(self, method: str, path: str, body: Any = None) -> tuple[int, Any]:
         try:
             headers = {"Content-Type": "application/json"} if body is not None else {}
-            self._connection.request(method, path, json.dumps(body) if body is not None else None, headers)
+            content = msgspec.json.encode(body) if body is not None else None
+            self._connection.request(method, path, content, headers)
             answer = self._connection.getresponse()
             return answer.status, json.loads(answer.read())
         except (OSError, http.client.HTTPException, json.JSONDecodeError):

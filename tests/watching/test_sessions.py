@@ -652,8 +652,8 @@ async def test_the_end_of_a_topic_is_told_again_to_an_id_from_before_it(
         assert "t1" not in {name for name in names if again.kinds(name) == ["topic_deleted"]}
         again.cut()
         await settle()
+    # One of the same name is another topic, of which this session knows nothing.
     await life.append("t0", 1, 2)
     again = await streams.connect(session, before)
     await settle()
-    assert [frame.reason for frame in again.of("t0", "tombstone")] == ["recreated"]
-    assert again.seqs("t0") == [1, 2]
+    assert [(frame.kind, frame.head_seq) for frame in again.of("t0")] == [("topic_deleted", 1)]

@@ -85,7 +85,7 @@ class Delivery:
         outbox.feeds[feed] = None
         feed.outbox = outbox
         feed.fresh, feed.caught_up, feed.ended = True, False, False
-        topic = self._registry.topics.get(feed.name)
+        topic = None if feed.over else self._registry.topics.get(feed.name)
         if topic is None:
             self._end(feed, self._registry.last_head(feed.epoch, feed.position))
             return

@@ -78,6 +78,7 @@ class Feed:
         "fresh",
         "name",
         "outbox",
+        "over",
         "position",
         "sent",
         "since",
@@ -105,6 +106,8 @@ class Feed:
         self.caught_up = False
         self.ended = False
         """`topic-deleted` is queued."""
+        self.over = False
+        """Its session has ended it: a topic of the same name is another one."""
 
     @property
     def mark(self) -> Mark:

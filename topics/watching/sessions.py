@@ -71,6 +71,7 @@ class Session:
 
     def forget(self, feed: Feed) -> None:
         """The feed's topic is gone, and the client knows."""
+        feed.over = True
         self._feeds.pop(feed.name, None)
 
     def cursors(self) -> bytes:
