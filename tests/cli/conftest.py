@@ -8,18 +8,32 @@ import pytest
 
 from tests.cli.canned import CannedDaemon, InProcess, canned_daemon
 from tests.cli.command_line import CommandLine
-from tests.conformance.client import Daemon
+from tests.client.ports import free_port
+from tests.conformance.client import Client, Daemon, fresh_name
 
 
 @pytest.fixture(scope="module")
 def daemon(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Daemon]:
-    """With the settings that the module names `SETTINGS`, if it does."""
-    daemon = Daemon(tmp_path_factory.mktemp("daemon"), **getattr(request.module, "SETTINGS", {}))
+    """With the settings that the module names `SETTINGS`, if it does; on a port that stays when it is restarted."""
+    daemon = Daemon(tmp_path_factory.mktemp("daemon"), port=free_port(), **getattr(request.module, "SETTINGS", {}))
     try:
         daemon.start().close()
         yield daemon
     finally:
         daemon.kill()
+
+
+@pytest.fixture
+def client(daemon: Daemon) -> Iterator[Client]:
+    """What looks at the daemon beside the commands."""
+    with Client(daemon) as client:
+        yield client
+
+
+@pytest.fixture
+def topic() -> str:
+    """A name that no topic has yet."""
+    return fresh_name()
 
 
 @pytest.fixture

@@ -11,7 +11,6 @@ import subprocess
 import termios
 import threading
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import IO, Any
 
@@ -27,31 +26,9 @@ from topics.cli.app import run
 pytestmark = pytest.mark.slow
 
 
-@pytest.fixture(scope="module")
-def daemon(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Daemon]:
-    """On a port that stays, for the test that restarts it."""
-    daemon = Daemon(tmp_path_factory.mktemp("daemon"), port=free_port())
-    try:
-        daemon.start().close()
-        yield daemon
-    finally:
-        daemon.kill()
-
-
-@pytest.fixture
-def client(daemon: Daemon) -> Iterator[Client]:
-    with Client(daemon) as client:
-        yield client
-
-
 @pytest.fixture
 def here(daemon: Daemon, capsysbinary: pytest.CaptureFixture[bytes]) -> Here:
     return Here(daemon.url, capsysbinary)
-
-
-@pytest.fixture
-def topic() -> str:
-    return fresh_name()
 
 
 def records_of(client: Client, topic: str) -> list[Any]:

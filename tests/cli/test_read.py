@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import signal
 import subprocess
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -13,25 +12,14 @@ import pytest
 from tests.cli.command_line import PROGRAM, CommandLine
 from tests.cli.here import Here
 from tests.cli.terminal import Terminal
-from tests.conformance.client import Client, Daemon, data_of, fresh_name
+from tests.conformance.client import Client, Daemon, data_of
 
 pytestmark = pytest.mark.slow
 
 
 @pytest.fixture
-def client(daemon: Daemon) -> Iterator[Client]:
-    with Client(daemon) as client:
-        yield client
-
-
-@pytest.fixture
 def here(daemon: Daemon, capsysbinary: pytest.CaptureFixture[bytes]) -> Here:
     return Here(daemon.url, capsysbinary)
-
-
-@pytest.fixture
-def topic() -> str:
-    return fresh_name()
 
 
 def lines_of(done: subprocess.CompletedProcess[str]) -> list[Any]:

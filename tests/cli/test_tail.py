@@ -16,37 +16,14 @@ import pytest
 from tests.cli.command_line import PROGRAM, CommandLine
 from tests.cli.here import Here
 from tests.cli.terminal import Terminal
-from tests.client.ports import free_port
-from tests.conformance.client import Client, Daemon, fresh_name, until
+from tests.conformance.client import Client, Daemon, until
 
 pytestmark = pytest.mark.slow
-
-
-@pytest.fixture(scope="module")
-def daemon(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Daemon]:
-    """On a port that stays, for the tests that restart it."""
-    daemon = Daemon(tmp_path_factory.mktemp("daemon"), port=free_port())
-    try:
-        daemon.start().close()
-        yield daemon
-    finally:
-        daemon.kill()
-
-
-@pytest.fixture
-def client(daemon: Daemon) -> Iterator[Client]:
-    with Client(daemon) as client:
-        yield client
 
 
 @pytest.fixture
 def here(daemon: Daemon, capsysbinary: pytest.CaptureFixture[bytes]) -> Here:
     return Here(daemon.url, capsysbinary)
-
-
-@pytest.fixture
-def topic() -> str:
-    return fresh_name()
 
 
 def data_of(done: subprocess.CompletedProcess[str]) -> list[Any]:

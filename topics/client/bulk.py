@@ -14,13 +14,12 @@ import msgspec
 from topics.client import calls, results
 from topics.client.calls import Call
 from topics.client.errors import ConnectionFailed, ProtocolError
+from topics.client.lines import Lines
 from topics.client.results import Record, Tombstone
 
 LINES: Final = "application/x-ndjson"
 PIECE_BYTES: Final = 256 << 10
 """An upload is sent in pieces of about this size, or of one record."""
-MAX_LINE_BYTES: Final = 256 << 20
-"""More than any record has."""
 
 FromTo = tuple[int | None, int | None]
 
@@ -68,13 +67,11 @@ class Export:
         self._nodes = [node] if isinstance(node, str) else list(node)
         self._include_tags = include_tags
         self._include_meta = include_meta
-        self._rest: list[bytes] = []
-        self._size = 0
+        self._lines = Lines()
 
     def call(self) -> Call[bytes]:
         """The call for what comes after `position`."""
-        self._rest.clear()
-        self._size = 0
+        self._lines.clear()
         where = calls.target(
             calls.topic_path(self._topic, "records"),
             from_seq=self.position,
@@ -91,18 +88,8 @@ class Export:
 
     def feed(self, piece: bytes) -> Iterator[Record | Tombstone]:
         """What is complete with this piece. Raises ProtocolError for what is no export."""
-        *lines, rest = piece.split(b"\n")
-        if lines:
-            lines[0] = b"".join((*self._rest, lines[0]))
-            self._rest.clear()
-            self._size = 0
-        if rest:
-            self._rest.append(rest)
-            self._size += len(rest)
-            if self._size > MAX_LINE_BYTES:
-                raise ProtocolError(f"a line of more than {MAX_LINE_BYTES} bytes")
         try:
-            for line in lines:
+            for line in self._lines.feed(piece):
                 value = self._value(line)
                 if value is not None:
                     yield value
