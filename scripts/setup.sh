@@ -75,7 +75,8 @@ make_environment() {
     # The build tool first and pinned like the rest, so that nothing unpinned is fetched to build a source package.
     "${pip[@]}" --require-hashes --requirement "$REPO/requirements/build.lock" >&2
     "${pip[@]}" --require-hashes --no-build-isolation --requirement "$REPO/requirements/$level.lock" >&2
-    "${pip[@]}" --no-deps --no-build-isolation --no-index --editable "$REPO" >&2
+    # By its path, not by a finder: Spark looks for data sources among the modules that can be listed.
+    "${pip[@]}" --no-deps --no-build-isolation --no-index --config-settings editable_mode=compat --editable "$REPO" >&2
     stamp_of "$level" >"$REPO/.venv/stamp-$level"
 }
 

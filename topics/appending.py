@@ -9,7 +9,7 @@ that is not there yet is made by `topics.configuring`.
 from __future__ import annotations
 
 from array import array
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from functools import partial
 from typing import Any, Final, NamedTuple
@@ -81,22 +81,32 @@ class Appending:
         self._expired_all_ms: int | None = None
 
     async def append(self, name: str, request: AppendRequest, perf: Performance) -> AppendResult:
-        """Append a checked batch; returns at its commit point.
+        """Append a checked batch to the topic of a name; returns at its commit point.
 
         Raises the `ApiError`s of `api.md` section 4. Cancelling before seqs are assigned leaves nothing; after that the
         batch is committed all the same and only the answer is lost.
         """
-        if request.config is not None:
-            self._configuring.check_dead_letter(name, resolve_config(None, request.config, topic=name))
+        self.check_config(name, request)
+        return await self.append_to(partial(self._registry.topics.get, name), partial(self.create, name), request, perf)
+
+    async def append_to(
+        self,
+        find: Callable[[], Topic | None],
+        make: Callable[[AppendRequest], Awaitable[bool]],
+        request: AppendRequest,
+        perf: Performance,
+    ) -> AppendResult:
+        """The same for the topic that `find` finds. Where there is none, `make` makes it, or waits for whoever does;
+        whether a topic that clients know was made is its answer."""
         created = False
         waited = 0.0
         key = request.idempotency_key
         batch: Columns | None = None
         while True:
-            topic = self._registry.topics.get(name)
+            topic = find()
             if topic is None:
                 self._commits.check_space()
-                if await self._create(name, request):
+                if await make(request):
                     created = True
                 continue
             if topic.barrier is not None:
@@ -113,7 +123,7 @@ class Appending:
                     continue
             self._commits.check_space()
             if writer.full and not topic.ephemeral:
-                waited += await self._admit(writer, request, waited)
+                waited += await self.admit(writer, waited, disable_backpressure=request.disable_backpressure)
                 continue
             if topic.pending and evicts(topic) and not only_appends(topic):
                 # A deletion on its way decides what has to be evicted: wait for it rather than evict too much.
@@ -133,7 +143,7 @@ class Appending:
         first_seq, last_seq = await commit.wait()
         time_commit(commit, perf)
         return AppendResult(
-            topic=name,
+            topic=topic.name,
             first_seq=first_seq,
             last_seq=last_seq,
             head_seq=topic.log.head_seq,
@@ -154,7 +164,12 @@ class Appending:
 
     # -- admission ---------------------------------------------------------------------------------------------------
 
-    async def _create(self, name: str, request: AppendRequest) -> bool:
+    def check_config(self, name: str, request: AppendRequest) -> None:
+        """Whether a topic of this name could be what the request says, if it is there or not."""
+        if request.config is not None:
+            self._configuring.check_dead_letter(name, resolve_config(None, request.config, topic=name))
+
+    async def create(self, name: str, request: AppendRequest) -> bool:
         """Make the topic of an append, or wait for whoever is making it; whether it was made here."""
         patch = request.config if request.config is not None else TopicConfigPatch()
         config = resolve_config(None, patch, topic=name)
@@ -164,9 +179,9 @@ class Appending:
             self._keys.check_room()  # an append that will be refused leaves no topic behind
         return await self._configuring.create(name, config)
 
-    async def _admit(self, writer: ShardWriter, request: AppendRequest, waited: float) -> float:
+    async def admit(self, writer: ShardWriter, waited: float, *, disable_backpressure: bool) -> float:
         """Wait for room in the shard's queue, all waits together no longer than the settings say."""
-        budget = None if request.disable_backpressure else max(int(self._settings.admission_ms - waited), 0)
+        budget = None if disable_backpressure else max(int(self._settings.admission_ms - waited), 0)
         return await self._commits.admit(writer, budget)
 
     def _check_room(self, topic: Topic, batch: Columns) -> None:
@@ -179,7 +194,7 @@ class Appending:
         if quota:
             self._check_quota(quota, nbytes)
         if topic.config.discard == "reject":
-            self._check_caps(topic, len(batch.sizes), nbytes)
+            self.check_caps(topic, len(batch.sizes), nbytes)
 
     def _check_quota(self, quota: int, nbytes: int) -> None:
         if nbytes <= self.quota_left():
@@ -204,7 +219,8 @@ class Appending:
             with suppress(NotLoaded):  # whoever looks at it next loads what it takes
                 self._registry.expire(topic)
 
-    def _check_caps(self, topic: Topic, count: int, nbytes: int) -> None:
+    def check_caps(self, topic: Topic, count: int, nbytes: int) -> None:
+        """Whether so much fits a topic with `reject`. Raises 400, 422, NotLoaded."""
         config = topic.config
         if not (config.cap_records or config.cap_bytes):
             return

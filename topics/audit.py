@@ -53,6 +53,7 @@ class AuditEntry(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """The name of the route, such as `put_topic`; `publish` for an append over a WebSocket."""
     topic: str = ""
     router: str = ""
+    stage: str = ""
     query: str = ""
     """As it was sent, without `token`."""
     body: Raw | UnsetType = UNSET
@@ -84,6 +85,7 @@ def make_entry(
     call: str,
     topic: str = "",
     router: str = "",
+    stage: str = "",
     query: bytes = b"",
     body: bytes = b"",
     status: int,
@@ -100,6 +102,7 @@ def make_entry(
         call=call,
         topic=topic,
         router=router,
+        stage=stage,
         query=_query_of(query),
         body=UNSET if kept is None else Raw(kept),
         body_bytes=len(body) if kept is None else 0,

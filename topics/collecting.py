@@ -9,6 +9,7 @@ answer; the bytes of a run are cut from its blocks.
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Callable, Iterator, Sequence
 from enum import Enum
 from typing import Final, NamedTuple
@@ -28,6 +29,9 @@ from topics.topic import Topic
 SCAN_SLICE: Final = 10_000
 """Records a read passes over (filtered) before it lets others run."""
 
+MOST_RUNS: Final = 500
+"""Runs that a read gives at most, whatever it may hold: each costs some microseconds."""
+
 
 class Wish(NamedTuple):
     """What a reader wants of a topic's records. `limit` counts records, `max_bytes` their JSON; at least one record is
@@ -40,6 +44,23 @@ class Wish(NamedTuple):
     match: Match | None = None
     separator: bytes = b","
     """One byte, between the records of a piece."""
+    runs: bool = False
+    """Whether records are wanted as runs, of which columns can be made; the projection is the default one then."""
+
+
+class Run(NamedTuple):
+    """Records that follow each other in a block, as the block has them; None for what none of the block has."""
+
+    text: bytes
+    """Their JSON with commas between them, without tags."""
+    starts: array[int]
+    """Where each begins, and after the comma of the last one: differences count, the first is not 0."""
+    tags: bytes
+    tag_starts: array[int] | None
+    """The same of their tags."""
+    meta_lens: array[int] | None
+    nodes: Sequence[str]
+    node_ids: array[int] | None
 
 
 class Columns(NamedTuple):
@@ -83,6 +104,7 @@ class Collector:
         "pieces",
         "position",
         "room",
+        "runs",
         "scanned",
         "tombstone",
         "topic",
@@ -107,6 +129,8 @@ class Collector:
         """`position` between the tombstone and the first record."""
         self.pieces: list[bytes] = []
         """JSON of the records found, to be joined by the separator."""
+        self.runs: list[Run] = []
+        """The same as runs, if that is wished for."""
         self.count = 0
         self.scanned = 0
         self.room = wish.max_bytes
@@ -161,7 +185,7 @@ class Collector:
         end = self.end
         while self.count < wish.limit and self.room > 0:
             if self.position + 1 < log.evict_floor:  # the front has come by since the last step
-                if self.pieces:
+                if self.count:
                     return None
                 self._begin()
                 continue
@@ -170,7 +194,7 @@ class Collector:
                 self.position = max(self.position, end)
                 return None
             if isinstance(step, Gap):
-                if self.pieces or self.tombstone is not None:
+                if self.count or self.tombstone is not None:
                     self.position = step.first - 1  # what is deleted before it has been examined
                     return None
                 self.tombstone = log.tombstone_of(step)
@@ -226,11 +250,16 @@ class Collector:
 
     def _cut(self, block: Block, first: int, last: int) -> bool:
         wish = self._wish
-        taken, to = block.cut(first, last, self.room, wish.projection, at_least_one=not self.pieces)
+        taken, to = block.cut(first, last, self.room, wish.projection, at_least_one=not self.count)
         if taken:
-            self.pieces.append(taken if wish.separator == b"," else _separated(block, wish, first, to, taken))
             self.count += to - first + 1
             self.room -= len(taken) + 1
+            if wish.runs:
+                self.runs.append(run_of(block, first, to, taken))
+                if len(self.runs) == MOST_RUNS:
+                    self.room = 0
+            else:
+                self.pieces.append(taken if wish.separator == b"," else _separated(block, wish, first, to, taken))
         self.position = to
         return to == last
 
@@ -244,6 +273,24 @@ def _separated(block: Block, wish: Wish, first: int, last: int, taken: bytes) ->
     for start in starts[i + 1 : j]:
         text[start - before] = separator
     return bytes(text)
+
+
+def run_of(block: Block, first: int, last: int, text: bytes) -> Run:
+    """Records `first`..`last` of a block, whose JSON is `text`. Nothing of the block is held."""
+    i, j = first - block.first_seq, last - block.first_seq + 1
+    tags, tag_starts = b"", None
+    if block.tags is not None and block.tag_starts is not None:
+        tags = bytes(block.tags[block.tag_starts[i] : block.tag_starts[j]])
+        tag_starts = block.tag_starts[i : j + 1]
+    return Run(
+        text,
+        block.starts[i : j + 1],
+        tags,
+        tag_starts,
+        block.meta_lens[i:j] if block.meta_lens is not None else None,
+        tuple(block.nodes or ()),
+        block.node_ids[i:j] if block.node_ids is not None else None,
+    )
 
 
 def _beginning_of(match: Match) -> bytes:

@@ -318,6 +318,7 @@ class Settings:
     max_routers: int = _count(10_000, 0, MAX_COUNT, CAPS, "Routers; 0 is off.")
     max_total_bytes: int = _size(0, 0, MAX_SIZE, CAPS, "Live payload of all topics together; 0 is off.")
     max_idempotency_keys: int = _count(1_000_000, 0, MAX_COUNT, CAPS, "Idempotency keys remembered; 0 is off.")
+    max_stages: int = _count(10_000, 0, MAX_COUNT, CAPS, "Open stages of all topics together; 0 is off.")
     max_watch_topics: int = _count(256, 1, 10_000, CAPS, "Topics of one watch session, or of one subscription.")
     max_watch_sessions: int = _count(10_000, 0, MAX_COUNT, CAPS, "Watch sessions; 0 is off.")
     max_sse_connections: int = _count(10_000, 0, MAX_COUNT, CAPS, "Open streams and WebSockets together; 0 is off.")
@@ -330,6 +331,7 @@ class Settings:
     checkpoint_ms: int = _duration(10_000, 1, TIMES, "Interval of checkpoints while there are writes.")
     admission_ms: int = _duration(1000, 0, TIMES, "How long an append waits for room in a full WAL queue.")
     session_ttl_ms: int = _duration(300_000, 1, TIMES, "How long a watch session lives without a stream.")
+    stage_ttl_ms: int = _duration(3_600_000, 1, TIMES, "How long a stage lives without an append.")
     drain_ms: int = _duration(10_000, 0, TIMES, "Time for a clean stop.")
 
     api_keys: tuple[Key, ...] = _keys(ACCESS, "API keys; without any there is no access control.")

@@ -87,7 +87,9 @@ class Configuring:
             self._dead_letters.setdefault(topic.config.dead_letter, set()).add(topic.id)
 
     def forget(self, topic: Topic) -> None:
-        """The topic is gone."""
+        """The topic is gone, and its stages with it."""
+        for stage in list((topic.stages or {}).values()):
+            self.forget(stage)
         self._registry.remove(topic)
         self._ceilings.forget(topic)
         self._keys.forget(topic)

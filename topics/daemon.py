@@ -4,7 +4,7 @@ first.
     daemon
      ├─ storage     shard writer x N · compactor · reclaimer · relocator · free-space watch
      ├─ delivery    worker x S · governor
-     ├─ sessions    housekeeping (ceilings, idempotency windows, idle watch sessions, slow connections)
+     ├─ sessions    housekeeping (ceilings, idempotency windows, stages, idle watch sessions, slow connections)
      ├─ engine      commits that outlive the request that asked for them
      └─ http        hypercorn
 
@@ -292,6 +292,7 @@ class Daemon:
             await trio.sleep(HOUSEKEEPING_MS / 1000)
             self.engine.lower_idle_ceilings()
             self.engine.expire_keys()
+            self.engine.expire_stages()
             self.engine.watching.expire_idle()
             self.engine.watching.check_connections()
 

@@ -7,6 +7,7 @@ putting the parts together that do the rest:
     deleting      one deletion of records                               idempotency  the keys of appends
     reading       one diff and its long poll                            loading      records that are not in memory
     exporting     all of a range, slice by slice
+    staging       stages, and appends to them                           stage_commits  what was staged, published
     configuring   topics created, reconfigured, deleted                 ceilings     reserves of seqs
     committing    the way of a decided change into its shard            background   work that outlives its request
     queueing      the calls of a queue                                  claiming     who gets which jobs
@@ -55,8 +56,10 @@ from topics.logs import get_logger
 from topics.model import (
     AppendRequest,
     AppendResult,
+    CheckedAppend,
     ClaimRequest,
     ClaimResult,
+    CommitResult,
     DeleteResult,
     HeldRequest,
     HeldResult,
@@ -66,6 +69,7 @@ from topics.model import (
     ReadResult,
     RouterPatch,
     RouterState,
+    StageResult,
     TopicConfig,
     TopicConfigPatch,
     TopicState,
@@ -78,6 +82,8 @@ from topics.registry import EngineStatus, Registry, names_with
 from topics.routers import Routers
 from topics.sched.governor import Governor, Hands
 from topics.sched.workers import Scheduler, Served
+from topics.stage_commits import StageCommits
+from topics.staging import Staging
 from topics.storage.compactor import Compactor
 from topics.storage.fs import Fs
 from topics.storage.index_cache import IndexCache
@@ -171,6 +177,26 @@ class Engine:
         )
         self._deleting = Deleting(
             settings, self.clock, registry, commits=commits, loader=loader, background=self._background
+        )
+        self._staging = Staging(
+            settings,
+            self.store,
+            registry,
+            commits=commits,
+            configuring=self._configuring,
+            appending=self._appending,
+            background=self._background,
+        )
+        self._stage_commits = StageCommits(
+            self.clock,
+            registry,
+            self.store,
+            commits=commits,
+            ceilings=self._ceilings,
+            appending=self._appending,
+            staging=self._staging,
+            loader=loader,
+            background=self._background,
         )
         self._reading = Reading(self.status, registry, loader)
         self._exporting = Exporting(self.status, registry, loader, self.clock)
@@ -279,7 +305,7 @@ class Engine:
 
     @property
     def by_id(self) -> dict[int, Topic]:
-        """The live topics by id."""
+        """The live topics by id, stages among them."""
         return self.registry.by_id
 
     @property
@@ -342,7 +368,9 @@ class Engine:
         """Wait until nothing is on its way on any topic (after `start_draining`), changes whose client has gone
         included."""
         await self._configuring.creations_ended()
-        for topic in list(self.topics.values()):
+        await self._staging.ended()
+        await self._stage_commits.ended()
+        for topic in list(self.by_id.values()):
             if topic.barrier is not None:
                 await topic.barrier.wait()
             if not self.store.failed(topic.shard):
@@ -365,7 +393,8 @@ class Engine:
         registry = self.registry
         registry.next_topic_id = max(registry.next_topic_id, recovered.next_topic_id)
         registry.time_floor = max(registry.time_floor, recovered.clock)
-        for i, found in enumerate(recovered.topics.values()):
+        targets_first = sorted(recovered.topics.values(), key=lambda found: found.stage is not None)
+        for i, found in enumerate(targets_first):
             topic = registry.make(found.id, found.name, found.config, self.store.shard_of(found.id))
             topic.log = found.log
             if found.queue is not None:
@@ -379,6 +408,7 @@ class Engine:
             topic.last_write_ms, topic.last_read_ms = found.last_write, found.last_read
             topic.incoming = found.incoming or None
             topic.origins = found.origins
+            topic.stage, topic.commit_keys = found.stage, found.commit_keys
             topic.part = found.part
             topic.part_end = topic.applied_end if found.part is not None else None
             if found.segments:
@@ -487,6 +517,43 @@ class Engine:
         """The most records and bytes that a topic may hold, 0 for no cap and of a topic that does not exist."""
         topic = self.registry.topics.get(name)
         return (topic.config.cap_records, topic.config.cap_bytes) if topic is not None else (0, 0)
+
+    # -- stages ------------------------------------------------------------------------------------------------------
+
+    async def stage(self, topic: str, stage: str, request: CheckedAppend, perf: Performance) -> StageResult:
+        """Append a checked batch to a stage of a topic, which is made where there is none (`pipeline.md` section 1).
+
+        Raises what an append raises, and `409 stage_closed`.
+        """
+        return await self._staging.append(topic, stage, request, perf)
+
+    async def commit_stages(
+        self,
+        topic: str,
+        stages: Sequence[str],
+        idempotency_key: str,
+        perf: Performance,
+        *,
+        disable_backpressure: bool = False,
+    ) -> CommitResult:
+        """Publish what stages hold, one after another, all of it at once and once (`pipeline.md` section 1); on disk
+        when it returns.
+
+        Raises `404 topic_not_found`, `404 stage_not_found`, and what an append of all of it would raise. Cancelling
+        stops only the waiting.
+        """
+        return await self._stage_commits.commit(
+            topic, stages, idempotency_key, perf, disable_backpressure=disable_backpressure
+        )
+
+    async def delete_stage(self, topic: str, stage: str) -> bool:
+        """Drop a stage with all it holds; whether there was one. Raises `404 topic_not_found`."""
+        return await self._staging.delete(topic, stage)
+
+    def expire_stages(self) -> None:
+        """Called every second: drop stages that nobody uses, forget commits whose window is over."""
+        self._staging.expire()
+        self._stage_commits.expire()
 
     # -- routers -----------------------------------------------------------------------------------------------------
 
@@ -701,7 +768,7 @@ class Engine:
                 counted = 0
                 await trio.lowlevel.checkpoint()
             counted += 1
-            if topic.deleted:  # meanwhile
+            if topic.deleted or topic.stage is not None:  # meanwhile; or nobody knows of it
                 continue
             census.by_class[topic.config.durability] += 1
             if topic.queue is not None:

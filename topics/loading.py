@@ -32,7 +32,7 @@ from topics.storage.frames import OpenedRecord
 from topics.storage.fs import Fs
 from topics.storage.index_cache import IndexCache
 from topics.storage.payloads import block_of_records, read_records
-from topics.storage.segments import decode_records, open_records
+from topics.storage.segments import SegmentTags, decode_records, open_records
 from topics.storage.shelf import Segment
 from topics.storage.span_loader import SpanLoader
 from topics.storage.store import Store
@@ -125,6 +125,13 @@ class Loader:
             raise _unavailable(topic, error) from error
         if topic in self._registry.changed:
             self._registry.account(topic)  # what was damaged is lost
+
+    async def tags(self, topic: Topic, segment: Segment) -> SegmentTags:
+        """The tags of a segment of the topic. Raises `503 not_ready` if the disk does not answer."""
+        try:
+            return await self.spans.tags(segment)
+        except OSError as error:
+            raise _unavailable(topic, error) from error
 
     async def expire(self, topic: Topic) -> None:
         """Advance the floors to now (`crash.md` 7)."""

@@ -130,6 +130,29 @@ class AppendResult(msgspec.Struct, kw_only=True):
     deduped: bool
 
 
+class StageResult(msgspec.Struct, kw_only=True):
+    """What an append to a stage did (`pipeline.md` section 1). `count` is what the stage holds after it."""
+
+    topic: str
+    stage: str
+    count: int
+    created: bool
+    deduped: bool
+
+
+class CommitResult(msgspec.Struct, kw_only=True):
+    """What a commit of stages did (`pipeline.md` section 1): where the records are, in the order of the stages.
+
+    `last_seq` is `first_seq - 1` where they hold none.
+    """
+
+    topic: str
+    first_seq: int
+    last_seq: int
+    count: int
+    deduped: bool
+
+
 class ReadRequest(msgspec.Struct, kw_only=True):
     """A diff after clamping (`api.md` section 5). `nodes` are the writers to leave out."""
 

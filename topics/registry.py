@@ -14,6 +14,7 @@ from sortedcontainers import SortedDict
 from topics.clock import Clock
 from topics.errors import ApiError, throttled, topic_not_found
 from topics.job_queue import JobQueue
+from topics.log.stages import StageOf
 from topics.model import TopicConfig
 from topics.queue.events import Instant
 from topics.queue.leases import Leases
@@ -58,7 +59,12 @@ class Registry:
         self.cache = cache
         self.topics: SortedDict[str, Topic] = SortedDict()
         self.by_id: dict[int, Topic] = {}
+        """Stages too, which have no name that anybody could ask for."""
+        self.stages: dict[int, Topic] = {}
+        """By their ids."""
         self.next_topic_id = 1
+        self.committed: set[Topic] = set()
+        """Topics that remember commits of stages."""
         self.time_floor = 0
         """The highest time that was persisted or given out: retention never judges by less."""
         self.total_records = 0
@@ -69,6 +75,7 @@ class Registry:
         self.throttled: dict[str, int] = {}
         """How many requests each limit has refused (429)."""
         self._last_heads: dict[int, int] = {}
+        self._pinned: dict[int, set[int]] = {}
         self._clock = clock
 
     @property
@@ -81,17 +88,25 @@ class Registry:
         """Topics that the reclaimer has to look at."""
         return self.common.attention
 
+    def pin(self, files: set[int]) -> None:
+        """What is in these files is going to be copied: they must stay until `unpin` is called with the same set."""
+        self._pinned[id(files)] = files
+
+    def unpin(self, files: set[int]) -> None:
+        """Nobody needs them for that any more."""
+        self._pinned.pop(id(files), None)
+
     def copied_files(self) -> set[int]:
         """Ids of the files that copies are made of: they must stay as they are until the copies are in segments of
         their own (`crash.md` 18)."""
-        files: set[int] = set()
+        files: set[int] = set().union(*self._pinned.values())
         for topic in self.common.copying:
             if topic.copies is not None:
                 files.update(topic.copies.files)
         return files
 
     def topic(self, name: str) -> Topic:
-        """The live topic of a name. Raises `404 topic_not_found`."""
+        """The live topic of a name; never a stage. Raises `404 topic_not_found`."""
         topic = self.topics.get(name)
         if topic is None:
             raise topic_not_found(name)
@@ -107,17 +122,30 @@ class Registry:
     def add(self, topic: Topic) -> None:
         """From here on the topic is found."""
         self.by_id[topic.id] = topic
-        self.topics[topic.name] = topic
+        if topic.commit_keys is not None:
+            self.committed.add(topic)
+        if topic.stage is None:
+            self.topics[topic.name] = topic
+        else:
+            self.stages[topic.id] = topic
+            target = self.by_id[topic.stage.target_id]
+            if target.stages is None:
+                target.stages = {}
+            target.stages[topic.stage.name] = topic
         self.next_topic_id = max(self.next_topic_id, topic.id + 1)
         self.account(topic)
 
     def remove(self, topic: Topic) -> None:
         """The topic is gone, and what it held."""
         topic.deleted = True
-        del self.topics[topic.name]
         del self.by_id[topic.id]
+        if topic.stage is None:
+            del self.topics[topic.name]
+        else:
+            self._remove_stage(topic, topic.stage)
         self.changed.discard(topic)
         self.attention.discard(topic)
+        self.committed.discard(topic)
         self.common.copying.pop(topic, None)
         self.total_records -= topic.counted_records
         self.total_bytes -= topic.counted_bytes
@@ -128,6 +156,13 @@ class Registry:
         topic.close_audience()
         if self.on_removed is not None:
             self.on_removed(topic.id, topic.shelf)
+
+    def _remove_stage(self, stage: Topic, of: StageOf) -> None:
+        del self.stages[stage.id]
+        target = self.by_id.get(of.target_id)
+        if target is not None and target.stages is not None and target.stages.get(of.name) is stage:
+            del target.stages[of.name]
+            target.stages = target.stages or None
 
     def last_head(self, topic_id: int, known: int) -> int:
         """The head of a topic that is gone; `known`, a seq of it, where that was too long ago."""

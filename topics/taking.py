@@ -82,7 +82,8 @@ def _passed_on(kind: Kind, look: Look) -> Kind:
 
 
 def take_raw(source: Topic, block: Block, first: int, last: int) -> Taken:
-    """Records whose frames are in the WAL, or of an `ephemeral` topic in memory."""
+    """Records that are in no segment of the source: their frames are in the WAL or in segments of others, or of an
+    `ephemeral` topic in memory."""
     files, offsets, lens, sizes, flags = array("I"), array("I"), array("I"), array("I"), bytearray()
     for run in source.log.capture_raw(last, first):
         files += run.file
@@ -97,6 +98,8 @@ def take_raw(source: Topic, block: Block, first: int, last: int) -> Taken:
     files, offsets, lens, sizes, flags = files[:n], offsets[:n], lens[:n], sizes[:n], flags[:n]
     columns = block.columns(first, last)
     origins: list[tuple[Kind, int]] | None = None
+    # What was staged is the source's own, in frames of another topic: no copy can be told to be made of those.
+    staged = any(flag & FLAG_DERIVED and not flag & FLAG_ORIGIN for flag in set(flags))
     if max(flags) >= FLAG_ORIGIN:
         assert source.copies is not None
         runs = source.copies.runs
@@ -119,7 +122,7 @@ def take_raw(source: Topic, block: Block, first: int, last: int) -> Taken:
         sizes,
         bytes(flags),
         origins,
-        None if source.ephemeral else files,
+        None if source.ephemeral or staged else files,
         offsets,
         lens,
     )

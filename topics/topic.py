@@ -21,6 +21,7 @@ from topics.job_queue import JobQueue
 from topics.log.copies import CopyTable
 from topics.log.dedupe import DedupeWindow
 from topics.log.index import NotLoaded, Span
+from topics.log.stages import CommitKeys, StageOf
 from topics.log.topic_log import TopicLog
 from topics.model import TopicConfig
 from topics.routing.origins import OriginSet
@@ -101,6 +102,7 @@ class Topic:
         "ceiling_block",
         "ceiling_queued",
         "changed",
+        "commit_keys",
         "common",
         "config",
         "copies",
@@ -129,6 +131,8 @@ class Topic:
         "queue",
         "shard",
         "shelf",
+        "stage",
+        "stages",
         "synced_seq",
         "touched_ms",
         "unwritten",
@@ -194,6 +198,12 @@ class Topic:
         them."""
         self.queue: JobQueue | None = None
         """Its jobs, if it is a queue."""
+        self.stage: StageOf | None = None
+        """Whose stage it is, if it is one."""
+        self.stages: dict[str, Topic] | None = None
+        """Its stages, by name."""
+        self.commit_keys: CommitKeys | None = None
+        """The commits of stages that it remembers."""
         self.deleted = False
         self.counted_records = 0
         self.counted_bytes = 0
@@ -280,6 +290,14 @@ class Topic:
         if self.shelf is not None:
             self.common.attention.add(self)
 
+    def dump_stage(self) -> list[Any] | None:
+        """Whose stage it is, as its part has it."""
+        return list(self.stage) if self.stage is not None else None
+
+    def dump_commits(self) -> list[list[Any]]:
+        """The commits of stages, as its part has them."""
+        return self.commit_keys.dump() if self.commit_keys is not None else []
+
     def dump_routers(self) -> list[list[Any]]:
         """The routers that feed it, as its part has them."""
         return [router.dump() for router in self.incoming.values()] if self.incoming else []
@@ -349,6 +367,9 @@ class Topic:
         """Publish what is ready, in order; what needs columns that are not in memory waits for them."""
         pending = self.pending
         while pending and pending[0].ready and self.working is None:
+            if pending[0].held is not None:
+                pending[0].held.set()
+                break
             missing = pending[0].needs() if pending[0].needs is not None else ()
             if missing:
                 self._fetch(missing)
@@ -432,6 +453,7 @@ class Commit:
         "frame_lens",
         "frames",
         "gate",
+        "held",
         "last_seq",
         "leans",
         "needs",
@@ -464,7 +486,9 @@ class Commit:
         records: int = 0,
         sizes: array[int] | None = None,
         frame_lens: array[int] | None = None,
+        nbytes: int | None = None,
     ) -> None:
+        """`nbytes` is the sum of `sizes`, where it is known."""
         self.topic = topic
         self.topic_id = topic.id
         self.data = data
@@ -476,6 +500,8 @@ class Commit:
         self.on_fail: Callable[[], None] | None = None
         self.needs: Callable[[], tuple[Span, ...]] | None = None
         """What has to be loaded before `apply` can be called."""
+        self.held: trio.Event | None = None
+        """Set when it could be published; whoever holds it up then finishes something, puts None here and settles."""
         self.forwards = False
         """Whether a router has made it, and nobody waits for it."""
         self.deletes = False
@@ -488,7 +514,9 @@ class Commit:
         self.records = records
         self.sizes = sizes
         self.frame_lens = frame_lens
-        self.bytes = sum(sizes) if sizes is not None else 0
+        if nbytes is None:
+            nbytes = sum(sizes) if sizes is not None else 0
+        self.bytes = nbytes
         self.file = 0
         self.offset = 0
         self.end: Position | None = None

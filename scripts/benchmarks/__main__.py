@@ -12,6 +12,7 @@ from rich.console import Console
 
 from benchmarks import (
     append,
+    bulk,
     checkpoint,
     cold,
     diff,
@@ -23,6 +24,7 @@ from benchmarks import (
     reclaim,
     recovery,
     routers,
+    spark,
     watch,
     ws,
 )
@@ -45,6 +47,8 @@ BENCHMARKS = {
     "queue": queue.run,
     "guardrails": guardrails.run,
     "producer": producer.run,
+    "bulk": bulk.run,
+    "spark": spark.run,
 }
 DIRECTORY = Path(__file__).resolve().parents[2] / "bench-results"
 

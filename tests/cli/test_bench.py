@@ -87,11 +87,11 @@ def bench_topics(client: Client) -> list[str]:
 
 @pytest.mark.slow
 def test_every_figure_is_there_and_the_topics_are_not(topics: CommandLine, client: Client) -> None:
-    found = topics.json("bench", "--seconds", "0.1", "--durability", "fsync", "--connections", "2")
+    found = topics.json("bench", "--seconds", "0.3", "--durability", "fsync", "--connections", "2")
     assert {figure["name"]: figure["unit"] for figure in found["figures"]} == FIGURES
     assert all(figure["value"] > 0 for figure in found["figures"])
     assert found["same_machine"] is True
-    assert found["settings"] == {"durability": "fsync", "seconds": 0.1, "size": 100, "connections": 2}
+    assert found["settings"] == {"durability": "fsync", "seconds": 0.3, "size": 100, "connections": 2}
     assert bench_topics(client) == []
 
 

@@ -131,7 +131,7 @@ def test_what_a_command_leaves_running_with_its_input_is_not_waited_for(tmp_path
 def test_one_that_is_out_of_time_is_ended_with_all_its_children(tmp_path: Path) -> None:
     child = tmp_path / "child"
     deaf = f"(trap '' TERM; echo > {child}.deaf; sleep 60) & echo $! > {child}"
-    _, ended, delay_ms = run(f"{deaf}; while ! test -e {child}.deaf; do :; done; wait", timeout_s=0.5)
+    _, ended, delay_ms = run(f"{deaf}; while ! test -e {child}.deaf; do :; done; wait", timeout_s=1.5)
     assert (ended.outcome, ended.exit_code) == ("timeout", -signal.SIGTERM)
     assert delay_ms
     until(lambda: not alive(int(child.read_text())))

@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 from tests.client.proxy import Fate, Proxy
 from tests.conformance.client import Daemon
 from topics.client import (
+    ApiError,
     AsyncClient,
     BadRequest,
     Client,
@@ -28,7 +29,7 @@ from topics.client import (
     Retry,
     Tombstone,
 )
-from topics.client.bulk import PIECE_BYTES, Export, Pieces, ingest
+from topics.client.bulk import ARROW, PIECE_BYTES, Export, Pieces, export, ingest, stage, staged
 
 LINES = (
     b'{"$tombstone":{"gap_from":1,"gap_to":3,"reason":"cap","missed_estimate":3,"earliest_seq":4,"head_seq":9}}\n'
@@ -38,7 +39,7 @@ LINES = (
 )
 
 
-def export() -> Export:
+def reading() -> Export:
     return Export("t", 0, 9, epoch=1, ts=(None, None), match=None, node=(), include_tags=True, include_meta=True)
 
 
@@ -52,7 +53,7 @@ def seqs(values: Any) -> list[int]:
 @given(st.sets(st.integers(1, len(LINES) - 1), max_size=8))
 def test_the_pieces_do_not_matter(cuts: set[int]) -> None:
     places = [0, *sorted(cuts), len(LINES)]
-    reader = export()
+    reader = reading()
     found = [value for a, b in pairwise(places) for value in reader.feed(LINES[a:b])]
     reader.finished()
     gap, first, second = found
@@ -67,7 +68,7 @@ def test_the_pieces_do_not_matter(cuts: set[int]) -> None:
 
 @given(st.integers(0, LINES.rindex(b"\n") - 1))
 def test_one_that_is_cut_off_goes_on_behind_what_came(end: int) -> None:
-    reader = export()
+    reader = reading()
     found = seqs(reader.feed(LINES[:end]))
     with pytest.raises(ConnectionFailed):
         reader.finished()
@@ -77,7 +78,7 @@ def test_one_that_is_cut_off_goes_on_behind_what_came(end: int) -> None:
 
 
 def test_a_topic_that_was_made_again_is_read_from_its_beginning() -> None:
-    reader = export()
+    reader = reading()
     gap = {"gap_from": 1, "gap_to": 5, "reason": "recreated", "missed_estimate": 5, "earliest_seq": 1, "head_seq": 5}
     list(reader.feed(b'{"$seq":8,"$ts":7,"data":1}\n'))
     list(reader.feed(msgspec.json.encode({"$tombstone": gap}) + b"\n"))
@@ -89,7 +90,7 @@ def test_a_topic_that_was_made_again_is_read_from_its_beginning() -> None:
 )
 def test_what_is_no_export_is_told(line: bytes) -> None:
     with pytest.raises(ProtocolError):
-        list(export().feed(line + b"\n"))
+        list(reading().feed(line + b"\n"))
 
 
 @given(st.lists(st.integers(0, PIECE_BYTES // 2), max_size=12))
@@ -129,11 +130,27 @@ def test_everything_that_is_asked_for_is_in_the_call() -> None:
         "/v0/topics/a:b/records?from_seq=3&to_seq=9&from_ts=1&to_ts=2&match=x%2A&node=n&node=m"
         "&include_tags=false&include_meta=false&epoch=7"
     )
+    assert export("a", include_data=False, accept=ARROW).target == (
+        "/v0/topics/a/records?from_seq=0&include_tags=true&include_meta=true&include_data=false"
+    )
     upload = ingest("a", iter([]), node="n", idempotency_key="k", create=False, disable_backpressure=True)
     assert (upload.method, upload.content_type) == ("POST", "application/x-ndjson")
     assert upload.target == "/v0/topics/a?node=n&create=false&disable_backpressure=true"
     assert upload.headers == {"Idempotency-Key": "k"}
     assert not upload.repeatable
+
+
+def test_what_goes_to_a_stage_is_lines_that_may_be_sent_again_under_their_key() -> None:
+    call = stage("a", "s:1", [1, NewRecord({"x": 2}, tag="t")], node="n", create=False, disable_backpressure=True)
+    assert (call.method, call.content_type) == ("POST", "application/x-ndjson")
+    assert call.target == "/v0/topics/a?stage=s%3A1&node=n&create=false&disable_backpressure=true"
+    assert call.body == b'{"data":1}\n{"data":{"x":2},"tag":"t"}\n'
+    assert call.repeatable
+    assert call.headers.keys() == {"Idempotency-Key"}
+    assert call.headers != stage("a", "s:1", [1]).headers
+    assert not stage("a", "s:1", [1], idempotency_key=None).repeatable
+    again = staged("a", "s:1", b'{"data":1}\n', "7")
+    assert (again.body, again.headers) == (b'{"data":1}\n', {"Idempotency-Key": "7"})
 
 
 # ----------------------------------------------------------------- with a daemon
@@ -231,3 +248,45 @@ def test_the_asynchronous_client_does_the_same(shared_daemon: Daemon, topic: str
             assert found == list(range(3000))
 
     anyio.run(story, backend=backend)
+
+
+@pytest.mark.slow
+def test_an_export_comes_as_it_is_sent_in_the_format_that_is_asked_for(
+    shared_daemon: Daemon, topic: str, backend: str
+) -> None:
+    async def concurrently() -> bytes:
+        async with AsyncClient(shared_daemon.url) as client, client.export_stream(topic, 1, match="t") as pieces:
+            return b"".join([piece async for piece in pieces])
+
+    with Client(shared_daemon.url) as client:
+        client.append(topic, [NewRecord(n, tag="t") for n in range(3)])
+        with client.export_stream(topic, 1, match="t") as pieces:
+            lines = b"".join(pieces).splitlines()
+        assert [msgspec.json.decode(line).get("data") for line in lines] == [1, 2, None]
+        assert anyio.run(concurrently, backend=backend).splitlines()[:2] == lines[:2]
+        with client.export_stream(topic, accept=ARROW, include_data=False) as pieces:
+            assert b"".join(pieces).startswith(b"\xff\xff\xff\xff")
+        with pytest.raises(ApiError) as caught, client.export_stream(topic, accept="text/plain"):
+            pass
+        assert caught.value.status == 406
+        (first, *_) = client.export(topic, include_data=False)
+        assert isinstance(first, Record)
+        assert (first.tag, bytes(first.raw)) == ("t", b"")
+
+
+@pytest.mark.slow
+def test_what_is_staged_is_published_once_and_what_is_dropped_never(shared_daemon: Daemon, topic: str) -> None:
+    with Client(shared_daemon.url) as client:
+        assert client.stage(topic, "a", range(3)).count == 3
+        assert client.stage(topic, "a", [3]).count == 4
+        assert client.stage(topic, "b", [NewRecord("b", tag="t")], idempotency_key="k").count == 1
+        assert client.stage(topic, "b", [NewRecord("b", tag="t")], idempotency_key="k").count == 1
+        client.stage(topic, "dropped", ["x"])
+        assert [client.delete_stage(topic, "dropped").deleted for _ in range(2)] == [True, False]
+        with pytest.raises(NotFound) as caught:
+            client.commit(topic, ["a", "dropped"], "key")
+        assert caught.value.code == "stage_not_found"
+        done = client.commit(topic, ["b", "a"], "key")
+        assert (done.first_seq, done.last_seq, done.count, done.deduped) == (1, 5, 5, False)
+        assert client.commit(topic, ["b", "a"], "key").deduped
+        assert [value.data for value in client.read(topic) if isinstance(value, Record)] == ["b", 0, 1, 2, 3]

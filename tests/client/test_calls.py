@@ -295,6 +295,13 @@ CASES = {
         [("node", "n"), ("max", "3"), ("lease_ms", "100")],
         repeatable=False,
     ),
+    "commit": said(
+        calls.commit("a", ["s", "t:1"], "k"),
+        "POST /v0/topics/a/commit",
+        body={"stages": ["s", "t:1"], "idempotency_key": "k"},
+        repeatable=True,
+    ),
+    "delete_stage": said(calls.delete_stage("a", "s:1"), "DELETE /v0/topics/a/stages/s:1", repeatable=False),
     "create_watch": said(
         calls.create_watch(WATCHED),
         "POST /v0/watch",

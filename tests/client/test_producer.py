@@ -441,6 +441,7 @@ def test_closing_is_bounded_and_what_is_left_fails(client: Client, network: Prox
     with Client(network.url) as other:
         producer = Producer(other, batch_records=1)
         under_way, waiting = producer.send(topic, 1), producer.send(topic, 2)
+        until(lambda: network.waiting > 0)
         with pytest.raises(DeliveryFailed, match="2 records"):
             producer.close(0.05)
         with pytest.raises(ProducerClosed, match="before it was known"):
@@ -562,10 +563,13 @@ def test_an_asynchronous_producer_that_is_cancelled_sends_nothing_more(
 
     async def main() -> None:
         async with AsyncClient(network.url) as other:
-            with anyio.move_on_after(0.1):
+            with anyio.CancelScope() as scope:
                 async with AsyncProducer(other, batch_records=1) as producer:
                     deliveries.append(await producer.send(topic, 1))
                     deliveries.append(await producer.send(topic, 2))
+                    while not network.waiting:  # noqa: ASYNC110 - of another thread
+                        await anyio.sleep(0.01)
+                    scope.cancel()
                     await anyio.sleep_forever()
 
     run(backend, main)

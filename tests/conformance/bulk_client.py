@@ -11,10 +11,22 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import pyarrow as pa
 
 from tests.conformance.client import Client
 
 LINES_TYPE = "application/x-ndjson"
+ARROW_TYPE = "application/vnd.apache.arrow.stream"
+ARROW_SCHEMA = pa.schema(
+    [
+        ("seq", pa.int64()),
+        ("ts", pa.timestamp("us", tz="UTC")),
+        ("node", pa.string()),
+        ("tag", pa.string()),
+        ("meta", pa.map_(pa.string(), pa.string())),
+        ("data", pa.string()),
+    ]
+)
 END_FIELDS = {"next_from_seq", "head_seq", "earliest_seq", "epoch"}
 
 
@@ -76,6 +88,45 @@ def exported(response: httpx.Response) -> Exported:
 
 def export(client: Client, topic: str, **query: Any) -> Exported:
     return exported(client.get(export_path(topic), params=query))
+
+
+def exported_arrow(response: httpx.Response) -> Exported:
+    """A whole export as an Arrow stream, and what its lines would have been."""
+    assert response.status_code == 200, response.text
+    assert response.headers["content-type"] == ARROW_TYPE
+    reader = pa.ipc.open_stream(response.content)
+    assert reader.schema == ARROW_SCHEMA
+    found = Exported()
+    for batch, metadata in reader.iter_batches_with_custom_metadata():
+        assert batch.num_rows <= 10_000
+        said = {name.decode(): json.loads(value) for name, value in (metadata or {}).items()}
+        assert not (said and batch.num_rows)
+        if said:
+            found.add(json.dumps(said).encode())
+        for row in batch.to_pylist():
+            found.add(json.dumps(_record_of(row)).encode())
+    assert found.order[-1] == "e", "it is whole"
+    assert found.seqs == sorted(set(found.seqs))
+    return found
+
+
+def _record_of(row: dict[str, Any]) -> dict[str, Any]:
+    """A row as a line shows it."""
+    ts = row["ts"]
+    assert ts.microsecond % 1000 == 0
+    shown = {"$seq": row["seq"], "$ts": int(ts.timestamp()) * 1000 + ts.microsecond // 1000}
+    for name, key in (("node", "$node"), ("tag", "$tag")):
+        if row[name] is not None:
+            shown[key] = row[name]
+    if row["data"] is not None:
+        shown["data"] = json.loads(row["data"])
+    if row["meta"] is not None:
+        shown["meta"] = dict(row["meta"])
+    return shown
+
+
+def export_arrow(client: Client, topic: str, **query: Any) -> Exported:
+    return exported_arrow(client.get(export_path(topic), params=query, headers={"accept": ARROW_TYPE}))
 
 
 def lines_of(records: Iterable[Any]) -> bytes:

@@ -58,7 +58,7 @@ class Daemon:
                 stdout=log,
                 stderr=log,
             )
-        until(lambda: self._read_port(port_file), within_s=20)
+        until(lambda: self._read_port(port_file), within_s=60)
 
     def _read_port(self, port_file: Path) -> bool:
         assert self._process is not None
@@ -73,7 +73,7 @@ class Daemon:
         """Start it and return a client once it is ready."""
         self.launch()
         client = Client(self)
-        until(lambda: client.get("/v0/ready").status_code == 200, within_s=20)
+        until(lambda: client.get("/v0/ready").status_code == 200, within_s=60)
         return client
 
     def send_signal(self, number: signal.Signals) -> None:
@@ -89,7 +89,7 @@ class Daemon:
     def wait(self) -> int:
         """Wait until it is gone, and say how it ended."""
         assert self._process is not None
-        code = self._process.wait(20)
+        code = self._process.wait(60)
         self._process = None
         return code
 
@@ -124,7 +124,7 @@ class Client(httpx.Client):
 
     def __init__(self, daemon: Daemon, *, http2: bool = False) -> None:
         # Nothing is encrypted, and to load certificates takes longer than most tests.
-        super().__init__(base_url=daemon.url, trust_env=False, verify=False, timeout=20, http1=not http2, http2=http2)
+        super().__init__(base_url=daemon.url, trust_env=False, verify=False, timeout=60, http1=not http2, http2=http2)
         self.daemon = daemon
 
     def put_topic(self, topic: str, **config: Any) -> Any:
@@ -204,7 +204,7 @@ def has_data(response: httpx.Response, data: bytes) -> bool:
     return re.search(rb'"data"\s*:\s*' + re.escape(data) + rb"\s*[,}]", response.content) is not None
 
 
-def until(condition: Callable[[], bool], *, within_s: float = 10) -> None:
+def until(condition: Callable[[], bool], *, within_s: float = 40) -> None:
     deadline = time.monotonic() + within_s
     while not condition():
         assert time.monotonic() < deadline, "it has not come to pass"
@@ -215,7 +215,7 @@ class RawConnection:
     """HTTP/1.1 by hand, for what a client library would not send."""
 
     def __init__(self, client: Client) -> None:
-        self.socket = socket.create_connection(("127.0.0.1", client.daemon.port), timeout=15)
+        self.socket = socket.create_connection(("127.0.0.1", client.daemon.port), timeout=40)
         self.socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
 
     def __enter__(self) -> RawConnection:
@@ -236,7 +236,7 @@ class RawConnection:
         """Send until the other side answers or hangs up, but no more than `most` bytes."""
         self.socket.setblocking(False)
         sent = 0
-        deadline = time.monotonic() + 15
+        deadline = time.monotonic() + 40
         try:
             while sent < most:
                 assert time.monotonic() < deadline
@@ -252,7 +252,7 @@ class RawConnection:
         except (BrokenPipeError, ConnectionResetError):
             pass
         finally:
-            self.socket.settimeout(15)
+            self.socket.settimeout(40)
 
     def receive(self) -> tuple[int, dict[str, str], bytes]:
         response = http.client.HTTPResponse(self.socket)

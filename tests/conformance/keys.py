@@ -118,7 +118,7 @@ def refused_start(root: Path, secret: str = "", **settings: object) -> str:
     environ |= {"TOPICS_DATA_DIR": str(root / "data"), "TOPICS_PORT": "0"}
     environ |= {f"TOPICS_{name.upper()}": str(value) for name, value in settings.items()}
     command = [sys.executable, "-m", "topics"]
-    done = subprocess.run(command, env=environ, capture_output=True, text=True, timeout=20, check=False)
+    done = subprocess.run(command, env=environ, capture_output=True, text=True, timeout=60, check=False)
     assert done.returncode == 2, (done.returncode, done.stderr)
     assert "Traceback" not in done.stderr
     assert not secret or secret not in done.stdout + done.stderr

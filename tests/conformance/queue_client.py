@@ -196,7 +196,7 @@ class Claim:
         """Hang up, whether or not there was an answer."""
         self.connection.socket.close()
 
-    def jobs(self, within_s: float = 8) -> list[Any]:
+    def jobs(self, within_s: float = 30) -> list[Any]:
         """What it was given."""
         self.connection.socket.settimeout(within_s)
         status, _, body = self.connection.receive()
@@ -205,13 +205,13 @@ class Claim:
         self.close()
         return jobs
 
-    def refused(self, status: int, *codes: str, within_s: float = 8) -> Any:
+    def refused(self, status: int, *codes: str, within_s: float = 30) -> Any:
         self.connection.socket.settimeout(within_s)
         error = self.connection.receive_error(status, *codes)
         self.close()
         return error
 
 
-def waiting(queue: Queue, node: str = "worker", most: int = 1, *, wait_ms: int = 10_000, **fields: Any) -> Claim:
+def waiting(queue: Queue, node: str = "worker", most: int = 1, *, wait_ms: int = 30_000, **fields: Any) -> Claim:
     """A claim that has found nothing and waits."""
     return Claim(queue, node, most, wait_ms=wait_ms, **fields).send().wait()

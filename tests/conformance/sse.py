@@ -28,7 +28,7 @@ FIELDS = {
     "topic-deleted": {"topic", "head_seq", "reason"},
 }
 REASONS = {"cap", "ttl", "mixed", "from_seq_too_old", "recreated", "source_trim", "lost", "corrupt"}
-WITHIN_S = 10.0
+WITHIN_S = 40.0
 
 
 class Ended(Exception):

@@ -93,6 +93,9 @@ def test_what_changes_the_daemon_has_a_line_and_nothing_else_has(audited: Audite
         ("delete_topic", 200),
     ]
     assert lines[1]["router"] == f"{topic}>x"
+    client.delete(f"/v0/topics/{topic}/stages/part-1")
+    dropped = audited.new_line()
+    assert [dropped[name] for name in ("call", "topic", "stage", "status")] == ["delete_stage", topic, "part-1", 200]
     assert (lines[3]["query"], lines[4]["query"]) == ("hold_ms=0", "if_empty=false")
 
 

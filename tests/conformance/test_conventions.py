@@ -191,7 +191,7 @@ def test_anything_else_for_a_boolean_setting_is_a_refused_start(tmp_path: Path) 
         "TOPICS_PORT": "0",
         "TOPICS_DATA_DIR": str(tmp_path),
     }
-    done = subprocess.run([sys.executable, "-m", "topics"], env=environ, capture_output=True, timeout=20, check=False)
+    done = subprocess.run([sys.executable, "-m", "topics"], env=environ, capture_output=True, timeout=60, check=False)
     assert done.returncode != 0
     assert b"TOPICS_ALLOW_INSECURE_NO_AUTH" in done.stderr + done.stdout
 

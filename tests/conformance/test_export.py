@@ -13,11 +13,14 @@ import httpx
 import pytest
 
 from tests.conformance.bulk_client import (
+    ARROW_TYPE,
     LINES_TYPE,
     Exported,
     export,
+    export_arrow,
     export_path,
     exported,
+    exported_arrow,
     forget_peak,
     lines_of,
     peak_of,
@@ -25,6 +28,7 @@ from tests.conformance.bulk_client import (
     upload,
 )
 from tests.conformance.client import (
+    JSON_TYPE,
     Client,
     RawConnection,
     body_of,
@@ -207,6 +211,7 @@ def test_what_is_on_disk_comes_as_it_was(tmp_path: Path, stored: str) -> None:
         assert after.data == [record["data"] for record in records]
         assert export(client, "t", match="t1").data == [r["data"] for r in records if r.get("tag") == "t1"]
         middle = after.records[5_432]["$ts"]
+        assert export_arrow(client, "t") == after
         late = export(client, "t", from_ts=middle)
         assert late.seqs == [record["$seq"] for record in after.records if record["$ts"] >= middle]
 
@@ -214,6 +219,7 @@ def test_what_is_on_disk_comes_as_it_was(tmp_path: Path, stored: str) -> None:
 def test_text_comes_back_as_it_was_written(client: Client, topic: str) -> None:
     records = [{"data": {t: t}, "tag": t, "node": t, "meta": {t: t}} for t in TEXTS]
     client.append(topic, records=records)
+    assert export_arrow(client, topic) == export(client, topic)
     found = export(client, topic).records
     assert [(r["data"], r["$tag"], r["$node"], r["meta"]) for r in found] == [({t: t}, t, t, {t: t}) for t in TEXTS]
     for seq, text in enumerate(TEXTS, 1):
@@ -230,7 +236,7 @@ def test_text_comes_back_as_it_was_written(client: Client, topic: str) -> None:
     [
         ("from_seq", "x"), ("from_seq", "-1"), ("to_seq", "1.5"), ("to_seq", ""), ("from_ts", "now"), ("to_ts", "-1"),
         ("epoch", "e"), ("epoch", str(2**64)), ("match", ""), ("node", ""), ("node", "n" * 129), ("include_tags", "2"),
-        ("include_meta", "yes"),
+        ("include_meta", "yes"), ("include_data", "no"),
     ],
 )  # fmt: skip
 def test_a_bad_parameter_is_400_and_named(client: Client, topic: str, field: str, value: str) -> None:
@@ -242,8 +248,8 @@ def test_a_bad_parameter_is_400_and_named(client: Client, topic: str, field: str
     ("accept", "status"),
     [
         (None, 200), ("*/*", 200), (LINES_TYPE, 200), ("application/*", 200), ("text/html, */*;q=0.1", 200),
-        ("application/vnd.apache.arrow.stream, application/x-ndjson;q=0.5", 200), ("application/json", 406),
-        ("application/x-ndjson;q=0, */*", 406), ("text/event-stream", 406),
+        (f"{ARROW_TYPE}, {LINES_TYPE}", 200), (f"{ARROW_TYPE};q=0.5, {LINES_TYPE}", 200), ("application/json", 406),
+        ("text/event-stream", 406), (f"{LINES_TYPE};q=0, {ARROW_TYPE};q=0, */*", 406),
     ],
 )  # fmt: skip
 def test_accept_decides_whether_there_is_a_format(client: Client, topic: str, accept: str | None, status: int) -> None:
@@ -257,6 +263,53 @@ def test_accept_decides_whether_there_is_a_format(client: Client, topic: str, ac
         assert exported(answer).data == [1]
     else:
         error_of(answer, 406, "not_acceptable")
+
+
+@pytest.mark.parametrize("accept", [ARROW_TYPE, f"{ARROW_TYPE}, {LINES_TYPE};q=0.5", f"{LINES_TYPE};q=0, */*"])
+def test_an_arrow_stream_is_for_who_would_rather_have_it(client: Client, topic: str, accept: str) -> None:
+    client.append(topic, 1)
+    assert exported_arrow(client.get(export_path(topic), headers={"accept": accept})) == export(client, topic)
+
+
+def test_an_arrow_stream_holds_what_the_lines_hold(client: Client, topic: str, durability: str) -> None:
+    client.put_topic(topic, durability=durability, cap_records=4000)
+    for start in range(0, 6000, 1000):
+        records = [
+            {"data": {"i": i, "x": ["}", None]}}
+            | ({"tag": f"t{i % 7}"} if i % 3 else {})
+            | ({"node": f"n{i % 4}"} if i % 2 else {})
+            | ({"meta": {"i": str(i), "é": '"'}} if i % 5 == 0 else {})
+            for i in range(start, start + 1000)
+        ]
+        client.append(topic, records=records, return_seqs=False)
+    old = client.state(topic)["epoch"]
+    client.delete_records(topic, match=["tag", "Eq", "t4"])
+    queries: list[dict[str, Any]] = [
+        {}, {"from_seq": 2500, "to_seq": 2600}, {"match": "t1"}, {"match": "t*", "node": ["n1", "n3"]},
+        {"include_tags": 0}, {"include_meta": 0}, {"include_data": 0}, {"epoch": old + 1}, {"match": "none"},
+    ]  # fmt: skip
+    for query in queries:
+        assert export_arrow(client, topic, **query) == export(client, topic, **query), query
+    without = export(client, topic, include_data=False, include_meta=0, include_tags=0)
+    assert {name for record in without.records for name in record} == {"$seq", "$ts", "$node"}
+
+
+def test_what_exports_go_through_and_send_is_counted(client: Client, topic: str) -> None:
+    def counted(name: str) -> float:
+        metrics = client.get("/v0/metrics", headers={"accept": JSON_TYPE}).json()
+        samples = metrics[f"topics_{name}_total"]
+        return float(sum(sample["value"] for sample in samples if sample["labels"]["format"] == "arrow"))
+
+    client.append(topic, *("x" * 1000 for _ in range(100)), return_seqs=False)
+    names = ("exports", "export_seqs", "export_records", "export_bytes")
+    seen = []
+    for query in ({"from_seq": 20, "to_seq": 70}, {"from_seq": 20, "to_seq": 70, "include_data": 0}):
+        before = [counted(name) for name in names]
+        export_arrow(client, topic, **query)
+        seen.append([counted(name) - was for name, was in zip(names, before, strict=True)])
+    assert seen[0][:3] == seen[1][:3] == [1, 50, 50]
+    assert seen[0][3] > 50_000
+    assert seen[1][3] < 10_000, "no data was sent"
 
 
 def test_it_takes_the_scope_read_and_a_name_that_the_key_covers(tmp_path: Path) -> None:
@@ -380,19 +433,20 @@ def test_memory_does_not_depend_on_the_range(tmp_path: Path) -> None:
     with running(tmp_path, cache_bytes="8MiB") as client:
         fill(client, "t", 200, durability="memory")
         pid = pid_of(client)
-        export(client, "t", to_seq=100)
-        before = forget_peak(pid)
-        received = 0
-        with RawConnection(client) as connection:
-            connection.send_head("GET", export_path("t"))
-            tail = b""
-            while not tail.endswith(b"\r\n0\r\n\r\n"):
-                piece = connection.socket.recv(256 << 10)
-                assert piece
-                received += len(piece)
-                tail = (tail + piece)[-20:]
-        assert received > 200 * MIB
-        assert peak_of(pid) - before < 40, "MiB; what is read from disk at a time is 1000 records or some MiB"
+        for accept in (LINES_TYPE, ARROW_TYPE):
+            client.get(export_path("t"), params={"to_seq": 100}, headers={"accept": accept})
+            before = forget_peak(pid)
+            received = 0
+            with RawConnection(client) as connection:
+                connection.send_head("GET", export_path("t"), accept=accept)
+                tail = b""
+                while not tail.endswith(b"\r\n0\r\n\r\n"):
+                    piece = connection.socket.recv(256 << 10)
+                    assert piece
+                    received += len(piece)
+                    tail = (tail + piece)[-20:]
+            assert received > 200 * MIB
+            assert peak_of(pid) - before < 40, "MiB; what is read from disk at a time is 1000 records or some MiB"
 
 
 def test_lists_and_appends_go_on_beside_many_exports(client: Client) -> None:

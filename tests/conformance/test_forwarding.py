@@ -79,7 +79,7 @@ def everything(client: Client, topic: str, **fields: Any) -> Reading:
         at = answer["next_from_seq"]
 
 
-def becomes(probe: Callable[[], Any], expected: Any, within_s: float = 10) -> None:
+def becomes(probe: Callable[[], Any], expected: Any, within_s: float = 40) -> None:
     """It is so, or comes to be so in time."""
     deadline = time.monotonic() + within_s
     while (found := probe()) != expected and time.monotonic() < deadline:
@@ -1895,7 +1895,7 @@ def kill_under_load(
         until(has_passed_enough)
         seen = everything(client, dest)
         client.daemon.end(signal.SIGKILL)
-        writing.result(20)
+        writing.result(60)
     client.close()
     return seen
 

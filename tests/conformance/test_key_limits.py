@@ -467,7 +467,7 @@ def test_being_refused_costs_nothing(slow: Client, key: str) -> None:
 
 def test_bytes_over_the_rate_are_refused_for_a_while(slow: Client, key: str, topic: str) -> None:
     make_topic(slow, key, topic)
-    body = {"records": [{"data": "x" * (2 * BYTES)}]}
+    body = {"records": [{"data": "x" * (3 * BYTES)}]}
     # Its size is not known before it has been read.
     body_of(slow.post(f"/v0/topics/{topic}", json=body, headers=bearer(key)))
     pause = too_fast(slow.post(f"/v0/topics/{topic}", json=body, headers=bearer(key)))
@@ -500,7 +500,7 @@ def test_commands_are_charged_like_requests(slow: Client, key: str, topic: str) 
         assert ws.publish(topic, 1)["first_seq"] == head + 1
     time.sleep(1)
     with WebSocket(slow, headers=bearer(key).items()) as ws:
-        ws.publish(topic, "x" * (2 * BYTES))
+        ws.publish(topic, "x" * (3 * BYTES))
         answer = ws.ask("publish", topic=topic, records=[{"data": 1}])
         assert (answer["op"], answer["code"], answer["detail"]["limit"]) == ("error", "throttled", "rate_per_key")
         time.sleep(answer["detail"]["retry_after_ms"] / 1000)

@@ -30,7 +30,7 @@ from tests.conformance.queue_client import (
 from tests.conformance.test_forwarding import paired
 from tests.conformance.test_routers import connect_topics
 
-WINDOW_MS = 400
+WINDOW_MS = 1000
 """Long enough for a dozen claims to arrive in it on a busy machine."""
 
 
@@ -43,9 +43,9 @@ def queue(client: Client) -> Queue:
 def in_order(queue: Queue, *nodes: str, most: int = 1, **fields: Any) -> Iterator[list[Claim]]:
     """Claims that wait, having arrived one after the other."""
     with ExitStack() as stack:
-        claims = [stack.enter_context(Claim(queue, node, most, **{"wait_ms": 10_000, **fields})) for node in nodes]
+        claims = [stack.enter_context(Claim(queue, node, most, **{"wait_ms": 30_000, **fields})) for node in nodes]
         for claim in claims:
-            claim.send().wait(0.06)
+            claim.send().wait(0.12)
         yield claims
 
 
@@ -79,7 +79,7 @@ def sizes(claims: list[Claim]) -> list[int]:
 
 def test_a_claim_does_not_wait_for_more_than_there_is(client: Client) -> None:
     queue = new_queue(client, 1, 2)
-    with Claim(queue, "a", 10, wait_ms=10_000).send() as claim:
+    with Claim(queue, "a", 10, wait_ms=30_000).send() as claim:
         assert seqs_of(claim.jobs()) == [1, 2]
 
 
@@ -133,12 +133,12 @@ def test_a_waiting_claim_wakes(client: Client, durability: str, wake: Callable[[
 @pytest.mark.parametrize("http2", [False, True], ids=["h1", "h2"])
 def test_a_waiting_claim_of_a_client_wakes(client: Client, queue: Queue, http2: bool) -> None:
     with Client(client.daemon, http2=http2) as other, ThreadPoolExecutor(1) as pool:
-        pending = pool.submit(queue.seen_by(other).claim, "a", wait_ms=10_000)
+        pending = pool.submit(queue.seen_by(other).claim, "a", wait_ms=30_000)
         time.sleep(0.2)
         assert not pending.done()
         # Over HTTP/2 this goes on the same connection.
         queue.seen_by(other).append("x")
-        assert data_of(pending.result(8)) == ["x"]
+        assert data_of(pending.result(40)) == ["x"]
 
 
 @pytest.mark.parametrize("leases_durable", [False, True])
@@ -147,19 +147,19 @@ def test_a_waiting_claim_wakes_when_the_lease_of_another_is_over(
 ) -> None:
     """Nobody else sends anything meanwhile."""
     queue = new_queue(client, 1, 2, durability=durability, leases_durable=leases_durable)
+    began = now_ms()
     for holder in ("first", "second"):
         queue.claim(holder, lease_ms=350)
-    began = now_ms()
-    with Claim(queue, "a", 1, wait_ms=10_000).send() as claim, Claim(queue, "b", 1, wait_ms=10_000).send() as other:
+    with Claim(queue, "a", 1, wait_ms=30_000).send() as claim, Claim(queue, "b", 1, wait_ms=30_000).send() as other:
         assert {**deliveries_of(claim.jobs()), **deliveries_of(other.jobs())} == {1: 2, 2: 2}
-        assert now_ms() >= began + 100
+        assert now_ms() >= began + 340
     assert queue.counts() == Counts(in_flight=2)
 
 
 def test_a_waiting_claim_wakes_when_its_own_lease_is_over(client: Client) -> None:
     queue = new_queue(client, 1)
     first = queue.claim_one("a", lease_ms=SHORT_MS)
-    (again,) = queue.claim("a", wait_ms=10_000)
+    (again,) = queue.claim("a", wait_ms=30_000)
     assert again["deliveries"] == 2
     assert again["lease_id"] != first["lease_id"]
 
@@ -170,25 +170,25 @@ def test_a_waiting_claim_wakes_as_soon_as_the_first_of_several_things_happens(cl
     queue.claim("b", lease_ms=LONG_MS)
     queue.claim("c", most=2)
     queue.nack(3, node="c", delay_ms=LONG_MS)
-    queue.nack(4, node="c", delay_ms=9000)
+    queue.nack(4, node="c", delay_ms=29_000)
     with waiting(queue, "d", 9) as claim:
         queue.extend(2, node="b", lease_ms=SHORT_MS)
-        assert deliveries_of(claim.jobs(5)) == {2: 2}
+        assert deliveries_of(claim.jobs(20)) == {2: 2}
 
 
 def test_a_lease_that_is_extended_wakes_nobody(client: Client) -> None:
     queue = new_queue(client, 1)
-    queue.claim("holder", lease_ms=700)
-    with Claim(queue, "a", 1, wait_ms=1200).send() as claim:
+    queue.claim("holder", lease_ms=2000)
+    with Claim(queue, "a", 1, wait_ms=2500).send() as claim:
         queue.extend(1, node="holder", lease_ms=LONG_MS)
         assert claim.jobs() == []
 
 
 def test_an_acked_or_deleted_job_wakes_nobody(client: Client) -> None:
     queue = new_queue(client, 1, 2, 3)
-    queue.claim("holder", most=3, lease_ms=700)
-    queue.nack(3, node="holder", delay_ms=700)
-    with waiting(queue, "a", 1, wait_ms=1200) as claim:
+    queue.claim("holder", most=3, lease_ms=2000)
+    queue.nack(3, node="holder", delay_ms=2000)
+    with waiting(queue, "a", 1, wait_ms=2500) as claim:
         queue.ack(1, node="holder")
         client.delete_records(queue.topic, before_seq=4)
         assert claim.jobs() == []
@@ -329,13 +329,13 @@ def test_who_gave_up_is_not_served(client: Client, queue: Queue) -> None:
 def test_a_client_that_hangs_up_while_it_waits_takes_no_job(client: Client, queue: Queue, http2: bool) -> None:
     if http2:
         with Client(client.daemon, http2=True) as leaving:
-            leaving.timeout = httpx.Timeout(0.3)
+            leaving.timeout = httpx.Timeout(30, read=0.3)
             with pytest.raises(httpx.ReadTimeout):
-                queue.seen_by(leaving).send("claim", node="leaving", wait_ms=10_000)
+                queue.seen_by(leaving).send("claim", node="leaving", wait_ms=30_000)
     else:
         for _ in range(3):
             waiting(queue, "leaving").close()
-    time.sleep(0.3)
+    time.sleep(1)
     with waiting(queue, "staying", 9) as claim:
         queue.append(1, 2)
         jobs = claim.jobs()
@@ -346,13 +346,13 @@ def test_a_client_that_hangs_up_while_it_waits_takes_no_job(client: Client, queu
 def test_those_behind_a_client_that_hung_up_are_served(client: Client, queue: Queue) -> None:
     with in_order(queue, "a", "b", "c", most=2) as [first, second, third]:
         second.close()
-        time.sleep(0.3)
+        time.sleep(1)
         queue.append(*range(4))
         assert shares([first, third]) == [[1, 2], [3, 4]]
 
 
 def test_a_hundred_waiting_claims_are_all_served(client: Client, queue: Queue) -> None:
-    with together(queue, *[1] * 100, wait_ms=10_000) as claims:
+    with together(queue, *[1] * 100, wait_ms=30_000) as claims:
         time.sleep(0.5)
         queue.append(*range(60))
         for number in range(60, 100):
@@ -377,7 +377,7 @@ def test_claims_that_wait_hold_up_nothing_else(client: Client, queue: Queue) -> 
     other = new_queue(client, 1, 2)
     other.claim("a")
     with in_order(queue, *"abcde") as claims:
-        assert seqs_of(other.claim("b", wait_ms=10_000)) == [2]
+        assert seqs_of(other.claim("b", wait_ms=30_000)) == [2]
         assert other.ack(1, node="a")["acked"] == 1
         assert queue.call("claim", node="f")["claimed"] == []
         assert queue.counts() == Counts()
@@ -463,7 +463,7 @@ def test_a_cohort_keeps_to_the_bytes_of_a_claim(client: Client) -> None:
 
 def test_a_cohort_that_waits_shares_evenly_what_comes(client: Client, durability: str) -> None:
     queue = new_queue(client, claim_jitter_ms=WINDOW_MS, durability=durability)
-    with together(queue, *[10] * 10, wait_ms=10_000) as claims:
+    with together(queue, *[10] * 10, wait_ms=30_000) as claims:
         time.sleep(WINDOW_MS / 1000 + 0.3)
         assert all(claim.is_waiting for claim in claims)
         queue.append(*range(50))
@@ -471,7 +471,7 @@ def test_a_cohort_that_waits_shares_evenly_what_comes(client: Client, durability
 
 
 def test_who_comes_after_a_window_is_given_what_is_left(client: Client) -> None:
-    queue = new_queue(client, *range(30), claim_jitter_ms=200)
+    queue = new_queue(client, *range(30), claim_jitter_ms=WINDOW_MS)
     assert seqs_of(queue.claim("a", 10)) == list(range(1, 11))
     with together(queue, 15, 15) as claims:
         assert sizes(claims) == [10, 10]
@@ -491,9 +491,9 @@ def test_a_window_may_be_opened_and_closed(client: Client) -> None:
         assert claims[1].is_waiting
 
 
-@pytest.mark.parametrize("wait_ms", [0, 10_000])
+@pytest.mark.parametrize("wait_ms", [0, 30_000])
 def test_who_hangs_up_in_a_window_takes_nothing(client: Client, wait_ms: int) -> None:
-    queue = new_queue(client, *range(10), claim_jitter_ms=1000)
+    queue = new_queue(client, *range(10), claim_jitter_ms=2500)
     with together(queue, 10, 10, 10, wait_ms=wait_ms) as [staying, *leaving]:
         time.sleep(0.1)
         for claim in leaving:
@@ -504,7 +504,7 @@ def test_who_hangs_up_in_a_window_takes_nothing(client: Client, wait_ms: int) ->
 
 
 def test_a_topic_that_goes_in_a_window_is_404(client: Client) -> None:
-    queue = new_queue(client, *range(10), claim_jitter_ms=1000)
+    queue = new_queue(client, *range(10), claim_jitter_ms=2500)
     with together(queue, 10, 10) as claims:
         time.sleep(0.1)
         client.delete_topic(queue.topic)
@@ -532,7 +532,7 @@ def test_a_window_holds_up_nothing_but_claims(client: Client) -> None:
 
 def test_windows_go_on_for_ever(client: Client) -> None:
     """Whoever comes back in every window has its share of each."""
-    queue = new_queue(client, *range(400), claim_jitter_ms=150)
+    queue = new_queue(client, *range(400), claim_jitter_ms=500)
     taken: list[int] = [0, 0, 0, 0]
 
     def work(number: int) -> None:
@@ -554,7 +554,7 @@ def test_windows_go_on_for_ever(client: Client) -> None:
 def test_what_many_append_while_many_wait_is_taken_once(client: Client, durability: str, jitter_ms: int) -> None:
     queue = new_queue(client, durability=durability, claim_jitter_ms=jitter_ms)
     taken: list[int] = []
-    end = time.monotonic() + 30
+    end = time.monotonic() + 90
 
     def produce(number: int) -> None:
         with Client(client.daemon) as own:

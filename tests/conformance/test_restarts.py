@@ -240,10 +240,10 @@ def test_a_memory_topic_under_load_that_is_killed_announces_what_it_lost(tmp_pat
 def test_a_stop_ends_long_polls_with_503(tmp_path: Path) -> None:
     with running(tmp_path) as client, ThreadPoolExecutor(1) as pool:
         client.put_topic("a")
-        poll = pool.submit(client.post, "/v0/topics/a/diff", json={"wait_ms": 20_000})
+        poll = pool.submit(client.post, "/v0/topics/a/diff", json={"wait_ms": 30_000})
         time.sleep(0.3)
         client.daemon.send_signal(signal.SIGTERM)
-        answer = poll.result(10)
+        answer = poll.result(25)
         error_of(answer, 503, "shutting_down")
         assert int(answer.headers["retry-after"]) >= 0
         assert client.daemon.wait() == 0

@@ -272,9 +272,9 @@ def test_heartbeats_come_when_nothing_else_does(client: Client, topic: str, http
     client.put_topic(topic)
     with stream(client, topic, heartbeat_ms=1000, how={"http2": http2}) as events:
         events.until_caught_up()
-        first = events.heartbeat(5)
-        assert abs(first - time.time() * 1000) < 2000
-        assert events.heartbeat(5) - first > 700
+        first = events.heartbeat()
+        assert abs(first - time.time() * 1000) < 20_000
+        assert events.heartbeat() - first > 700
 
 
 # Gaps

@@ -157,7 +157,7 @@ def seqs(jobs: list[Any]) -> list[int]:
     return [job["$seq"] for job in jobs]
 
 
-def come_to(client: Client, topic: str, *expected: int, within_s: float = 10) -> None:
+def come_to(client: Client, topic: str, *expected: int, within_s: float = 40) -> None:
     """Wait until this is ready, in flight and delayed."""
     until(lambda: counts(client, topic) == expected, within_s=within_s)
 
@@ -440,10 +440,11 @@ def test_a_nack_frees_a_place(client: Client, topic: str, http2: bool) -> None:
 def test_a_job_that_was_delayed_comes_by_itself(client: Client, topic: str) -> None:
     queue(client, topic, 1)
     with working(client, topic) as events:
-        nack(client, topic, events.job(), delay_ms=400)
+        job = events.job()
         given_back = time.monotonic()
+        nack(client, topic, job, delay_ms=400)
         assert events.job()["deliveries"] == 2
-        assert time.monotonic() - given_back > 0.3
+        assert time.monotonic() - given_back > 0.38
 
 
 def test_a_lease_that_is_over_frees_a_place(client: Client, topic: str, http2: bool) -> None:
@@ -583,11 +584,11 @@ def test_who_waits_gets_what_is_released(client: Client, topic: str, http2: bool
     queue(client, topic, 1, lease_ms=HOUR_MS)
     with working(client, topic, "another", how={"http2": http2}) as next_one, ThreadPoolExecutor(1) as pool:
         job = next_one.job()
-        poll = pool.submit(claim, client, topic, "third", wait_ms=20_000)
+        poll = pool.submit(claim, client, topic, "third", wait_ms=30_000)
         time.sleep(0.3)
         assert not poll.done()
         next_one.close()
-        (again,) = poll.result(15)
+        (again,) = poll.result(40)
     assert (again["$seq"], again["deliveries"]) == (1, 2)
     assert again["lease_id"] != job["lease_id"]
 
@@ -885,22 +886,22 @@ def taken_by(events: Work) -> list[int]:
 
 
 def test_streams_and_claimers_of_a_window_divide_evenly(client: Client, topic: str) -> None:
-    queue(client, topic, *range(20), claim_jitter_ms=2000, lease_ms=HOUR_MS)
+    queue(client, topic, *range(20), claim_jitter_ms=3000, lease_ms=HOUR_MS)
     with ThreadPoolExecutor(2) as pool:
         polls = [pool.submit(claim, client, topic, node, max=10) for node in ("a", "b")]
         with working(client, topic, "c", max=10) as first, working(client, topic, "d", max=10) as second:
-            shares = [seqs(poll.result(15)) for poll in polls]
+            shares = [seqs(poll.result(40)) for poll in polls]
             shares += [taken_by(first), taken_by(second)]
     assert [len(share) for share in shares] == [5, 5, 5, 5]
     assert sorted(seq for share in shares for seq in share) == list(range(1, 21))
 
 
 def test_a_share_is_bounded_by_max(client: Client, topic: str) -> None:
-    queue(client, topic, *range(20), claim_jitter_ms=2000, lease_ms=HOUR_MS)
+    queue(client, topic, *range(20), claim_jitter_ms=3000, lease_ms=HOUR_MS)
     with ThreadPoolExecutor(2) as pool:
         polls = [pool.submit(claim, client, topic, node, max=most) for node, most in (("a", 100), ("b", 1))]
         with working(client, topic, "c", max=2) as first, working(client, topic, "d", max=100) as second:
-            shares = [seqs(poll.result(15)) for poll in polls]
+            shares = [seqs(poll.result(40)) for poll in polls]
             shares += [taken_by(first), taken_by(second)]
     lengths = [len(share) for share in shares]
     assert (lengths[1], lengths[2]) == (1, 2)
@@ -915,10 +916,10 @@ def test_those_who_wait_together_divide_what_comes_evenly(client: Client, topic:
         working(client, topic, "c", max=10) as first,
         working(client, topic, "d", max=10) as second,
     ):
-        polls = [pool.submit(claim, client, topic, node, max=10, wait_ms=15_000) for node in ("a", "b")]
+        polls = [pool.submit(claim, client, topic, node, max=10, wait_ms=30_000) for node in ("a", "b")]
         time.sleep(1.5)
         client.append(topic, *range(20))
-        shares = [seqs(poll.result(20)) for poll in polls]
+        shares = [seqs(poll.result(40)) for poll in polls]
         shares += [taken_by(first), taken_by(second)]
     assert [len(share) for share in shares] == [5, 5, 5, 5]
     assert sorted(seq for share in shares for seq in share) == list(range(1, 21))
@@ -938,7 +939,7 @@ def test_who_does_not_read_holds_up_nobody(client: Client, topic: str, http2: bo
             found = events.jobs(4)
             ack(client, topic, *found, node="reads")
             found += events.jobs(4)
-        (other,) = claim(client, topic, "claims", wait_ms=5000)
+        (other,) = claim(client, topic, "claims", wait_ms=30_000)
         assert other["$seq"] <= total
         # It holds what lies between the daemon and it, and not all there is.
         assert counts(client, topic)[1] < total - 8
@@ -964,7 +965,7 @@ def test_who_takes_nothing_for_30_s_loses_what_it_held(client: Client, topic: st
     how = {"receive_buffer": SMALL}
     with working(client, topic, max=1000, how=how) as first, working(client, topic, how=how | {"http2": True}, max=5):
         until(lambda: counts(client, topic)[1] > 0)
-        come_to(client, topic, 30, 0, 0, within_s=50)
+        come_to(client, topic, 30, 0, 0, within_s=90)
         frames, last = first.rest()
         assert all(frame.event == "job" for frame in frames)
         assert last is None or last.data["code"] == 408
@@ -1005,7 +1006,7 @@ def test_who_vanished_is_noticed_and_loses_what_it_held(client: Client, topic: s
             client.append(name, 2)
         began = time.monotonic()
         released: dict[str, float] = {}
-        while len(released) < len(held) and time.monotonic() < began + 40:
+        while len(released) < len(held) and time.monotonic() < began + 90:
             for name, number in held.items():
                 if name not in released and counts(client, name) == (number, 0, 0):
                     released[name] = time.monotonic() - began

@@ -29,7 +29,7 @@ def topics(*arguments: str, cwd: Path, **environ: str) -> subprocess.CompletedPr
         env=inherited | environ,
         capture_output=True,
         text=True,
-        timeout=30,
+        timeout=60,
         check=False,
     )
 
@@ -128,7 +128,7 @@ def test_a_daemon_from_its_start_to_its_end_by_commands_alone(tmp_path: Path) ->
         assert line("verify", "--in-use", str(tmp_path / "data")).returncode == 0
         assert line("inspect", str(tmp_path / "data")).returncode == 2
         process.send_signal(signal.SIGTERM)
-        assert process.wait(30) == 0
+        assert process.wait(60) == 0
 
     assert line("ls").returncode == 6
     assert line("verify", str(tmp_path / "data")).returncode == 0
@@ -152,9 +152,9 @@ def serving(root: Path, settings: dict[str, str]) -> Iterator[subprocess.Popen[b
         flags = ("serve", "--port", "0", "--port-file", str(port_file))
         process = line.start(*flags, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
     try:
-        until(lambda: port_file.exists() and bool(port_file.read_text().strip()), within_s=30)
+        until(lambda: port_file.exists() and bool(port_file.read_text().strip()), within_s=60)
         asking = CommandLine(TOPICS_URL=url_of(root), TOPICS_TOKEN=KEYS["all"])
-        until(lambda: asking("ls").returncode == 0, within_s=30)
+        until(lambda: asking("ls").returncode == 0, within_s=60)
         yield process
     finally:
         process.kill()

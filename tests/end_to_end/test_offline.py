@@ -33,7 +33,7 @@ def empty(tmp_path_factory: pytest.TempPathFactory) -> Path:
     root: Path = tmp_path_factory.mktemp("empty")
     with daemon(root) as (process, _):
         process.send_signal(signal.SIGTERM)
-        assert process.wait(timeout=20) == 0
+        assert process.wait(timeout=60) == 0
     return root
 
 
@@ -55,7 +55,7 @@ def daemon(root: Path) -> Iterator[tuple[subprocess.Popen[bytes], httpx.Client]]
             assert process.poll() is None, (root / "log").read_text()
             assert time.monotonic() < deadline
             time.sleep(0.02)
-        with httpx.Client(base_url=f"http://127.0.0.1:{port_file.read_text().strip()}", timeout=30) as client:
+        with httpx.Client(base_url=f"http://127.0.0.1:{port_file.read_text().strip()}", timeout=60) as client:
             while client.get("/v0/ready").status_code != 200:
                 assert time.monotonic() < deadline
                 time.sleep(0.02)
@@ -141,7 +141,7 @@ def test_a_directory_is_clean_however_the_daemon_ended_and_damage_is_found(tmp_p
         load(client, 22)
         time.sleep(0.5)
         process.send_signal(how)
-        process.wait(timeout=20)
+        process.wait(timeout=60)
     done = topics("verify", str(data), "--cold-dir", str(cold), cwd=tmp_path)
     assert (done.returncode, done.stderr) == (0, ""), done.stdout
     assert "0 damages" in done.stdout

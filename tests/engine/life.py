@@ -139,11 +139,11 @@ class Life:
     def check(self) -> None:
         """Every invariant of every topic, and of the totals."""
         engine = self.engine
-        for topic in engine.topics.values():
+        for topic in engine.by_id.values():
             topic.log.check()
-        assert engine.total_records == sum(topic.log.count for topic in engine.topics.values())
-        assert engine.total_bytes == sum(topic.log.bytes for topic in engine.topics.values())
-        assert engine.pending_bytes_total == sum(topic.pending_bytes for topic in engine.topics.values())
+        assert engine.total_records == sum(topic.log.count for topic in engine.by_id.values())
+        assert engine.total_bytes == sum(topic.log.bytes for topic in engine.by_id.values())
+        assert engine.pending_bytes_total == sum(topic.pending_bytes for topic in engine.by_id.values())
 
 
 @asynccontextmanager

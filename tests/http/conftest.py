@@ -45,7 +45,7 @@ class Served:
 
     def client(self, *, http2: bool = False) -> httpx.AsyncClient:
         """An httpx client: HTTP/1.1, or HTTP/2 with prior knowledge."""
-        return httpx.AsyncClient(base_url=self.url, http1=not http2, http2=http2, timeout=20, verify=False)
+        return httpx.AsyncClient(base_url=self.url, http1=not http2, http2=http2, timeout=60, verify=False)
 
     async def connect(self) -> trio.SocketStream:
         """A bare TCP connection."""
@@ -81,7 +81,7 @@ async def served() -> AsyncIterator[Served]:
 
 async def until(condition: Callable[[], bool]) -> None:
     """Wait for something that is about to happen."""
-    with trio.fail_after(10):
+    with trio.fail_after(60):
         # A server's state has no event to wait for.
         while not condition():  # noqa: ASYNC110
             await trio.sleep(0.005)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -11,6 +11,7 @@ import trio
 from msgspec.structs import asdict, replace
 
 from topics.clock import SystemClock
+from topics.columns import columns_of
 from topics.config import Settings
 from topics.errors import ApiError, invalid, topic_not_found
 from topics.exporting import Export, ExportRequest
@@ -21,8 +22,10 @@ from topics.log.topic_config import resolve_config
 from topics.model import (
     AppendRequest,
     AppendResult,
+    CheckedAppend,
     ClaimRequest,
     ClaimResult,
+    CommitResult,
     DeleteResult,
     HeldRequest,
     HeldResult,
@@ -32,6 +35,7 @@ from topics.model import (
     ReadResult,
     RouterPatch,
     RouterState,
+    StageResult,
     TopicConfig,
     TopicConfigPatch,
     TopicState,
@@ -71,6 +75,7 @@ class FakeTopic:
     config: TopicConfig
     records: list[dict[str, Any]] = field(default_factory=list)
     head_seq: int = 0
+    stages: dict[str, list[CheckedAppend]] = field(default_factory=dict)
 
 
 class FakeEngine:
@@ -226,16 +231,21 @@ class FakeEngine:
             self.topics[name] = FakeTopic(TopicConfig())
         topic = self.topics[name]
         first = topic.head_seq + 1
-        for record in request.records:
+        columns = columns_of(request)
+        nothing = [None] * len(columns.datas)
+        rows = zip(
+            columns.datas, columns.nodes or nothing, columns.tags or nothing, columns.metas or nothing, strict=True
+        )
+        for data, node, tag, meta in rows:
             topic.head_seq += 1
             stored: dict[str, Any] = {"$seq": topic.head_seq, "$ts": self.clock.now_ms()}
-            if node := record.node or request.node:
+            if node:
                 stored["$node"] = node
-            if record.tag:
-                stored["$tag"] = record.tag
-            stored["data"] = msgspec.Raw(bytes(record.data))
-            if record.meta:
-                stored["meta"] = record.meta
+            if tag:
+                stored["$tag"] = tag
+            stored["data"] = msgspec.Raw(data)
+            if meta:
+                stored["meta"] = msgspec.Raw(meta)
             topic.records.append(stored)
         perf.wal_append_ms = 0.1
         self.changed.set()
@@ -244,7 +254,7 @@ class FakeEngine:
             first_seq=first,
             last_seq=topic.head_seq,
             head_seq=topic.head_seq,
-            count=len(request.records),
+            count=len(columns.datas),
             created=created,
             deduped=False,
         )
@@ -287,6 +297,38 @@ class FakeEngine:
     def caps_of(self, name: str) -> tuple[int, int]:
         topic = self.topics.get(name)
         return (topic.config.cap_records, topic.config.cap_bytes) if topic is not None else (0, 0)
+
+    async def stage(self, topic: str, stage: str, request: CheckedAppend, perf: Performance) -> StageResult:
+        await self._enter()
+        created = topic not in self.topics
+        if created:
+            if request.create is False:
+                raise topic_not_found(topic)
+            self.topics[topic] = FakeTopic(TopicConfig())
+        staged = self.topics[topic].stages.setdefault(stage, [])
+        staged.append(request)
+        perf.wal_append_ms = 0.1
+        count = sum(len(request.datas) for request in staged)
+        return StageResult(topic=topic, stage=stage, count=count, created=created, deduped=False)
+
+    async def commit_stages(
+        self, topic: str, stages: Sequence[str], idempotency_key: str, perf: Performance
+    ) -> CommitResult:
+        await self._enter()
+        known = self._topic(topic)
+        for stage in stages:
+            if stage not in known.stages:
+                raise ApiError("stage_not_found", f"stage {stage!r} does not exist", detail={"stage": stage})
+        first, count = known.head_seq + 1, 0
+        for stage in stages:
+            for request in known.stages.pop(stage):
+                count += (await self.append(topic, request, perf)).count
+        return CommitResult(topic=topic, first_seq=first, last_seq=first + count - 1, count=count, deduped=False)
+
+    async def delete_stage(self, topic: str, stage: str) -> bool:
+        await self._enter()
+        known = self.topics.get(topic)
+        return known is not None and known.stages.pop(stage, None) is not None
 
     async def delete_records(
         self, name: str, before_seq: int | None, match: Match | None, perf: Performance

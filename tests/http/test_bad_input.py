@@ -366,7 +366,7 @@ def base_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
         _until_ready(url, process)
         yield url
         process.send_signal(signal.SIGTERM)
-        assert process.wait(timeout=20) == 0, (home / "log").read_text()
+        assert process.wait(timeout=60) == 0, (home / "log").read_text()
         assert "request_failed" not in (home / "log").read_text()
         assert "connection_failed" not in (home / "log").read_text()
     finally:
@@ -394,7 +394,7 @@ def _until_ready(url: str, process: subprocess.Popen[bytes]) -> None:
 @pytest.fixture(scope="module")
 def client(base_url: str) -> Iterator[httpx.Client]:
     """A client, and a topic `kept` of two records that nothing in the table may change."""
-    with httpx.Client(base_url=base_url, timeout=20) as client:
+    with httpx.Client(base_url=base_url, timeout=60) as client:
         records = {"records": [{"data": {"n": 1}, "tag": "x", "meta": {"k": "v"}}, {"data": 2, "node": "n"}]}
         assert client.post("/v0/topics/kept", json=records).status_code == 201
         yield client

@@ -344,15 +344,50 @@ def test_booleans_in_queries(text: bytes, value: bool) -> None:
     assert bodies.decode_read_query(b"include_tags=" + text, WIDE).include_tags is value
     assert bodies.decode_if_empty(b"if_empty=" + text) is value
     assert bodies.decode_touch(b"touch=" + text) is value
-    assert bodies.decode_return_seqs(b"return_seqs=" + text) is value
+    assert bodies.decode_append_query(b"return_seqs=" + text).return_seqs is value
 
 
-@pytest.mark.parametrize("query", [b"stage=a", b"return_seqs=1&stage=a", b"stage="])
-def test_what_is_meant_for_a_stage_is_not_published(query: bytes) -> None:
-    with pytest.raises(ApiError, match="stage"):
-        bodies.decode_return_seqs(query)
-    with pytest.raises(ApiError, match="stage"):
-        bodies.decode_ingest_query(query.replace(b"return_seqs=1&", b""), WIDE)
+@pytest.mark.parametrize("query", [b"stage=", b"stage=-a", b"stage=a%20b", b"stage=a&stage=b", b"stage=%C3%A4"])
+def test_a_stage_has_a_name_like_a_topic(query: bytes) -> None:
+    assert bodies.decode_append_query(b"stage=a:1&return_seqs=0") == (False, "a:1")
+    assert bodies.decode_ingest_query(b"stage=a:1", WIDE).stage == "a:1"
+    assert refused(bodies.decode_append_query, query) == "stage"
+    assert refused(bodies.decode_ingest_query, query, WIDE) == "stage"
+
+
+# --- staging ---------------------------------------------------------------------------------------------------------
+
+
+def test_a_commit_names_stages_in_their_order_and_a_key() -> None:
+    body = bodies.decode_commit(b'{"stages":["b","a"],"idempotency_key":"k","other":[1]}')
+    assert (body.stages, body.idempotency_key) == (["b", "a"], "k")
+    most = [f"s{i}" for i in range(bodies.MAX_STAGES)]
+    assert bodies.decode_commit(json.dumps({"stages": most, "idempotency_key": "k" * 256}).encode()).stages == most
+
+
+@pytest.mark.parametrize(
+    ("body", "field"),
+    [
+        (None, "stages"),
+        ({}, "stages"),
+        ({"stages": ["a"]}, "idempotency_key"),
+        ({"idempotency_key": "k"}, "stages"),
+        ({"stages": [], "idempotency_key": "k"}, "stages"),
+        ({"stages": ["a", "a"], "idempotency_key": "k"}, "stages"),
+        ({"stages": "a", "idempotency_key": "k"}, "stages"),
+        ({"stages": ["a", "-"], "idempotency_key": "k"}, "stages[1]"),
+        ({"stages": ["a", 1], "idempotency_key": "k"}, "stages[1]"),
+        ({"stages": [f"s{i}" for i in range(bodies.MAX_STAGES + 1)], "idempotency_key": "k"}, "stages"),
+        ({"stages": ["a"], "idempotency_key": ""}, "idempotency_key"),
+        ({"stages": ["a"], "idempotency_key": None}, "idempotency_key"),
+        ({"stages": ["a"], "idempotency_key": "k" * 257}, "idempotency_key"),
+    ],
+)
+def test_a_commit_that_is_none_names_what_is_wrong(body: Any, field: str) -> None:
+    assert refused(bodies.decode_commit, b"" if body is None else json.dumps(body).encode()) == field
+
+
+# --- queries ---------------------------------------------------------------------------------------------------------
 
 
 def test_unknown_parameters_are_ignored() -> None:

@@ -10,10 +10,14 @@ from hypothesis import strategies as st
 
 from topics.config import Settings
 from topics.errors import ApiError
-from topics.http.bodies import BadLine, decode_lines
+from topics.http.bodies import BadLine, decode_lines, decode_plain
 from topics.http.lines import Batch, Batches
 
 SETTINGS = Settings(wal_shards=1)
+
+
+def told(batch: Batch) -> tuple[list[bytes], list[int], int]:
+    return batch.lines, list(batch.numbers), batch.size
 
 
 def batches_of(pieces: list[bytes], records: int = 3, nbytes: int = 20, longest: int = 50) -> list[Batch]:
@@ -29,7 +33,8 @@ def batches_of(pieces: list[bytes], records: int = 3, nbytes: int = 20, longest:
     return found
 
 
-LINES = st.lists(st.binary(max_size=30).map(lambda line: line.replace(b"\n", b" ")), max_size=30)
+PLAIN = st.sampled_from([b'{"data":%b}' % value for value in (b"1", b'""', b" 2", b"[1", b"2]", b"1,2", b"", b"1}")])
+LINES = st.lists(st.binary(max_size=30).map(lambda line: line.replace(b"\n", b" ")) | PLAIN, max_size=30)
 
 
 @given(LINES, st.lists(st.integers(0, 600), max_size=10), st.booleans())
@@ -38,7 +43,8 @@ def test_where_a_batch_ends_depends_on_the_lines_alone(lines: list[bytes], cuts:
     places = [0, *sorted(min(cut, len(content)) for cut in cuts), len(content)]
     pieces = [content[a:b] for a, b in pairwise(places)]
     found = batches_of(pieces)
-    assert found == batches_of([content]) == batches_of([content[i : i + 1] for i in range(len(content))])
+    whole, single = batches_of([content]), batches_of([content[i : i + 1] for i in range(len(content))])
+    assert list(map(told, found)) == list(map(told, whole)) == list(map(told, single))
     kept = [(number, line) for number, line in enumerate(lines, 1) if line.strip()]
     assert [pair for batch in found for pair in zip(batch.numbers, batch.lines, strict=True)] == kept
     for batch in found:
@@ -63,6 +69,29 @@ def test_lines_of_a_batch_become_columns() -> None:
     )
     assert request.datas == [b"1", b'"\\n"', b"[1, 2]"]
     assert (request.tags, request.nodes, request.metas) == ([None, "t", None], None, None)
+
+
+VALUES = [
+    b"1", b"null", b'"a"', b'"\\n\xc3\xa9"', b'{"a":[1,{}]}', b"[1,\r2]", b" 1", b"1 ", b"", b"1,2", b"[1", b"2]", b'"',
+    b"01", b'1,"tag":"t"', b'1},{"data":2', b'"\xff"', b'"\\ud800"', b"[" * 512 + b"]" * 512, b"[" * 513 + b"]" * 513,
+]  # fmt: skip
+
+
+@given(st.lists(st.sampled_from(VALUES[:6]) | st.sampled_from(VALUES), min_size=1, max_size=6))
+def test_plain_lines_are_decoded_together_as_each_by_itself(values: list[bytes]) -> None:
+    lines = [b'{"data":%b}' % value for value in values]
+    together = decode_plain(values, SETTINGS)
+    if together is None:
+        assert any(value in VALUES[6:] for value in values)
+        return
+    each = decode_lines(lines, SETTINGS)
+    assert together.datas == each.datas
+    assert (each.tags, each.nodes, each.metas) == (None, None, None)
+
+
+def test_lines_that_are_right_only_together_are_not_taken_for_records() -> None:
+    for values in ([b"1,2", b"[3", b"4]"], [b"[1", b"2]"], [b"1", b"", b"1"], [b"1", b" 2"], [b"1,2", b'"', b'"']):
+        assert decode_plain(values, SETTINGS) is None, values
 
 
 @pytest.mark.parametrize(

@@ -36,10 +36,8 @@ def operation_of(route: Route) -> dict[str, Any]:
 
 def path_of(route: Route) -> str:
     """A path that fits the route."""
-    for parameter in operation_of(route).get("parameters", []):
-        if parameter["in"] == "path":
-            return route.template.replace(f"{{{parameter['name']}}}", parameter["example"])
-    return route.template
+    in_path = [parameter for parameter in operation_of(route).get("parameters", []) if parameter["in"] == "path"]
+    return route.template.format(**{parameter["name"]: parameter["example"] for parameter in in_path})
 
 
 def values_in(value: Any) -> Iterator[Any]:
@@ -152,6 +150,14 @@ CALLS: list[tuple[str, str, Any, int]] = [
     ("POST", "/v0/topics/a", {"records": [{"data": "x" * (300 << 10)}]}, 400),
     ("POST", "/v0/topics/a", {"records": [{"data": "x" * (2 << 20)}]}, 413),
     ("POST", "/v0/topics/none", {**RECORDS, "create": False}, 404),
+    ("POST", "/v0/topics/a?stage=s", RECORDS, 200),
+    ("POST", "/v0/topics/c?stage=s", RECORDS, 201),
+    ("POST", "/v0/topics/c?stage=-", RECORDS, 400),
+    ("POST", "/v0/topics/a/commit", {"stages": ["s"], "idempotency_key": "k"}, 200),
+    ("POST", "/v0/topics/a/commit", {"stages": ["s", "s"], "idempotency_key": "k"}, 400),
+    ("POST", "/v0/topics/a/commit", {"stages": ["none"], "idempotency_key": "k"}, 404),
+    ("DELETE", "/v0/topics/c/stages/s", None, 200),
+    ("DELETE", "/v0/topics/c/stages/-", None, 400),
     ("GET", "/v0/topics/a", None, 200),
     ("GET", "/v0/topics/none", None, 404),
     ("GET", "/v0/topics/-", None, 400),

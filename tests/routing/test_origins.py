@@ -57,6 +57,7 @@ def test_the_largest_seqs_are_seqs_like_others() -> None:
     assert (2**64 - 1, 2**64 - 4) not in reloaded(it)
 
 
+@pytest.mark.slow
 def test_a_million_consecutive_origins_cost_next_to_nothing() -> None:
     one_by_one = OriginSet()
     for seq in range(1, 1_000_001):

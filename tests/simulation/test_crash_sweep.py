@@ -353,7 +353,7 @@ def test_every_promise_survives_a_crash_at_a_sample_of_the_operations(name: str)
 @pytest.mark.slow
 @pytest.mark.parametrize("name", SCENARIOS)
 def test_every_promise_survives_a_crash_at_every_operation(name: str) -> None:
-    sweep = swept(name, stride=1 if EVERYTHING else 19)
+    sweep = swept(name, stride=1 if EVERYTHING else 29)
     judged = sweep.judge_all(lambda point: all_ends(point, 1) if point % 3 == 0 else some_ends(point, 2))
     print(f"{name}: {len(sweep.wrecks)} points, {judged} crashes")
 
@@ -379,7 +379,7 @@ def test_no_promise_is_broken_by_clients_that_do_anything_over_several_lives(see
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", range(4, 24 if EVERYTHING else 12))
 def test_no_promise_is_broken_by_many_more_of_them(seed: int) -> None:
-    random_lives(seed, stride=19)
+    random_lives(seed, stride=19 if EVERYTHING else 37)
 
 
 def random_lives(seed: int, *, stride: int) -> None:
@@ -441,7 +441,7 @@ def test_no_promise_is_broken_beside_all_work_on_segments(seed: int) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", range(20, 60 if EVERYTHING else 27))
 def test_no_promise_is_broken_beside_much_more_work_on_segments(seed: int) -> None:
-    lives_with_upkeep(seed, stride=53 if EVERYTHING else 89)
+    lives_with_upkeep(seed, stride=53 if EVERYTHING else 181)
 
 
 def crash_in_recovery(sweep: Sweep, wrecks: list[Wreck], ends: Callable[[int], list[tuple[End, int]]]) -> int:
@@ -472,7 +472,7 @@ def crash_in_recovery(sweep: Sweep, wrecks: list[Wreck], ends: Callable[[int], l
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["all-classes", "rotation-in-two-shards"])
 def test_every_promise_survives_a_crash_in_the_recovery_after_a_crash(name: str) -> None:
-    sweep = swept(name, stride=47)
+    sweep = swept(name, stride=47 if EVERYTHING else 97)
     judged = crash_in_recovery(sweep, sweep.wrecks, lambda point: some_ends(point, 1))
     print(f"{name}: {len(sweep.wrecks)} first crashes, {judged} second ones")
 
@@ -480,7 +480,7 @@ def test_every_promise_survives_a_crash_in_the_recovery_after_a_crash(name: str)
 @pytest.mark.slow
 @pytest.mark.parametrize("name", SCENARIOS)
 def test_every_promise_survives_any_crash_in_the_recovery_after_a_crash(name: str) -> None:
-    sweep = swept(name, stride=31 if EVERYTHING else 151, seed=1)
+    sweep = swept(name, stride=31 if EVERYTHING else 293, seed=1)
     judged = crash_in_recovery(sweep, sweep.wrecks, lambda point: some_ends(point, 1))
     print(f"{name}: {len(sweep.wrecks)} first crashes, {judged} second ones")
 

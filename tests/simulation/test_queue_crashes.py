@@ -484,7 +484,7 @@ def test_no_promise_about_jobs_is_broken_by_a_crash_at_a_sample_of_the_operation
 @pytest.mark.slow
 @pytest.mark.parametrize("name", SCENARIOS)
 def test_no_promise_about_jobs_is_broken_by_a_crash_at_any_operation(name: str) -> None:
-    sweep = swept(name, stride=1 if EVERYTHING else 89, seed=1)
+    sweep = swept(name, stride=1 if EVERYTHING else 167, seed=1)
     sweep.judge_stepping(lambda point: all_ends(point, 1) if EVERYTHING else some_ends(point, 2), STEPS)
     print(f"{name}: {sweep}")
 
@@ -506,7 +506,7 @@ def test_no_promise_about_jobs_is_broken_by_workers_that_do_anything(seed: int) 
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", range(2, 80 if EVERYTHING else 12))
 def test_no_promise_about_jobs_is_broken_by_many_more_of_them(seed: int) -> None:
-    random_lives(seed, stride=13 if EVERYTHING else 151)
+    random_lives(seed, stride=13 if EVERYTHING else 293)
 
 
 def crash_in_recovery(name: str, *, first: int, stride: int) -> None:

@@ -252,7 +252,7 @@ def test_rule_14_a_crash_anywhere_in_a_change_of_the_number_of_shards_breaks_no_
     killed.settings = settings(wal_shards=3)
     wrecks = wrecks_of(killed, lambda: len(history))
     see(killed)
-    for wreck in wrecks:
+    for wreck in wrecks[:: 1 if EVERYTHING else 3]:
         for i, (end, seed) in enumerate(some_ends(wreck.point, 2)):
             # Whether the next start changes the number again takes turns, at each point and from point to point.
             for shards in (2, 3) if EVERYTHING else (2 + (wreck.point + i) % 2,):

@@ -357,7 +357,7 @@ def test_rules_16_to_20_no_promise_about_copies_is_broken_by_a_crash_at_a_sample
 @pytest.mark.slow
 @pytest.mark.parametrize("name", SCENARIOS)
 def test_rules_16_to_20_no_promise_about_copies_is_broken_by_a_crash_at_any_operation(name: str) -> None:
-    sweep = swept(name, stride=1 if EVERYTHING else 101, seed=1)
+    sweep = swept(name, stride=1 if EVERYTHING else 191, seed=1)
     sweep.judge_all(lambda point: all_ends(point, 1) if EVERYTHING else some_ends(point, 2))
     print(f"{name}: {sweep}")
 
@@ -378,7 +378,7 @@ def test_no_promise_about_copies_is_broken_by_clients_that_do_anything(seed: int
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", range(2, 60 if EVERYTHING else 6))
 def test_no_promise_about_copies_is_broken_by_many_more_of_them(seed: int) -> None:
-    random_lives(seed, stride=19 if EVERYTHING else 211)
+    random_lives(seed, stride=19 if EVERYTHING else 401)
 
 
 def crash_in_recovery(name: str, *, first: int, stride: int) -> None:
@@ -396,7 +396,7 @@ def test_rule_2_a_crash_in_the_recovery_of_copies_decides_nothing_anew(name: str
 @pytest.mark.slow
 @pytest.mark.parametrize("name", SCENARIOS)
 def test_rule_2_any_crash_in_the_recovery_of_copies_decides_nothing_anew(name: str) -> None:
-    crash_in_recovery(name, first=37 if EVERYTHING else 401, stride=1 if EVERYTHING else 17)
+    crash_in_recovery(name, first=37 if EVERYTHING else 401, stride=1 if EVERYTHING else 31)
 
 
 @pytest.mark.parametrize("end", ["stop", "drop"])

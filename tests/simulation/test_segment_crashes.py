@@ -301,7 +301,7 @@ def swept(name: str, *, stride: int, seed: int = 0) -> SegmentSweep:
 
 @pytest.mark.parametrize("name", SCENARIOS)
 def test_no_segment_work_breaks_a_promise_at_any_operation(name: str) -> None:
-    sweep = swept(name, stride=1 if EVERYTHING else 53)
+    sweep = swept(name, stride=1 if EVERYTHING else 97)
     sweep.judge_all(lambda point: all_ends(point, 1) if EVERYTHING else some_ends(point, 2))
     print(f"{name}: {sweep}")
 
@@ -328,7 +328,7 @@ def after_crashes(*, stride: int) -> SegmentSweep:
 
 
 def test_segments_end_where_a_long_hole_begins_at_any_operation() -> None:
-    after_crashes(stride=2 if EVERYTHING else 59).judge_all(lambda point: some_ends(point, 2))
+    after_crashes(stride=2 if EVERYTHING else 113).judge_all(lambda point: some_ends(point, 2))
 
 
 def other_shard_counts(*, stride: int) -> SegmentSweep:
@@ -342,7 +342,7 @@ def other_shard_counts(*, stride: int) -> SegmentSweep:
 
 
 def test_rule_14_a_change_of_the_shard_count_breaks_no_promise_at_any_operation() -> None:
-    other_shard_counts(stride=1 if EVERYTHING else 83).judge_all(lambda point: some_ends(point, 2))
+    other_shard_counts(stride=1 if EVERYTHING else 157).judge_all(lambda point: some_ends(point, 2))
 
 
 # ----------------------------------------------------------------- damaged snapshots, crashes in recovery
@@ -378,7 +378,7 @@ def snapshots_damaged(*, stride: int) -> SegmentSweep:
 
 
 def test_rule_9_the_older_of_two_snapshots_does_as_well_at_any_operation() -> None:
-    snapshots_damaged(stride=1 if EVERYTHING else 59).judge_all(
+    snapshots_damaged(stride=1 if EVERYTHING else 113).judge_all(
         lambda point: some_ends(point, 2), hurt=damage_newest_snapshot
     )
 
@@ -386,7 +386,7 @@ def test_rule_9_the_older_of_two_snapshots_does_as_well_at_any_operation() -> No
 @pytest.mark.parametrize("name", SCENARIOS)
 def test_rule_2_any_crash_in_the_recovery_from_a_crash_breaks_no_promise(name: str) -> None:
     sweep = swept(name, stride=37 if EVERYTHING else 311, seed=1)
-    sweep.judge_recoveries(stride=1 if EVERYTHING else 9)
+    sweep.judge_recoveries(stride=1 if EVERYTHING else 17)
     print(f"{name}: {sweep}")
 
 
@@ -532,7 +532,7 @@ def every_fault(name: str, kind: str, *, stride: int, wal: bool = True) -> None:
 @pytest.mark.parametrize("kind", FAULTS)
 @pytest.mark.parametrize("name", ["rewriting", "moving", "removing"])
 def test_a_fault_at_a_sample_of_the_operations_breaks_no_promise(name: str, kind: str) -> None:
-    every_fault(name, kind, stride=397, wal=False)
+    every_fault(name, kind, stride=701, wal=False)
 
 
 @pytest.mark.skipif(not EVERYTHING, reason="takes an hour: TOPICS_TEST_EVERYTHING=1")

@@ -174,7 +174,7 @@ def crashed_while(make: Make, stride: int, count: int) -> None:
 
 @pytest.mark.parametrize(
     ("stride", "count"),
-    [(97, 20), pytest.param(11, 250 if EVERYTHING else 100, marks=pytest.mark.slow)],
+    [(97, 20), pytest.param(11, 250 if EVERYTHING else 60, marks=pytest.mark.slow)],
     ids=["some", "many"],
 )
 def test_what_a_crash_leaves_is_no_damage(stride: int, count: int) -> None:
@@ -207,7 +207,9 @@ def flips(fs: SimFs, seed: int, count: int) -> Iterator[tuple[str, int, int]]:
         yield path, chance.randrange(len(content)), chance.randrange(8)
 
 
-@pytest.mark.parametrize("count", [60, pytest.param(600, marks=pytest.mark.slow)], ids=["some", "many"])
+@pytest.mark.parametrize(
+    "count", [60, pytest.param(600 if EVERYTHING else 280, marks=pytest.mark.slow)], ids=["some", "many"]
+)
 def test_every_flipped_bit_is_found(fs: SimFs, count: int) -> None:
     for n, (path, offset, bit) in enumerate(flips(fs, count, count)):
         if exempt(fs, path, offset):
@@ -227,10 +229,10 @@ def goes_on_behind_it(fs: SimFs, n: int) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_bit_of_every_fifth_byte_of_the_smallest_file_of_each_kind_is_found(fs: SimFs, kind: str) -> None:
+def test_a_bit_of_every_few_bytes_of_the_smallest_file_of_each_kind_is_found(fs: SimFs, kind: str) -> None:
     path, content = min(files(fs, kind).items(), key=lambda item: len(item[1]))
     chance = random.Random(kind)
-    for n, offset in enumerate(range(0, min(len(content), 3000), 5)):
+    for n, offset in enumerate(range(0, min(len(content), 3000), 5 if EVERYTHING else 11)):
         if exempt(fs, path, offset):
             continue
         bit = chance.randrange(8)

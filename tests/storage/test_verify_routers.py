@@ -74,14 +74,16 @@ def test_a_router_whose_source_is_gone_is_a_note(killed: SimFs) -> None:
 
 @pytest.mark.parametrize(
     ("stride", "count"),
-    [(97, 20), pytest.param(17, 80 if EVERYTHING else 40, marks=pytest.mark.slow)],
+    [(97, 20), pytest.param(17, 80 if EVERYTHING else 30, marks=pytest.mark.slow)],
     ids=["some", "many"],
 )
 def test_what_a_crash_leaves_is_no_damage(stride: int, count: int) -> None:
     crashed_while(routed, stride, count)
 
 
-@pytest.mark.parametrize("count", [6, pytest.param(20, marks=pytest.mark.slow)], ids=["some", "many"])
+@pytest.mark.parametrize(
+    "count", [6, pytest.param(20 if EVERYTHING else 12, marks=pytest.mark.slow)], ids=["some", "many"]
+)
 def test_what_the_start_after_a_crash_leaves_is_no_damage(count: int) -> None:
     world = World(6, config=CONFIG)
     wrecks = wrecks_of(world, lambda: 0, stride=23)

@@ -1,4 +1,4 @@
-"""Exports and uploads of any length (`pipeline.md` section 1): the calls, and what an export knows.
+"""Exports and uploads of any length, to stages too (`pipeline.md` section 1): the calls, and what an export knows.
 
 Pure: no I/O. The clients open the streams and hand in the bytes; `Export` says what they mean, and where to go on after
 a break.
@@ -6,6 +6,7 @@ a break.
 
 from __future__ import annotations
 
+import uuid
 from collections.abc import AsyncIterator, Iterable, Iterator
 from typing import Final
 
@@ -18,6 +19,9 @@ from topics.client.lines import Lines
 from topics.client.results import Record, Tombstone
 
 LINES: Final = "application/x-ndjson"
+ARROW: Final = "application/vnd.apache.arrow.stream"
+"""What an export can be asked for as. The daemon has Arrow where pyarrow is installed."""
+
 PIECE_BYTES: Final = 256 << 10
 """An upload is sent in pieces of about this size, or of one record."""
 
@@ -41,6 +45,38 @@ _tombstone = msgspec.json.Decoder(_TombstoneLine)
 _end = msgspec.json.Decoder(_EndLine)
 
 
+def export(
+    topic: str,
+    from_seq: int = 0,
+    *,
+    to_seq: int | None = None,
+    from_ts: int | None = None,
+    to_ts: int | None = None,
+    match: str | None = None,
+    node: str | Iterable[str] = (),
+    include_tags: bool = True,
+    include_meta: bool = True,
+    include_data: bool = True,
+    epoch: int | None = None,
+    accept: str = LINES,
+) -> Call[bytes]:
+    """An export as the daemon sends it, in one of its formats: LINES or ARROW."""
+    where = calls.target(
+        calls.topic_path(topic, "records"),
+        from_seq=from_seq,
+        to_seq=to_seq,
+        from_ts=from_ts,
+        to_ts=to_ts,
+        match=match,
+        node=[node] if isinstance(node, str) else list(node),
+        include_tags=include_tags,
+        include_meta=include_meta,
+        include_data=None if include_data else False,
+        epoch=epoch,
+    )
+    return Call(method="GET", target=where, accept=accept, repeatable=True)
+
+
 class Export:
     """One export, over as many connections as it takes. `position` is the last seq that was read."""
 
@@ -56,6 +92,7 @@ class Export:
         node: str | Iterable[str],
         include_tags: bool,
         include_meta: bool,
+        include_data: bool = True,
     ) -> None:
         self.position = from_seq
         self.done = False
@@ -67,14 +104,15 @@ class Export:
         self._nodes = [node] if isinstance(node, str) else list(node)
         self._include_tags = include_tags
         self._include_meta = include_meta
+        self._include_data = include_data
         self._lines = Lines()
 
     def call(self) -> Call[bytes]:
         """The call for what comes after `position`."""
         self._lines.clear()
-        where = calls.target(
-            calls.topic_path(self._topic, "records"),
-            from_seq=self.position,
+        return export(
+            self._topic,
+            self.position,
             to_seq=self._to_seq,
             from_ts=self._ts[0],
             to_ts=self._ts[1],
@@ -82,9 +120,9 @@ class Export:
             node=self._nodes,
             include_tags=self._include_tags,
             include_meta=self._include_meta,
+            include_data=self._include_data,
             epoch=self._epoch,
         )
-        return Call(method="GET", target=where, accept=LINES, repeatable=True)
 
     def feed(self, piece: bytes) -> Iterator[Record | Tombstone]:
         """What is complete with this piece. Raises ProtocolError for what is no export."""
@@ -141,6 +179,59 @@ def ingest(
         content_type=LINES,
         headers={} if idempotency_key is None else {"Idempotency-Key": idempotency_key},
         repeatable=False,
+        waits=300.0 if disable_backpressure else 0.0,
+    )
+
+
+# --- stages ----------------------------------------------------------------------------------------------------------
+
+
+def stage(
+    topic: str,
+    stage: str,
+    records: Iterable[object],
+    *,
+    node: str | None = None,
+    idempotency_key: str | None = calls.AUTO,
+    create: bool | None = None,
+    disable_backpressure: bool = False,
+) -> Call[results.Staged]:
+    """Append records to a stage of a topic, where nobody sees them until `commit`. Items and keys are as in `append`,
+    any number of records that fit into memory. A stage is made with its first records, and the topic with it unless
+    `create` is False."""
+    gathered = Pieces()
+    pieces = [piece for record in records if (piece := gathered.add(record)) is not None]
+    lines = b"".join([*pieces, gathered.rest() or b""])
+    key = uuid.uuid4().hex if idempotency_key == calls.AUTO else idempotency_key
+    return staged(topic, stage, lines, key, node=node, create=create, disable_backpressure=disable_backpressure)
+
+
+def staged(
+    topic: str,
+    stage: str,
+    lines: bytes,
+    idempotency_key: str | None,
+    *,
+    node: str | None = None,
+    create: bool | None = None,
+    disable_backpressure: bool = False,
+) -> Call[results.Staged]:
+    """The same of records that are lines of NDJSON already. The key has to be one of this stage alone."""
+    where = calls.target(
+        calls.topic_path(topic),
+        stage=stage,
+        node=node,
+        create=create,
+        disable_backpressure=disable_backpressure or None,
+    )
+    return Call(
+        method="POST",
+        target=where,
+        answer=results.Staged,
+        body=lines,
+        content_type=LINES,
+        headers={} if idempotency_key is None else {"Idempotency-Key": idempotency_key},
+        repeatable=idempotency_key is not None,
         waits=300.0 if disable_backpressure else 0.0,
     )
 

@@ -293,6 +293,28 @@ def delete_records(
     )
 
 
+# --- stages ----------------------------------------------------------------------------------------------------------
+
+
+def commit(topic: str, stages: Iterable[str], idempotency_key: str) -> Call[results.Committed]:
+    """Publish what stages hold, all at once, in the order in which they are named; once for each key (`pipeline.md`
+    section 1). Raises NotFound if one of them is not there: then nothing is published."""
+    return Call(
+        method="POST",
+        target=topic_path(topic, "commit"),
+        answer=results.Committed,
+        body=_body(stages=_names(stages), idempotency_key=idempotency_key),
+        repeatable=True,
+        waits=300.0,
+    )
+
+
+def delete_stage(topic: str, stage: str) -> Call[results.StageDeletion]:
+    """Drop a stage with all it holds."""
+    where = topic_path(topic, "stages", quote(stage, safe=":"))
+    return Call(method="DELETE", target=where, answer=results.StageDeletion, repeatable=False)
+
+
 # --- routers ---------------------------------------------------------------------------------------------------------
 
 

@@ -146,6 +146,9 @@ class AsyncClient:
     # -- records -----------------------------------------------------------------------------------------------------
 
     append = _method(calls.append)
+    stage = _method(bulk.stage)
+    commit = _method(calls.commit)
+    delete_stage = _method(calls.delete_stage)
     diff = _method(calls.diff)
     delete_records = _method(calls.delete_records)
 
@@ -191,6 +194,7 @@ class AsyncClient:
         node: str | Iterable[str] = (),
         include_tags: bool = True,
         include_meta: bool = True,
+        include_data: bool = True,
         epoch: int | None = None,
     ) -> AsyncIterator[Record | Tombstone]:
         """What lies in `(from_seq, to_seq]` (by default up to the head as of now) and between two times (ms), in one
@@ -208,6 +212,7 @@ class AsyncClient:
             node=node,
             include_tags=include_tags,
             include_meta=include_meta,
+            include_data=include_data,
         )
         attempts, before = self._attempts(), -1
         while True:
@@ -223,6 +228,43 @@ class AsyncClient:
                     attempts, before = self._attempts(), export.position
                 wait = attempts.after(error, anyio.current_time())
             await anyio.sleep(wait)
+
+    @asynccontextmanager
+    async def export_stream(
+        self,
+        topic: str,
+        from_seq: int = 0,
+        *,
+        to_seq: int | None = None,
+        from_ts: int | None = None,
+        to_ts: int | None = None,
+        match: str | None = None,
+        node: str | Iterable[str] = (),
+        include_tags: bool = True,
+        include_meta: bool = True,
+        include_data: bool = True,
+        epoch: int | None = None,
+        accept: str = bulk.LINES,
+    ) -> AsyncIterator[AsyncIterator[bytes]]:
+        """The bytes of an export as they come, in the format `accept`: NDJSON, or an Arrow stream
+        (`application/vnd.apache.arrow.stream`; raises an ApiError of status 406 where the daemon has none). The stream
+        is closed at the end of the block. Nothing is repeated; one that was cut off has no `$end`."""
+        call = bulk.export(
+            topic,
+            from_seq,
+            to_seq=to_seq,
+            from_ts=from_ts,
+            to_ts=to_ts,
+            match=match,
+            node=node,
+            include_tags=include_tags,
+            include_meta=include_meta,
+            include_data=include_data,
+            epoch=epoch,
+            accept=accept,
+        )
+        async with self.opened(call) as answer:
+            yield answer.aiter_bytes()
 
     async def ingest(
         self,

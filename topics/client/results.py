@@ -199,6 +199,29 @@ class Ingested(Struct, kw_only=True):
     """Batches that an earlier upload with the same key had stored."""
 
 
+class Staged(Struct, kw_only=True):
+    """`count` is what the stage holds by now."""
+
+    topic: str
+    stage: str
+    count: int
+
+
+class Committed(Struct, kw_only=True):
+    topic: str
+    first_seq: int
+    last_seq: int
+    count: int
+    deduped: bool
+    """Whether an earlier commit with this key had published them."""
+
+
+class StageDeletion(Struct, kw_only=True):
+    topic: str
+    stage: str
+    deleted: bool
+
+
 class Page(Struct, kw_only=True):
     """One read (`api.md` section 5). `next_from_seq` is where the next one begins; `caught_up`, and never an empty
     `records`, says that there is no more."""

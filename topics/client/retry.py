@@ -15,7 +15,7 @@ from typing import Final
 from topics.client.errors import ConnectionFailed, ServerError, Throttled, TopicsError, Unavailable
 
 LASTING_LIMITS: Final = frozenset(
-    {"max_topics", "max_routers", "max_total_bytes", "max_idempotency_keys", "max_watch_sessions"}
+    {"max_topics", "max_routers", "max_total_bytes", "max_idempotency_keys", "max_stages", "max_watch_sessions"}
 )
 """`detail.limit` of a 429 that somebody has to do something about."""
 

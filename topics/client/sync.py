@@ -149,6 +149,9 @@ class Client:
     # -- records -----------------------------------------------------------------------------------------------------
 
     append = _method(calls.append)
+    stage = _method(bulk.stage)
+    commit = _method(calls.commit)
+    delete_stage = _method(calls.delete_stage)
     diff = _method(calls.diff)
     delete_records = _method(calls.delete_records)
 
@@ -193,6 +196,7 @@ class Client:
         node: str | Iterable[str] = (),
         include_tags: bool = True,
         include_meta: bool = True,
+        include_data: bool = True,
         epoch: int | None = None,
     ) -> Iterator[Record | Tombstone]:
         """What lies in `(from_seq, to_seq]` (by default up to the head as of now) and between two times (ms), in one
@@ -210,6 +214,7 @@ class Client:
             node=node,
             include_tags=include_tags,
             include_meta=include_meta,
+            include_data=include_data,
         )
         attempts, before = self._attempts(), -1
         while True:
@@ -224,6 +229,43 @@ class Client:
                     attempts, before = self._attempts(), export.position
                 wait = attempts.after(error, time.monotonic())
             time.sleep(wait)
+
+    @contextmanager
+    def export_stream(
+        self,
+        topic: str,
+        from_seq: int = 0,
+        *,
+        to_seq: int | None = None,
+        from_ts: int | None = None,
+        to_ts: int | None = None,
+        match: str | None = None,
+        node: str | Iterable[str] = (),
+        include_tags: bool = True,
+        include_meta: bool = True,
+        include_data: bool = True,
+        epoch: int | None = None,
+        accept: str = bulk.LINES,
+    ) -> Iterator[Iterator[bytes]]:
+        """The bytes of an export as they come, in the format `accept`: NDJSON, or an Arrow stream
+        (`application/vnd.apache.arrow.stream`; raises an ApiError of status 406 where the daemon has none). The stream
+        is closed at the end of the block. Nothing is repeated; one that was cut off has no `$end`."""
+        call = bulk.export(
+            topic,
+            from_seq,
+            to_seq=to_seq,
+            from_ts=from_ts,
+            to_ts=to_ts,
+            match=match,
+            node=node,
+            include_tags=include_tags,
+            include_meta=include_meta,
+            include_data=include_data,
+            epoch=epoch,
+            accept=accept,
+        )
+        with self.opened(call) as answer:
+            yield answer.iter_bytes()
 
     def ingest(
         self,

@@ -93,6 +93,31 @@ class IngestAnswer(Struct, kw_only=True):
     performance: Performance
 
 
+class StageAnswer(Struct, kw_only=True):
+    """To an append to a stage, of JSON and of NDJSON."""
+
+    topic: str
+    stage: str
+    count: int
+    performance: Performance
+
+
+class CommitAnswer(Struct, kw_only=True):
+    topic: str
+    first_seq: int
+    last_seq: int
+    count: int
+    deduped: bool
+    performance: Performance
+
+
+class StageDeletedAnswer(Struct, kw_only=True):
+    topic: str
+    stage: str
+    deleted: bool
+    performance: Performance
+
+
 class ReadAnswer(Struct, kw_only=True):
     """Put together from bytes (`data_plane`)."""
 

@@ -42,6 +42,8 @@ MAX_DEPTH: Final = 512
 MAX_U64: Final = 2**64 - 1
 MAX_META_KEYS: Final = 64
 MAX_IDEMPOTENCY_KEY: Final = 256
+MAX_STAGES: Final = 10_000
+"""Stages that one commit publishes: as many as tasks of a large job write one each."""
 RESERVED_META_PREFIX: Final = "_topics"
 _RESERVED: Final = RESERVED_META_PREFIX.encode()
 
@@ -322,6 +324,7 @@ def check_inline_config(topic: str, patch: TopicConfigPatch) -> None:
 
 _strict_record: Final = msgspec.json.Decoder(_StrictRecord)
 _lenient_record: Final = msgspec.json.Decoder(RecordIn)
+_raws: Final = msgspec.json.Decoder(list[msgspec.Raw])
 _RECORD_FIELD: Final = re.compile(r"records\[(?P<index>\d+)\]\.?")
 
 
@@ -342,6 +345,34 @@ def longest_line(settings: Settings) -> int:
 
 _LINE_SLACK: Final = 4096
 """For keys, and blanks between them."""
+
+
+def decode_plain(values: list[bytes], settings: Settings) -> CheckedAppend | None:
+    """The records of a batch of lines `{"data":VALUE}`, of which only the values are given; None if a value is not
+    exactly one JSON value within the limits: `decode_lines` has to look at the lines.
+
+    All of them are parsed as one array. Its elements are the values if there are as many, each as long as its value:
+    then nothing is left between them but the commas, so each begins and ends where its value does. The records
+    themselves are not made: columns are all that an append needs.
+    """
+    joined = b",".join(values)
+    try:
+        check_utf8(joined)
+        found = _raws.decode(b"[%b]" % joined)
+    except (ApiError, msgspec.DecodeError, RecursionError):
+        return None
+    lengths = list(map(len, values))
+    if list(map(len, found)) != lengths:
+        return None
+    longest = max(lengths)
+    if longest > settings.max_record_bytes or longest >= _DEEP_BYTES:
+        try:
+            _check_datas(values, settings.max_record_bytes)
+        except ApiError:
+            return None
+    if b"\r" in joined:
+        values = [value.translate(_LINE_ENDS) for value in values]
+    return CheckedAppend(records=[], datas=values, nodes=None, tags=None, metas=None)
 
 
 def decode_lines(lines: list[bytes], settings: Settings) -> CheckedAppend:
@@ -404,12 +435,12 @@ class IngestQuery(msgspec.Struct, kw_only=True):
     node: str | None = None
     create: bool | UnsetType = UNSET
     disable_backpressure: bool = False
+    stage: str | None = None
 
 
 def decode_ingest_query(query: bytes, settings: Settings) -> IngestQuery:
-    """`node`, `create` and `disable_backpressure` of an ingest."""
+    """`node`, `create`, `disable_backpressure` and `stage` of an ingest."""
     values = Query(query)
-    _refuse_stage(values)
     node = values.text("node", "") if values.all("node") else None
     if node is not None:
         check_text("node", node, settings.max_node_bytes)
@@ -417,7 +448,39 @@ def decode_ingest_query(query: bytes, settings: Settings) -> IngestQuery:
         node=node,
         create=values.boolean("create", True) if values.all("create") else UNSET,
         disable_backpressure=values.boolean("disable_backpressure", False),
+        stage=values.topic("stage"),
     )
+
+
+# --- staging ---------------------------------------------------------------------------------------------------------
+
+
+class CommitBody(msgspec.Struct, kw_only=True):
+    """The body of a commit of stages."""
+
+    stages: list[str]
+    idempotency_key: str
+
+
+_commit_body: Final = msgspec.json.Decoder(CommitBody)
+
+
+def decode_commit(raw: bytes) -> CommitBody:
+    """The body of a commit of stages (`pipeline.md` section 1)."""
+    if not raw:
+        raise invalid("stages", "is required")
+    check_utf8(raw)
+    body = decode_json(_commit_body, raw)
+    check_depth(raw, "body")
+    count = len(body.stages)
+    if not 1 <= count <= MAX_STAGES:
+        raise invalid("stages", f"{count} stages, 1 to {MAX_STAGES} can be published at once", max=MAX_STAGES)
+    for i, stage in enumerate(body.stages):
+        check_topic_name(stage, f"stages[{i}]")
+    if len(set(body.stages)) < count:
+        raise invalid("stages", "names a stage twice")
+    check_key(body.idempotency_key, "idempotency_key")
+    return body
 
 
 # --- export ----------------------------------------------------------------------------------------------------------
@@ -434,6 +497,7 @@ class ExportQuery(msgspec.Struct, kw_only=True):
     node: str | list[str] | None = None
     include_tags: bool = True
     include_meta: bool = True
+    include_data: bool = True
     epoch: int | None = None
 
 
@@ -458,6 +522,7 @@ def decode_export(query: bytes, settings: Settings) -> ExportRequest:
         nodes=frozenset(nodes),
         include_tags=values.boolean("include_tags", True),
         include_meta=values.boolean("include_meta", True),
+        include_data=values.boolean("include_data", True),
         epoch=values.integer("epoch", None),
     )
 
@@ -742,14 +807,16 @@ def decode_hold_ms(query: bytes) -> int:
     return int(Query(query).integer("hold_ms", 0))
 
 
-def decode_return_seqs(query: bytes) -> bool:
-    """`return_seqs` of an append."""
+class AppendQuery(NamedTuple):
+    """The parameters of an append of JSON."""
+
+    return_seqs: bool = True
+    stage: str | None = None
+
+
+def decode_append_query(query: bytes) -> AppendQuery:
+    """`return_seqs` and `stage` of an append."""
+    if not query:
+        return AppendQuery()
     values = Query(query)
-    _refuse_stage(values)
-    return values.boolean("return_seqs", True)
-
-
-def _refuse_stage(values: Query) -> None:
-    """Staging is not there yet (`docs/design/bulk.md`), and what is meant to be private must not be published."""
-    if values.all("stage"):
-        raise invalid("stage", "cannot be asked for yet")
+    return AppendQuery(values.boolean("return_seqs", True), values.topic("stage"))

@@ -1,4 +1,4 @@
-"""Bulk transfer over HTTP: exports and ingests of NDJSON (`pipeline.md` section 1, `docs/design/bulk.md`).
+"""Bulk transfer over HTTP: exports, and ingests of NDJSON (`pipeline.md` section 1, `docs/design/bulk.md`).
 
 Theory of operation. Neither is ever in memory as a whole. An export is asked for its next slice when the socket has
 taken the one before. An ingest reads the upload piece by piece; while one batch commits, the next is read and decoded,
@@ -9,14 +9,15 @@ ends that of `lines`.
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Iterable
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
 import trio
 from msgspec import UNSET
 
 from topics.errors import ApiError, invalid
-from topics.exporting import End, Export, Slice
+from topics.exporting import End, Export, ExportRequest, Slice
 from topics.http import bodies
 from topics.http.accept import qualities
 from topics.http.answers import IngestAnswer
@@ -24,10 +25,12 @@ from topics.http.calls import Call, Engine, OpenAnswer, Response, encode
 from topics.http.connection import Connection
 from topics.http.data_plane import idempotency_header
 from topics.http.lines import BATCH_BYTES, BATCH_RECORDS, FEED_BYTES, Batch, Batches
+from topics.http.metrics import ExportFigures, RequestFigures
 from topics.http.reading import LINES_TYPE, BodyStream
+from topics.http.staging import stage_response
 from topics.keys import Scope
 from topics.logs import get_logger
-from topics.model import AppendResult, CheckedAppend, Performance
+from topics.model import AppendResult, CheckedAppend, Performance, StageResult
 
 log = get_logger(__name__)
 
@@ -37,20 +40,37 @@ ARROW_TYPE: Final = b"application/vnd.apache.arrow.stream"
 class Bulk:
     """The handlers."""
 
-    def __init__(self, engine: Engine) -> None:
+    def __init__(self, engine: Engine, figures: RequestFigures) -> None:
         self._engine = engine
+        self._figures = figures
+        self._arrow = Arrow()
 
     async def export(self, call: Call) -> ExportAnswer:
         """`GET /v0/topics/{topic}/records`."""
-        if not _accepts_lines(call.headers.get(b"accept")):
-            raise ApiError(
-                "not_acceptable",
-                f"an export is {LINES_TYPE.decode()}",
-                detail={"supported": [LINES_TYPE.decode()]},
-            )
+        kind = await self._format_of(call.headers.get(b"accept"))
         request = bodies.decode_export(call.query, self._engine.settings)
         topic = call.params["topic"]
-        return ExportAnswer(call, topic, await self._engine.export(topic, request))
+        made: Format
+        if kind == ARROW_TYPE:
+            request = request._replace(runs=True)
+            made = self._arrow.stream(request)
+        else:
+            made = LinesFormat()
+        export = await self._engine.export(topic, request)
+        self._figures.exports[_name_of(kind), "true" if request.include_data else "false"] += 1
+        return ExportAnswer(call, topic, export, made, self._figures.exported[_name_of(kind)])
+
+    async def _format_of(self, accept: bytes | None) -> bytes:
+        """What an export is sent as. Raises 406 if nothing that is to be had does."""
+        kinds = wanted(accept)
+        if kinds[:1] == [ARROW_TYPE] and not await self._arrow.is_there():
+            kinds.remove(ARROW_TYPE)
+        if not kinds:
+            supported = [LINES_TYPE.decode()]
+            if await self._arrow.is_there():
+                supported.append(ARROW_TYPE.decode())
+            raise ApiError("not_acceptable", f"an export is {' or '.join(supported)}", detail={"supported": supported})
+        return kinds[0]
 
     async def ingest(self, call: Call, body: BodyStream) -> Response:
         """`POST /v0/topics/{topic}` with NDJSON."""
@@ -60,16 +80,76 @@ class Bulk:
 # --- export ----------------------------------------------------------------------------------------------------------
 
 
+class Format(Protocol):
+    """How one export looks on the wire."""
+
+    @property
+    def content_type(self) -> bytes: ...
+
+    def piece(self, piece: Slice) -> bytes:
+        """A slice; empty if there is nothing to be said."""
+
+    def end(self, end: End) -> bytes:
+        """What the export ends with."""
+
+
+class LinesFormat:
+    """NDJSON: a line for each record and each gap, and a last one."""
+
+    content_type = LINES_TYPE
+
+    def piece(self, piece: Slice) -> bytes:
+        lines = piece.lines + b"\n" if piece.lines else b""
+        if piece.tombstone is not None:
+            lines = b'{"$tombstone":%b}\n%b' % (encode(piece.tombstone), lines)
+        return lines
+
+    def end(self, end: End) -> bytes:
+        return encode({"$end": end._asdict()}) + b"\n"
+
+
+class Arrow:
+    """`topics.http.arrow`, if pyarrow is installed. It is loaded when an export first wants it, in a thread, since that
+    takes most of a second."""
+
+    def __init__(self) -> None:
+        self._there: bool | None = None
+        """None: nobody has asked yet."""
+        self._module: Any = None
+
+    async def is_there(self) -> bool:
+        """Whether exports can be Arrow streams."""
+        if self._there is None:
+            try:
+                self._module = await trio.to_thread.run_sync(_load_arrow)
+            except ImportError as error:
+                log.info("arrow_missing", error=str(error))
+            self._there = self._module is not None
+        return self._there
+
+    def stream(self, request: ExportRequest) -> Format:
+        stream: Format = self._module.ArrowStream(request)
+        return stream
+
+
+def _load_arrow() -> Any:
+    module = importlib.import_module("topics.http.arrow")
+    module.load()
+    return module
+
+
 class ExportAnswer(OpenAnswer):
     """An export on its way. One that cannot be finished ends without its last line, and its transfer unfinished."""
 
     in_flight = True
 
-    def __init__(self, call: Call, topic: str, export: Export) -> None:
+    def __init__(self, call: Call, topic: str, export: Export, made: Format, figures: ExportFigures) -> None:
         self.key = call.key
         self._call = call
         self._topic = topic
         self._export = export
+        self._format = made
+        self._figures = figures
         self._scope = trio.CancelScope()
         self._connection: Connection = call.scope["state"]["connection"]
 
@@ -81,7 +161,11 @@ class ExportAnswer(OpenAnswer):
         call = self._call
         self._connection.allow_slow_reader()
         with self._scope:
-            headers = [(b"content-type", LINES_TYPE), (b"cache-control", b"no-store"), *call.answer_headers]
+            headers = [
+                (b"content-type", self._format.content_type),
+                (b"cache-control", b"no-store"),
+                *call.answer_headers,
+            ]
             await call.send({"type": "http.response.start", "status": 200, "headers": headers})
             try:
                 await call.while_connected(self._send_all)
@@ -98,37 +182,37 @@ class ExportAnswer(OpenAnswer):
 
     async def _send_all(self) -> None:
         while (piece := await self._export.next_slice()) is not None:
-            if lines := _lines_of(piece):
-                await self._send(lines)
-        await self._send(_last_line(self._export.end))
+            self._figures.seqs += piece.examined
+            self._figures.records += piece.records
+            if body := self._format.piece(piece):
+                await self._send(body)
+        await self._send(self._format.end(self._export.end))
 
-    async def _send(self, lines: bytes) -> None:
+    async def _send(self, body: bytes) -> None:
         """A reader has a minute, and a second for each KiB, for each slice."""
-        with self._connection.answering(len(lines)):
-            await self._call.send({"type": "http.response.body", "body": lines, "more_body": True})
-        self._call.charge(len(lines))
+        with self._connection.answering(len(body)):
+            await self._call.send({"type": "http.response.body", "body": body, "more_body": True})
+        self._figures.bytes += len(body)
+        self._call.charge(len(body))
 
 
-def _lines_of(piece: Slice) -> bytes:
-    lines = piece.lines + b"\n" if piece.lines else b""
-    if piece.tombstone is not None:
-        lines = b'{"$tombstone":%b}\n%b' % (encode(piece.tombstone), lines)
-    return lines
-
-
-def _last_line(end: End) -> bytes:
-    return encode({"$end": end._asdict()}) + b"\n"
-
-
-def _accepts_lines(accept: bytes | None) -> bool:
-    """Whether an Accept header takes NDJSON; the most specific range decides (RFC 9110, 12.5.1)."""
+def wanted(accept: bytes | None) -> list[bytes]:
+    """The formats that an Accept header takes, the better one first; the most specific range decides (RFC 9110,
+    12.5.1). NDJSON if it does not care."""
     if accept is None or not accept.strip():
-        return True
+        return [LINES_TYPE, ARROW_TYPE]
     found = qualities(accept)
-    for kind in (LINES_TYPE, b"application/*", b"*/*"):
-        if kind in found:
-            return found[kind] > 0
-    return False
+    quality = {kind: _first_of(found, (kind, b"application/*", b"*/*")) for kind in (LINES_TYPE, ARROW_TYPE)}
+    return sorted((kind for kind in quality if quality[kind] > 0), key=lambda kind: -quality[kind])
+
+
+def _first_of(found: dict[bytes, float], names: Iterable[bytes]) -> float:
+    return next((found[name] for name in names if name in found), 0.0)
+
+
+def _name_of(kind: bytes) -> str:
+    """What the metrics call a format."""
+    return "arrow" if kind == ARROW_TYPE else "ndjson"
 
 
 # --- ingest ----------------------------------------------------------------------------------------------------------
@@ -152,13 +236,7 @@ class Ingest:
         self._body = body
         self._topic = call.params["topic"]
         call.waits = True
-        # An upload that comes again has to break into the same batches, whatever is done to the topic meanwhile.
-        cap_records, cap_bytes = engine.caps_of(self._topic)
-        self._batches = Batches(
-            min(BATCH_RECORDS, cap_records or BATCH_RECORDS, engine.settings.max_batch_records),
-            min(BATCH_BYTES, cap_bytes or BATCH_BYTES),
-            bodies.longest_line(engine.settings),
-        )
+        self._batches = self._broken_by(0, 0)
         self._query = bodies.IngestQuery()
         self._key: str | None = None
         self._begun = 0
@@ -172,8 +250,8 @@ class Ingest:
         """Of a batch; none follows it."""
         self._reading = trio.CancelScope()
         """Nobody waits for more of what is not going to be taken."""
-        self._first: AppendResult | None = None
-        self._last: AppendResult | None = None
+        self._first: AppendResult | StageResult | None = None
+        self._last: AppendResult | StageResult | None = None
         self._committed = 0
         self._deduped = 0
 
@@ -183,12 +261,24 @@ class Ingest:
         try:
             self._query = bodies.decode_ingest_query(self._call.query, self._engine.settings)
             self._key = bodies.check_key(idempotency_header(self._call), "Idempotency-Key")
+            if self._query.stage is None:
+                self._batches = self._broken_by(*self._engine.caps_of(self._topic))
             await self._take_all()
         except _Refused as refused:
             raise self._placed(refused.error, refused.line) from None
         except ApiError as error:
             raise self._placed(error, self._batches.line) from None
         return self._answer()
+
+    def _broken_by(self, cap_records: int, cap_bytes: int) -> Batches:
+        """Batches that such caps allow, as of now: an upload that comes again has to break into the same ones, whatever
+        is done to the topic meanwhile. A stage has none: those of its topic hold for all that is published."""
+        settings = self._engine.settings
+        return Batches(
+            min(BATCH_RECORDS, cap_records or BATCH_RECORDS, settings.max_batch_records),
+            min(BATCH_BYTES, cap_bytes or BATCH_BYTES),
+            bodies.longest_line(settings),
+        )
 
     async def _take_all(self) -> None:
         failure: Exception | None = None
@@ -223,7 +313,10 @@ class Ingest:
         """Decode a batch, and append it when the one before it is through."""
         settings, query = self._engine.settings, self._query
         try:
-            request = bodies.decode_lines(batch.lines, settings)
+            plain = bodies.decode_plain(batch.items, settings) if batch.plain else None
+            if batch.plain and plain is None:
+                self._batches.looks_for_plain = False
+            request = plain or bodies.decode_lines(batch.lines, settings)
         except bodies.BadLine as bad:
             raise _Refused(batch.numbers[bad.index], bad.error) from None
         request.node = query.node
@@ -257,24 +350,26 @@ class Ingest:
 
     async def _commit(self, request: CheckedAppend) -> None:
         perf = Performance()
-        result = await self._engine.append(self._topic, request, perf)
+        result: AppendResult | StageResult
+        if self._query.stage is None:
+            result = await self._engine.append(self._topic, request, perf)
+            self._committed += result.count
+        else:
+            result = await self._engine.stage(self._topic, self._query.stage, request, perf)
+            self._committed += len(request.datas)
         _add(self._call.perf, perf)
         self._first = self._first or result
         self._last = result
-        self._committed += result.count
         self._deduped += result.deduped
 
     def _release(self) -> None:
         self._body.keep(self._batches.held + self._decoded + self._on_its_way)
 
     def _placed(self, error: ApiError, line: int) -> ApiError:
-        """An error with how far the upload has come."""
-        detail: dict[str, Any] = {
-            **error.detail,
-            "line": line,
-            "committed": self._committed,
-            "last_seq": self._last.last_seq if self._last is not None else 0,
-        }
+        """An error with how far the upload has come. What is in a stage has no seqs yet."""
+        detail: dict[str, Any] = {**error.detail, "line": line, "committed": self._committed}
+        if self._query.stage is None:
+            detail["last_seq"] = self._last.last_seq if isinstance(self._last, AppendResult) else 0
         return ApiError(
             error.code,
             f"line {line}: {error.message}",
@@ -286,6 +381,11 @@ class Ingest:
     def _answer(self) -> Response:
         if self._first is None or self._last is None:
             raise self._placed(invalid("body", "holds no record"), self._batches.line)
+        performance = self._call.performance(self._engine.clock.perf_ns())
+        if isinstance(self._last, StageResult):
+            last = self._last
+            return stage_response(self._topic, last.stage, last.count, performance, created=self._first.created)
+        assert isinstance(self._first, AppendResult)
         answer = IngestAnswer(
             topic=self._topic,
             first_seq=self._first.first_seq,
@@ -295,7 +395,7 @@ class Ingest:
             head_seq=self._last.head_seq,
             created=self._first.created,
             deduped_batches=self._deduped,
-            performance=self._call.performance(self._engine.clock.perf_ns()),
+            performance=performance,
         )
         return Response(201 if answer.created else 200, encode(answer))
 

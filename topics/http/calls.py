@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Awaitable, Callable, Iterable, Mapping, MutableMapping, Sized
+from collections.abc import Awaitable, Callable, Iterable, Mapping, MutableMapping, Sequence, Sized
 from dataclasses import dataclass, field
 from typing import Any, Final, Protocol, TypeVar
 
@@ -24,8 +24,10 @@ from topics.log.match import Match
 from topics.model import (
     AppendRequest,
     AppendResult,
+    CheckedAppend,
     ClaimRequest,
     ClaimResult,
+    CommitResult,
     DeleteResult,
     HeldRequest,
     HeldResult,
@@ -35,6 +37,7 @@ from topics.model import (
     ReadResult,
     RouterPatch,
     RouterState,
+    StageResult,
     TopicConfig,
     TopicConfigPatch,
     TopicState,
@@ -117,6 +120,14 @@ class Engine(Protocol):
     async def export(self, name: str, request: ExportRequest) -> Export: ...
 
     def caps_of(self, name: str) -> tuple[int, int]: ...
+
+    async def stage(self, topic: str, stage: str, request: CheckedAppend, perf: Performance) -> StageResult: ...
+
+    async def commit_stages(
+        self, topic: str, stages: Sequence[str], idempotency_key: str, perf: Performance
+    ) -> CommitResult: ...
+
+    async def delete_stage(self, topic: str, stage: str) -> bool: ...
 
     async def delete_records(
         self, name: str, before_seq: int | None, match: Match | None, perf: Performance

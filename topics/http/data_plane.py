@@ -1,4 +1,4 @@
-"""Append, diff, queues and streams: what is called most or lasts longest, answered without Quart.
+"""Append, stages, diff, queues and streams: what is called most or lasts longest, answered without Quart.
 
 Quart costs 0.3 ms a request (`runtime.md` section 3), which is as much as everything else that happens here.
 """
@@ -11,6 +11,7 @@ from topics.errors import invalid
 from topics.http import bodies
 from topics.http.calls import Call, Engine, OpenAnswer, Response, append_answer, encode
 from topics.http.queues import Queues
+from topics.http.staging import Staging
 from topics.http.streams import Streams
 from topics.keys import Key, Scope
 from topics.log.names import check_topic_name
@@ -26,8 +27,11 @@ class DataPlane:
         self._engine = engine
         streams = Streams(engine)
         queues = Queues(engine)
+        self._staging = Staging(engine)
         self.handlers: Mapping[str, Handler] = {
             "append": self.append,
+            "commit": self._staging.commit,
+            "delete_stage": self._staging.delete_stage,
             "diff_post": self.diff_post,
             "diff_get": self.diff_get,
             "open_watch": streams.open_watch,
@@ -45,7 +49,7 @@ class DataPlane:
         """`POST /v0/topics/{topic}` (`api.md` section 4)."""
         engine = self._engine
         topic = call.params["topic"]
-        return_seqs = bodies.decode_return_seqs(call.query) if call.query else True
+        query = bodies.decode_append_query(call.query)
         if not call.body:
             raise invalid("records", "is required")
         request = bodies.decode_append(call.body, engine.settings, idempotency_header(call))
@@ -54,8 +58,10 @@ class DataPlane:
             bodies.check_inline_config(topic, request.config)
             check_config_access(call.key, request.config)
         call.waits = request.disable_backpressure
+        if query.stage is not None:
+            return await self._staging.append(call, query.stage, request)
         result = await engine.append(topic, request, call.perf)
-        answer = append_answer(result, call.performance(engine.clock.perf_ns()), return_seqs=return_seqs)
+        answer = append_answer(result, call.performance(engine.clock.perf_ns()), return_seqs=query.return_seqs)
         return Response(201 if result.created else 200, answer)
 
     async def diff_post(self, call: Call) -> Response:

@@ -23,6 +23,7 @@ from topics.model import AppendRequest, DeleteRequest, RouterPatch, TopicConfigP
 
 JSON: Final = "application/json"
 LINES: Final = LINES_TYPE.decode()
+ARROW: Final = "application/vnd.apache.arrow.stream"
 PROMETHEUS: Final = "text/plain; version=0.0.4; charset=utf-8"
 HTML: Final = "text/html; charset=utf-8"
 
@@ -137,7 +138,7 @@ def _events(text: str) -> dict[int, Answer]:
 # --- the calls -------------------------------------------------------------------------------------------------------
 
 _WRITES: Final = ("throttled", "read_only")
-_APPENDED: Final = (answers.AppendAnswer, answers.IngestAnswer)
+_APPENDED: Final = (answers.AppendAnswer, answers.IngestAnswer, answers.StageAnswer)
 
 _FRAMES: Final = """\
 The answer is a stream of server-sent events that does not end by itself. It begins with `retry: 2000`; a comment
@@ -203,7 +204,9 @@ _OPERATIONS |= {
         "The answer is an `IngestAnswer`. A failure says in `detail` how far it came: `line`, from 1, where it broke, "
         "`committed` records before that batch, the last of them with `last_seq`. With an `Idempotency-Key` batch i, "
         "from 0, has the key `KEY/i`, so that the same upload can be repeated. What is no whole batch when the client "
-        "leaves is dropped.",
+        "leaves is dropped.\n\n"
+        "With `stage` the records go to a stage of the topic, which is private until a commit publishes it. The answer "
+        "is a `StageAnswer`, and a failure has no `last_seq`.",
         {
             200: Answer("They are stored, as safely as the topic's `durability` says.", {JSON: _APPENDED}),
             201: Answer("The same, and the topic was created.", {JSON: _APPENDED}),
@@ -223,7 +226,39 @@ _OPERATIONS |= {
             {"records": [{"data": {"n": 1}, "tag": "t", "meta": {"k": "v"}}], "node": "writer-1"},
             lines='{"data": {"n": 1}, "tag": "t"}\n{"data": {"n": 2}}\n',
         ),
-        codes=("batch_too_large", "record_too_large", "topic_not_found", "forbidden", "topic_full", *_WRITES),
+        codes=(
+            "batch_too_large",
+            "record_too_large",
+            "topic_not_found",
+            "forbidden",
+            "stage_closed",
+            "topic_full",
+            *_WRITES,
+        ),
+    ),
+    "commit": Operation(
+        RECORDS,
+        "Publish stages",
+        "What the stages hold becomes part of the topic, in the order in which they are named, with contiguous seqs: "
+        "all at once or nothing, and once for each key. A stage that was published takes no more.",
+        _ok(answers.CommitAnswer, "They are published, as safely as the topic's `durability` says."),
+        body=Body(bodies.CommitBody, {"stages": ["upload-1", "upload-2"], "idempotency_key": "load-7"}),
+        codes=(
+            "batch_too_large",
+            "record_too_large",
+            "topic_not_found",
+            "stage_not_found",
+            "stage_closed",
+            "topic_full",
+            *_WRITES,
+        ),
+    ),
+    "delete_stage": Operation(
+        RECORDS,
+        "Drop a stage",
+        "With all it holds. Dropping what is not there is no failure.",
+        _ok(answers.StageDeletedAnswer),
+        codes=_WRITES,
     ),
     "diff_post": Operation(
         RECORDS,
@@ -248,8 +283,12 @@ _OPERATIONS |= {
         "All of a range, however large, at the pace of its reader. A line is a record as in a read, or "
         '`{"$tombstone": {...}}` where records are gone. The last one is `{"$end": {next_from_seq, head_seq, '
         "earliest_seq, epoch}}`. A transfer without it was cut off, because the topic was deleted, the daemon stopped "
-        "or the client was too slow; it goes on with `from_seq` after the last seq that arrived.",
-        {200: Answer("The lines.", {LINES: None})},
+        "or the client was too slow; it goes on with `from_seq` after the last seq that arrived.\n\n"
+        f"With `Accept: {ARROW}`, and where pyarrow is installed, it is an Arrow stream of batches of at most "
+        "10,000 rows: `seq` int64, `ts` timestamp in microseconds (UTC), `node`, `tag`, `meta` (map of strings) and "
+        "`data`, its JSON text. A gap is a batch without rows whose metadata has it as `$tombstone`; the last batch "
+        "has `$end`.",
+        {200: Answer("The lines, or the stream.", {LINES: None, ARROW: None})},
         parameters=_query_of(bodies.ExportQuery),
         codes=("topic_not_found", "not_acceptable"),
     ),

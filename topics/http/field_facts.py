@@ -95,6 +95,7 @@ def _from_config(text: str) -> str:
 _ANYWHERE: Final[Mapping[str, Fact]] = {
     "topic": Fact("Name of the topic.", TOPIC),
     "router": Fact("Name of the router.", ROUTER),
+    "stage": Fact("Name of the stage.", TOPIC),
     "epoch": _seq("Tells this instance of the topic from earlier ones of its name."),
     "head_seq": _seq("The last seq that was assigned; 0 if nothing was ever written."),
     "earliest_seq": _seq("The first live seq; `head_seq + 1` if nothing is live."),
@@ -263,6 +264,17 @@ _BY_TYPE: Final[Mapping[type[Struct], Mapping[str, Fact]]] = {
         "node": Fact("NDJSON: the node of records without one.", NOT_EMPTY),
         "create": Fact("NDJSON: whether a missing topic is created; false: 404."),
         "disable_backpressure": Fact("NDJSON: whether to wait where pressure would give 429."),
+        "stage": Fact("Where the records go instead of the topic, until a commit publishes them.", TOPIC),
+    },
+    bodies.CommitBody: {
+        "stages": Fact(
+            f"What is published, in this order; at most {bodies.MAX_STAGES}, each once.",
+            {"items": {"type": "string", **TOPIC}, "minItems": 1, "maxItems": bodies.MAX_STAGES},
+        ),
+        "idempotency_key": Fact(
+            "A repeat within 7 days publishes nothing and gets the first call's seqs.",
+            {"minLength": 1, "maxLength": bodies.MAX_IDEMPOTENCY_KEY},
+        ),
     },
     bodies.ExportQuery: {
         "from_seq": _seq("Records after this seq."),
@@ -273,6 +285,7 @@ _BY_TYPE: Final[Mapping[type[Struct], Mapping[str, Fact]]] = {
         "node": Fact("Leave out records that these nodes wrote: a name or an array of names."),
         "include_tags": Fact("Whether records have their `$tag`. `1`, `0`, `true` or `false`."),
         "include_meta": Fact("Whether records have their `meta`. `1`, `0`, `true` or `false`."),
+        "include_data": Fact("Whether records have their `data`. `1`, `0`, `true` or `false`."),
         "epoch": _seq("The instance that the reader knows; of another one it gets a tombstone, `recreated`, and all."),
     },
     DeleteRequest: {
@@ -342,6 +355,14 @@ _BY_TYPE: Final[Mapping[type[Struct], Mapping[str, Fact]]] = {
         "batches": _seq("How many appends that were."),
         "deduped_batches": _seq("How many of them were repeats, and stored nothing."),
     },
+    answers.StageAnswer: {"count": _seq("Records in the stage by now.")},
+    answers.CommitAnswer: {
+        "first_seq": _seq("Seq of the first record."),
+        "last_seq": _seq("Seq of the last record."),
+        "count": _seq("Records that were published."),
+        "deduped": Fact("Whether this was a repeat, and nothing was published."),
+    },
+    answers.StageDeletedAnswer: {"deleted": Fact("False if there was no such stage.")},
     answers.ReadAnswer: {
         "records": Fact("In the order of their seqs."),
         "next_from_seq": _seq("The last seq that was looked at: `from_seq` of the next read."),

@@ -74,7 +74,7 @@ class Gate:
         self._routes = RouteTable()
         self._reader = BodyReader(engine.settings)
         self.figures = RequestFigures()
-        self._bulk = Bulk(engine)
+        self._bulk = Bulk(engine, self.figures)
         self._data = {**DataPlane(engine).handlers, "export": self._bulk.export}
         self._control = ControlPlane(engine, Exposition(engine, self.figures), self.refusal)
 
@@ -202,6 +202,7 @@ class Gate:
             call=call.route.name,
             topic=call.params.get("topic", ""),
             router=call.params.get("router", ""),
+            stage=call.params.get("stage", ""),
             query=call.query,
             body=call.body,
             status=status,

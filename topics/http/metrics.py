@@ -43,6 +43,17 @@ class Listening(Protocol):
         """How many were closed at once, since there were too many."""
 
 
+class ExportFigures:
+    """What exports in one format have come to."""
+
+    def __init__(self) -> None:
+        self.seqs = 0
+        """Gone through."""
+        self.records = 0
+        self.bytes = 0
+        """Sent, without what the transfer adds."""
+
+
 class RequestFigures:
     """What is counted on the way of a request: answers by route and status, how long they took, what was refused before
     the engine was asked, and the connections that requests come on."""
@@ -54,6 +65,9 @@ class RequestFigures:
         """429 by limit."""
         self.unauthorized: Counter[str] = Counter()
         """401 and 403, by the code of the error."""
+        self.exports: Counter[tuple[str, str]] = Counter()
+        """Exports begun, by format and by whether `data` was asked for."""
+        self.exported = {name: ExportFigures() for name in ("arrow", "ndjson")}
         self.server: Listening | None = None
         """Set once it listens."""
         self.audit_failures = 0
@@ -97,6 +111,18 @@ def _of_requests(figures: EngineFigures, requests: RequestFigures) -> Iterator[M
         ("reason",),
         (((reason,), requests.unauthorized[reason]) for reason in ("forbidden", "unauthorized")),
     )
+    yield _counter("exports", "Exports begun", ("format", "data"), sorted(requests.exports.items()))
+    for name, text in (
+        ("seqs", "Seqs that exports went through"),
+        ("records", "Records that exports sent"),
+        ("bytes", "Bytes that exports sent"),
+    ):
+        yield _counter(
+            f"export_{name}",
+            text,
+            ("format",),
+            (((kind,), getattr(figures, name)) for kind, figures in requests.exported.items()),
+        )
     server = requests.server
     yield _gauge("connections", "Open connections", len(server.connections) if server is not None else 0)
     yield _counter(

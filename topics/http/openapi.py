@@ -52,6 +52,11 @@ _PATH_PARAMETERS: Final[Mapping[str, Json]] = {
         "schema": {"type": "string", **ROUTER},
         "example": "jobs>archive",
     },
+    "stage": {
+        "description": "Name of a stage.",
+        "schema": {"type": "string", **TOPIC},
+        "example": "upload-1",
+    },
     "wid": {
         "description": "Name of a watch session.",
         "schema": {"type": "string", "minLength": 1},

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from enum import Enum
+from functools import partial
 from typing import Final
 from urllib.parse import unquote_to_bytes
 
@@ -71,6 +72,8 @@ _DATA, _CONTROL, _JSON = Plane.DATA, Plane.CONTROL, Body.JSON
 
 ROUTES: Final[tuple[Route, ...]] = (
     Route("append", "POST", "/v0/topics/{topic}", _DATA, WRITE, Body.JSON_OR_LINES),
+    Route("commit", "POST", "/v0/topics/{topic}/commit", _DATA, WRITE, _JSON),
+    Route("delete_stage", "DELETE", "/v0/topics/{topic}/stages/{stage}", _DATA, DELETE, audited=True),
     Route("diff_post", "POST", "/v0/topics/{topic}/diff", _DATA, READ, _JSON),
     Route("diff_get", "GET", "/v0/topics/{topic}/diff", _DATA, READ),
     Route("export", "GET", "/v0/topics/{topic}/records", _DATA, READ),
@@ -106,6 +109,7 @@ ROUTES: Final[tuple[Route, ...]] = (
 _CHECKS: Final[Mapping[str, Callable[[str], str]]] = {
     "topic": check_topic_name,
     "router": check_router_name,
+    "stage": partial(check_topic_name, field="stage"),
     "wid": str,
 }
 

@@ -161,6 +161,11 @@ class CopyTable:
             self._begin(first + half, kind, seqs[half:])
         self._sealed = False
 
+    def adopt(self, runs: Sequence[CopyRun]) -> None:
+        """Runs that were made elsewhere, ascending and past all that is known."""
+        self.runs += runs
+        self._sealed = False
+
     def need(self, files: Iterable[int], last: int) -> None:
         """The copies up to `last` are made of frames in these files."""
         for file in files:

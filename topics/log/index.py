@@ -199,6 +199,31 @@ class Span:
         self.flags = bytearray()
         self.dead = bytearray()
 
+    @classmethod
+    def of_live(
+        cls,
+        first: int,
+        ts: int,
+        file: array[int],
+        offset: array[int],
+        frame_len: array[int],
+        size: array[int],
+        flags: bytes,
+    ) -> Span:
+        """A raw span of live records that have one time, at most `SPAN_RECORDS`. The arrays become its own."""
+        n = len(flags)
+        assert 0 < n <= SPAN_RECORDS
+        assert len(file) == len(offset) == len(frame_len) == len(size) == n
+        span = cls(first)
+        span.n = span.live = n
+        span.first_ts = span.last_ts = ts
+        span.ts = array("Q", (ts,)) * n
+        span.file, span.offset, span.frame_len, span.size = file, offset, frame_len, size
+        span.flags, span.dead = bytearray(flags), bytearray(n)
+        span.bytes = sum(size)
+        span.tagged = len(flags.translate(None, _UNTAGGED))
+        return span
+
     @property
     def end(self) -> int:
         """One past the last seq."""
@@ -568,6 +593,23 @@ class RecordIndex:
                 state=state,
             )
             at = to
+
+    def attach(self, spans: Sequence[Span]) -> None:
+        """Raw spans of live records that were made elsewhere, ascending and past every seq in the index.
+
+        Costs nothing per slot, but for the first of them where it fits into the last span, so that those stay few.
+        """
+        if spans and self.has_room(spans[0].first, spans[0].n):
+            span = spans[0]
+            columns = span.ts, span.file, span.offset, span.frame_len, span.size, span.flags
+            self.append(span.first, *columns, tagged=span.tagged)
+            spans = spans[1:]
+        last = self.spans[-1].end if self.spans else 0
+        for span in spans:
+            assert not span.stored
+            assert span.first >= last
+            last = span.end
+        self.spans += spans
 
     def has_room(self, first: int, n: int) -> bool:
         """Whether `n` slots from `first` on would continue the last span, a raw one."""

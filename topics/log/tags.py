@@ -20,7 +20,7 @@ from __future__ import annotations
 
 from array import array
 from bisect import bisect_left, bisect_right
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import pairwise
 from typing import Any, Final
 
@@ -104,6 +104,11 @@ class TagIndex:
             self._seqs[tag] = new
         else:
             known.extend(new)
+
+    def items(self) -> Iterator[tuple[str, Sequence[int]]]:
+        """Every tag with its postings, in no order."""
+        for name, known in self._seqs.items():
+            yield name, (known,) if isinstance(known, int) else known
 
     def find(self, match: Match, lo: int, hi: int) -> array[int]:
         """The postings from `lo` to `hi` (inclusive) of matching tags, ascending; gone records may be among them."""

@@ -66,8 +66,8 @@ from __future__ import annotations
 
 import re
 from array import array
-from bisect import bisect_left
-from collections.abc import Callable, Mapping, Sequence
+from bisect import bisect_left, bisect_right
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import islice, pairwise
 from typing import Any, Final, Literal, NamedTuple, cast
 
@@ -311,6 +311,30 @@ class TopicLog:
             self._tags.add_batch(first_seq, tags)
             self._sweep(tagged)
 
+    def expect_tags(self, first_seq: int, tags: Sequence[str | None]) -> None:
+        """The tags of records that are about to be published, `first_seq` past the head, with nothing else before them.
+
+        For a batch so large that its tags are indexed a piece at a time; `extend_spans` then publishes all of it.
+        """
+        assert first_seq > self.head_seq
+        if self._tags is None:
+            self._tags = TagIndex()
+        self._tags.add_batch(first_seq, tags)
+
+    def extend_spans(self, spans: Sequence[Span]) -> None:
+        """Publish the records of spans (`Span.of_live`) that follow the head and one another; their tags are expected.
+
+        Costs nothing per record. Asks for no columns.
+        """
+        assert spans[0].first == self.head_seq + 1, (spans[0].first, self.head_seq)
+        assert spans[0].first_ts >= self.last_ts, (spans[0].first_ts, self.last_ts)
+        assert all(a.end == b.first for a, b in pairwise(spans))
+        self._index.attach(spans)
+        self.head_seq = spans[-1].end - 1
+        self.count += sum(span.live for span in spans)
+        self.bytes += sum(span.bytes for span in spans)
+        self.last_ts = spans[-1].last_ts
+
     def place(self, first_seq: int, file: int, offsets: Sequence[int], frame_lens: array[int] | None = None) -> None:
         """Say where the frames of published records are: `offsets[i]` in `file` for seq `first_seq + i`.
 
@@ -327,6 +351,11 @@ class TopicLog:
             if frame_lens is not None:
                 span.frame_len[a:b] = frame_lens[at : at + b - a]
                 span.flags[a:b] = span.flags[a:b].translate(NOT_DERIVED)
+
+    def tags_by_name(self) -> Iterator[tuple[str, Sequence[int]]]:
+        """Every tag with the seqs of its records, those from `tags_from` on; gone records may be among them. Nothing
+        may change the topic before the end of it."""
+        return self._tags.items() if self._tags is not None else iter(())
 
     # -- where the bytes are -----------------------------------------------------------------------------------------
 
@@ -958,8 +987,12 @@ class TopicLog:
             units = min(_SWEEP_UNITS, _SWEEP_UNITS_PER_DEATH * deaths)
             # With a dense index whatever is not below the front is live, and nobody has to look.
             front = max(self.earliest_seq, self.tags_from)
-            only_live = None if self._index.is_dense(front) else self._index.not_known_dead
+            only_live = None if self._index.is_dense(front) else self._not_known_dead
             tags.sweep(units, front, only_live)
+
+    def _not_known_dead(self, seqs: array[int]) -> array[int]:
+        at = bisect_right(seqs, self.head_seq)  # what is expected is not dead
+        return self._index.not_known_dead(seqs[:at]) + seqs[at:]
 
     # -- keeping -----------------------------------------------------------------------------------------------------
 

@@ -15,6 +15,7 @@ from array import array
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from itertools import pairwise
+from operator import add
 from typing import Any, Final, NamedTuple
 
 from topics.log.copies import CopyRun, Kind, Look, run_of, stamped
@@ -85,8 +86,26 @@ def encode_forwarded(
         payload["mask"] = [chosen[0], _bitmap(chosen)]
     if recipe is not None:
         assert place_of is not None
-        files = list(dict.fromkeys(recipe.files))
-        payload["kinds"] = [
+        payload.update(_encode_recipe(recipe, place_of))
+    return payload
+
+
+def encode_staged(stage_id: int, recipe: Recipe, place_of: Callable[[int], Place]) -> dict[str, Any]:
+    """The payload of a Forwarded frame that no router has made: records of a stage."""
+    first, n = recipe.origin_seqs[0], len(recipe.flags)
+    return {"source": stage_id, "from": first, "to": first + n - 1, "count": n, **_encode_recipe(recipe, place_of)}
+
+
+def is_staged(payload: Mapping[str, Any]) -> bool:
+    """Whether a Forwarded frame is part of a commit of stages. Its records are first appended in the target, so their
+    flags have no origin."""
+    return "router" not in payload
+
+
+def _encode_recipe(recipe: Recipe, place_of: Callable[[int], Place]) -> dict[str, Any]:
+    files = list(dict.fromkeys(recipe.files))
+    return {
+        "kinds": [
             [
                 count,
                 kind.topic_id,
@@ -95,13 +114,13 @@ def encode_forwarded(
                 kind.look.stamp,
             ]
             for count, kind in recipe.kinds
-        ]
-        payload["files"] = [list(place_of(file)) for file in files]
-        payload["extents"] = [[files.index(file), *rest] for file, *rest in _extents(recipe)]
-        payload["lens"] = little_endian(recipe.frame_lens)
-        payload["sizes"] = little_endian(recipe.sizes)
-        payload["flags"] = recipe.flags
-    return payload
+        ],
+        "files": [list(place_of(file)) for file in files],
+        "extents": [[files.index(file), *rest] for file, *rest in _extents(recipe)],
+        "lens": little_endian(recipe.frame_lens),
+        "sizes": little_endian(recipe.sizes),
+        "flags": recipe.flags,
+    }
 
 
 def _bitmap(chosen: Sequence[int]) -> bytes:
@@ -116,28 +135,15 @@ def _bitmap(chosen: Sequence[int]) -> bytes:
 def _extents(recipe: Recipe) -> list[tuple[int, int, int, int]]:
     """Runs of frames that follow one another in a file and whose origins have seqs that do: file, count, first origin
     seq, offset."""
-    files, seqs, offsets, lens = recipe.files, recipe.origin_seqs, recipe.offsets, recipe.frame_lens
-    extents: list[tuple[int, int, int, int]] = []
-    begin = 0
-    n = len(lens)
-    one_after_another = seqs[-1] - seqs[0] == n - 1 and offsets[-1] + lens[-1] - offsets[0] == sum(lens)
-    if one_after_another and files.count(files[0]) == n and _ascends(seqs):
-        return [(files[0], n, seqs[0], offsets[0])]
-    for i in range(1, n + 1):
-        if (
-            i < n
-            and files[i] == files[begin]
-            and seqs[i] == seqs[i - 1] + 1
-            and offsets[i] == offsets[i - 1] + lens[i - 1]
-        ):
-            continue
-        extents.append((files[begin], i - begin, seqs[begin], offsets[begin]))
-        begin = i
-    return extents
-
-
-def _ascends(seqs: Sequence[int]) -> bool:
-    return isinstance(seqs, range) or all(a < b for a, b in pairwise(seqs))
+    files, seqs, offsets = recipe.files, recipe.origin_seqs, recipe.offsets
+    n = len(files)
+    ends = map(add, offsets, recipe.frame_lens)
+    begins = {0, *(i for i, (at, end) in enumerate(zip(offsets[1:], ends, strict=False), 1) if at != end)}
+    if files.count(files[0]) != n:
+        begins.update(i for i, (a, b) in enumerate(pairwise(files), 1) if a != b)
+    if not isinstance(seqs, range):
+        begins.update(i for i, (a, b) in enumerate(pairwise(seqs), 1) if b != a + 1)
+    return [(files[a], b - a, seqs[a], offsets[a]) for a, b in pairwise([*sorted(begins), n])]
 
 
 def decode_forwarded(payload: Mapping[str, Any]) -> Forwarded:

@@ -594,7 +594,7 @@ def _wal_frame(
             node, tag = record.node, record.tag
     else:
         fields = frames.control_payload(window, base, frame)
-        if frame.type == FrameType.TOPIC_CREATE:
+        if frame.type == FrameType.TOPIC_CREATE or (frame.type == FrameType.STAGE and "target" in fields):
             names[frame.topic_id] = fields["name"]
         with suppress(KeyError, TypeError, ValueError):  # else it is shown as it is
             fields = _readable(frame.type, fields, names)
@@ -618,7 +618,7 @@ def _wal_frame(
 
 
 def _readable(kind: int, fields: dict[str, Any], names: dict[int, str]) -> dict[str, Any]:
-    """The fields of a frame about a router or about jobs, in an order and a form for people."""
+    """The fields of a frame about a router, about stages or about jobs, in an order and a form for people."""
     if kind == FrameType.LEASE:
         return {
             "op": fields["op"],
@@ -631,9 +631,12 @@ def _readable(kind: int, fields: dict[str, Any], names: dict[int, str]) -> dict[
         name, source_id, cursor, copies, config = fields["router"]
         source = names.get(source_id, source_id)
         return {"router": name, "source": source, "cursor": cursor, "copies": copies, "config": config}
+    if kind == FrameType.STAGE and "key" in fields:
+        return {**fields, "stages": _Text(_cut(", ".join(fields["stages"])))}
     if kind != FrameType.FORWARDED:
         return fields
-    shown = {name: fields[name] for name in ("router", "source", "from", "to", "count", "total")}
+    told = ("router", "source", "from", "to", "count", "total")
+    shown: dict[str, Any] = {name: fields[name] for name in told if name in fields}
     shown["source"] = names.get(shown["source"], shown["source"])
     if fields.get("trim"):
         shown["trim"] = True

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from topics.job_queue import load_queue
+from topics.log.stages import CommitKeys
 from topics.log.topic_config import config_from_wire
 from topics.log.topic_log import TopicLog
 from topics.model import TopicConfig
@@ -55,6 +56,11 @@ def load_part(path: str, part: TopicPart) -> Part:
             raise ValueError("a router twice")
         if (kept_origins(origins, routers) is None) is not (origins is None):
             raise ValueError("origins are kept where a router is exactly_once, and nowhere else")
+        commits = CommitKeys.load(part.commits)
+        if part.stage is not None:
+            target_id, stage = part.stage
+            if type(target_id) is not int or target_id >= part.id or not isinstance(stage, str) or len(commits):
+                raise ValueError("a stage is of an older topic, and is never a target")
         queue = load_queue(part.queue, NO_LEASES_RUN) if part.queue is not None else None
         if (queue is None) is (config.type == "queue"):
             raise ValueError("a queue has jobs, and nothing else has")

@@ -10,6 +10,7 @@ from typing import Final, NamedTuple, TypeVar
 from topics.log.copies import CopyTable, Origin
 from topics.log.dedupe import DedupeWindow
 from topics.log.index import NotLoaded, Span
+from topics.log.stages import CommitKeys, StageOf
 from topics.log.topic_log import LossReason, TopicLog
 from topics.logs import get_logger
 from topics.model import TopicConfig
@@ -38,6 +39,7 @@ class RecoveredTopic:
 
     __slots__ = (
         "ceiling",
+        "commit_keys",
         "config",
         "copies",
         "end",
@@ -54,6 +56,7 @@ class RecoveredTopic:
         "part",
         "queue",
         "segments",
+        "stage",
         "stash",
     )
 
@@ -76,6 +79,8 @@ class RecoveredTopic:
         self.origins: OriginSet | None = None
         self.missing: dict[int, None] = {}
         """Copies whose bytes were not found where they should be; some may be gone for other reasons by the end."""
+        self.stage: StageOf | None = None
+        self.commit_keys: CommitKeys | None = None
         self.forwarded_to = 0
         """The highest seq of it that a router has dealt with: there was one, whatever has become of it."""
         self.stash: list[tuple[int, int, list[int], list[int], list[Origin | None]]] = []
@@ -161,7 +166,7 @@ class Damage(Exception):
         self.names = names
         self.control_lost = control_lost
         self.routed = routed
-        """Ids of topics that routers feed: a frame may stand for many of their seqs."""
+        """Ids of topics that routers or commits of stages may feed: a frame may stand for many of their seqs."""
         super().__init__(self.sentence())
 
     def sentence(self) -> str:

@@ -36,6 +36,7 @@ from topics.log.copies import PLAIN, CopyTable, Kind, Origin, each_kind
 from topics.log.dedupe import DedupeWindow
 from topics.log.index import FLAG_DERIVED, from_little_endian
 from topics.log.match import parse_match
+from topics.log.stages import CommitKeys, StageOf
 from topics.log.topic_config import config_from_wire
 from topics.log.topic_log import LossReason, TopicLog
 from topics.logs import get_logger
@@ -43,7 +44,7 @@ from topics.queue.events import Instant, event_from_wire
 from topics.routing.origins import OriginSet
 from topics.routing.state import Router, kept_origins
 from topics.storage import frames
-from topics.storage.copying import Recipe, decode_forwarded, decode_recipe, holds, read_recipe
+from topics.storage.copying import Recipe, decode_forwarded, decode_recipe, holds, is_staged, read_recipe
 from topics.storage.datadir import DataDir, DataDirError, FoundShard, discover_shards, parse_wal_name, wal_path
 from topics.storage.frames import CONTINUES, HAS_ORIGIN, HAS_TAG, Frame, FrameType, Row, Scan
 from topics.storage.fs import WINDOW_BYTES, Fs
@@ -266,6 +267,8 @@ class _Replay:
         topic.keys = DedupeWindow.load(part.keys) if part.keys else None
         topic.incoming = {router.name: router for router in map(Router.load, part.routers)}
         topic.origins = OriginSet.load(part.origins) if part.origins is not None else None
+        topic.stage = StageOf(*part.stage) if part.stage is not None else None
+        topic.commit_keys = CommitKeys.load(part.commits) if part.commits else None
         if part.queue is not None:
             self.clock = max(self.clock, dumped_at(part.queue))
             topic.queue = load_queue(part.queue, self._now)
@@ -459,7 +462,7 @@ class _Replay:
             losses=self._losses(shard, later, ordinal),
             names={topic.id: topic.name for topic in self.topics.values()},
             control_lost=True,
-            routed={topic.id for topic in self.topics.values() if topic.incoming},
+            routed={topic.id for topic in self.topics.values() if topic.stage is None},
         )
 
     @staticmethod
@@ -551,10 +554,13 @@ class _Replay:
         topic_id = first.topic_id
         if topic_id:
             topic = self.topics.get(topic_id)
-            if topic_id not in self.consulted and (topic is not None or first.type == FrameType.TOPIC_CREATE):
+            creates = first.type == FrameType.TOPIC_CREATE or (
+                first.type == FrameType.STAGE and "target" in batch.extras[first.offset]
+            )
+            if topic_id not in self.consulted and (topic is not None or creates):
                 self.consulted.add(topic_id)
                 topic = self._consult(topic_id, topic)
-            if first.type == FrameType.TOPIC_CREATE:
+            if creates:
                 topic = self._create(topic, first, batch.extras[first.offset])
             if topic is None:
                 if topic_id not in self._unknown and topic_id >= self.next_topic_id:
@@ -638,6 +644,9 @@ class _Replay:
             return topic
         topic = RecoveredTopic(frame.topic_id, payload["name"], config_from_wire(payload["config"]))
         topic.ceiling = payload.get("ceiling", 0)
+        if frame.type == FrameType.STAGE:
+            topic.stage = StageOf(payload["target"], payload["stage"])
+            topic.last_write = frame.ts  # it is as if it had been used then
         self.topics[topic.id] = topic
         return topic
 
@@ -716,21 +725,24 @@ class _Replay:
     # -- copies ------------------------------------------------------------------------------------------------------
 
     def _forwarded(self, topic: RecoveredTopic, shard: RecoveredShard, frame: Frame, payload: dict[str, Any]) -> None:
-        """A router has moved on, and has made what the frame says."""
-        forwarded = decode_forwarded(payload)
-        router = topic.incoming.get(forwarded.router)
-        if router is not None and router.source_id == forwarded.source:
-            router.cursor = max(router.cursor, forwarded.last)
-            router.forwarded = max(router.forwarded, forwarded.total)
-        self._sources[forwarded.source] = max(forwarded.last, self._sources.get(forwarded.source, 0))
+        """A router has moved on, and has made what the frame says; or stages were committed."""
+        trims = False
+        if not is_staged(payload):
+            forwarded = decode_forwarded(payload)
+            trims = forwarded.trims
+            router = topic.incoming.get(forwarded.router)
+            if router is not None and router.source_id == forwarded.source:
+                router.cursor = max(router.cursor, forwarded.last)
+                router.forwarded = max(router.forwarded, forwarded.total)
+            self._sources[forwarded.source] = max(forwarded.last, self._sources.get(forwarded.source, 0))
         if topic.config.durability == "ephemeral" or not frame.seq:
             return
         log_ = topic.log
         recipe = decode_recipe(payload, self.files.file_of)
-        if recipe is None and not forwarded.trims:
+        if recipe is None and not trims:
             return  # the copies are in the batch
         if frame.seq > log_.head_seq + 1:
-            log.error("seqs_missing", topic=topic.name, first=log_.head_seq + 1, last=frame.seq - 1, router=router)
+            log.error("seqs_missing", topic=topic.name, first=log_.head_seq + 1, last=frame.seq - 1, forwarded=True)
             self.columns.run(topic, partial(log_.add_hole, log_.head_seq + 1, frame.seq - 1, "corrupt"))
         if frame.seq <= log_.head_seq:
             return
@@ -771,7 +783,7 @@ class _Replay:
         topic.copies.need(set(recipe.files) - {0}, frame.seq + n - 1)
         if topic.origins is not None:
             for i, (kind, seq) in enumerate(zip(each_kind(recipe.kinds), recipe.origin_seqs, strict=True)):
-                if frame.seq + i not in topic.missing:  # what is lost may come another way
+                if flags[i] & HAS_ORIGIN and frame.seq + i not in topic.missing:  # what is lost may come another way
                     topic.origins.add(kind.topic_id, seq)
 
     def resolve_copies(self, shards: Mapping[int, RecoveredShard]) -> dict[int, list[tuple[int, int, LossReason]]]:
@@ -869,6 +881,11 @@ class _Replay:
                 self.columns.run(topic, hole)
         elif kind == FrameType.TOPIC_DELETE:
             del self.topics[topic.id]
+        elif kind == FrameType.STAGE:
+            if "key" in payload:
+                topic.commit_keys = topic.commit_keys or CommitKeys()
+                commit = payload["key"], payload["first"], payload["count"], frame.ts, payload["stages"]
+                topic.commit_keys.remember(*commit)
         elif kind not in (FrameType.TOPIC_CREATE, FrameType.CHECKPOINT_MARK):
             raise frames.UnknownFrameType(
                 f"a frame of type {kind} at offset {frame.offset} is not known to this version"

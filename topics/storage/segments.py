@@ -224,16 +224,22 @@ def convert_derived(
     times: Sequence[int],
     topic_id: int,
     origin_seqs: Sequence[int],
-    hops: int,
+    hops: int | None,
 ) -> Converted | None:
     """Segment frames of copies that look like the WAL Appends that they are made of, which are those of `topic_id` and
-    `origin_seqs`. None if any of them is not, does not verify, or carries an origin of its own. A microsecond each."""
+    `origin_seqs`. None if any of them is not, does not verify, or carries an origin of its own. A microsecond each.
+
+    `hops` is None for what was staged: it has no origin."""
     if not frames.are_appends(window, starts, frame_lens, topic_id, origin_seqs):
         return None
     bodies = []
     for at, size, seq, ts, origin_seq in zip(starts, frame_lens, seqs, times, origin_seqs, strict=True):
         flags, node_len, tag_len, data_len = _WAL_LENGTHS.unpack_from(window, at + 5)
         begin = at + frames.HEADER_BYTES
+        if hops is None:
+            head = _COPY_HEAD.pack(flags & KEPT_FLAGS, seq, ts, node_len, tag_len, data_len)
+            bodies.append(head + window[begin : at + size - 8])
+            continue
         payload_at = begin + node_len + tag_len
         head = _COPY_HEAD.pack(flags & KEPT_FLAGS | HAS_ORIGIN, seq, ts, node_len, tag_len, data_len + ORIGIN_BYTES)
         origin = ORIGIN.pack(topic_id, origin_seq, hops)
@@ -242,14 +248,15 @@ def convert_derived(
     return Converted(_join(bodies, lens), lens, [])
 
 
-def encode_copies(records: Sequence[StoredRecord], origins: Sequence[Origin]) -> Converted:
-    """Segment frames of copies, from the records as their readers see them."""
+def encode_copies(records: Sequence[StoredRecord], origins: Sequence[Origin | None]) -> Converted:
+    """Segment frames of copies, from the records as their readers see them; what was staged has no origin."""
     bodies = []
     for record, origin in zip(records, origins, strict=True):
-        flags = HAS_ORIGIN | (HAS_TAG if record.tag else 0) | (HAS_NODE if record.node else 0)
-        size = ORIGIN_BYTES + 4 + len(record.meta) + len(record.data)
+        prefix = ORIGIN.pack(*origin) if origin is not None else b""
+        flags = (HAS_ORIGIN if prefix else 0) | (HAS_TAG if record.tag else 0) | (HAS_NODE if record.node else 0)
+        size = len(prefix) + 4 + len(record.meta) + len(record.data)
         head = _COPY_HEAD.pack(flags, record.seq, record.ts, len(record.node), len(record.tag), size)
-        payload = ORIGIN.pack(*origin), _LEN.pack(len(record.meta)), record.meta, record.data
+        payload = prefix, _LEN.pack(len(record.meta)), record.meta, record.data
         bodies.append(b"".join((head, record.node, record.tag, *payload)))
     lens = array("I", [len(body) + 4 + TRAILER_BYTES for body in bodies])
     return Converted(_join(bodies, lens), lens, []) if bodies else Converted(b"", lens, [])

@@ -77,6 +77,10 @@ class TopicPart(msgspec.Struct, kw_only=True):
     """Which records it has taken, if a router may bring each only once (`OriginSet.dump`)."""
     queue: list[Any] | None = None
     """The jobs of a queue: as of which time, and `Leases.dump`."""
+    stage: list[Any] | None = None
+    """Of a stage, the id of its target and its name there."""
+    commits: list[list[Any]] = []
+    """The commits of stages that are remembered (`CommitKeys.dump`)."""
 
 
 class SnapshotDamaged(Exception):
@@ -86,8 +90,8 @@ class SnapshotDamaged(Exception):
 def encode_part(part: TopicPart) -> bytes:
     """The bytes that stand in `Snapshot.topics`."""
     fields = msgspec.structs.asdict(part)
-    for name in ("routers", "origins", "queue"):  # most topics have none
-        if fields[name] is None or (name == "routers" and not fields[name]):
+    for name in ("routers", "origins", "queue", "stage", "commits"):  # most topics have none
+        if fields[name] is None or (name in ("routers", "commits") and not fields[name]):
             del fields[name]
     return cbor2.dumps(fields, canonical=True)
 

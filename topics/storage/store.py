@@ -174,9 +174,13 @@ class Store:
             salvaged=self.salvaged,
             ms=round(ms),
         )
+        every = list(itertools.chain.from_iterable(verdicts.values()))
+        stages = [verdict.dropped for verdict in every if verdict.dropped is not None]
+        if stages:
+            log.info("stages_dropped", stages=len(stages), examples=stages[:SHOWN])
         lost = [
             (recovered.topics[verdict.topic_id], *span)
-            for verdict in itertools.chain.from_iterable(verdicts.values())
+            for verdict in every
             for span in (*filter(None, [verdict.hole]), *((first, last) for first, last, _ in verdict.copies))
         ]
         if lost:
@@ -329,7 +333,7 @@ class Store:
             "identity": self.identity,
             "shards": shards,
             "truncated": truncated,
-            "heads": {verdict.topic_id: verdict.ceiling for verdict in verdicts},
+            "heads": {verdict.topic_id: verdict.ceiling for verdict in verdicts if verdict.dropped is None},
         }
         pieces.append(frames.encode_control(FrameType.SHARD_OPEN, payload, ts=now))
         return b"".join(pieces)
@@ -425,6 +429,9 @@ def verdicts_frames(verdicts: list[Verdict]) -> list[tuple[FrameType, int, dict[
     """The frames that make verdicts durable: the hole, then the ceiling that is left."""
     out: list[tuple[FrameType, int, dict[str, Any]]] = []
     for verdict in verdicts:
+        if verdict.dropped is not None:
+            out.append((FrameType.TOPIC_DELETE, verdict.topic_id, {"name": verdict.dropped}))
+            continue
         if verdict.hole is not None:
             first, last = verdict.hole
             out.append((FrameType.HOLE, verdict.topic_id, {"first": first, "last": last, "reason": "lost"}))

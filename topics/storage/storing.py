@@ -27,7 +27,7 @@ from topics.clock import Clock
 from topics.config import Settings
 from topics.job_queue import FrozenQueue, JobQueue
 from topics.log.copies import PLAIN, CopyTable, run_of
-from topics.log.index import FLAG_DERIVED, LIVE, LOST, NOT_DERIVED, NotLoaded, Span
+from topics.log.index import FLAG_DERIVED, FLAG_ORIGIN, LIVE, LOST, NOT_DERIVED, NotLoaded, Span
 from topics.log.topic_config import config_to_wire
 from topics.log.topic_log import RawRun, TopicLog, grow_dump, set_unflagged, summary_first
 from topics.logs import get_logger
@@ -139,6 +139,14 @@ class LiveTopic(Protocol):
         """Its part has to be made anew."""
         ...
 
+    def dump_stage(self) -> list[Any] | None:
+        """Whose stage it is, as its part has it."""
+        ...
+
+    def dump_commits(self) -> list[list[Any]]:
+        """The commits of stages, as its part has them."""
+        ...
+
     def dump_routers(self) -> list[list[Any]]:
         """The routers that feed it, as its part has them."""
         ...
@@ -225,6 +233,8 @@ class _Captured:
             keys=topic.keys.dump() if topic.keys is not None else [],
             routers=topic.dump_routers(),
             origins=topic.origins.dump() if topic.origins is not None else None,
+            stage=topic.dump_stage(),
+            commits=topic.dump_commits(),
         )
         self.queue: FrozenQueue | None = None
         if topic.queue is not None:
@@ -662,7 +672,8 @@ class Storing:
         if alike is not None and alike[0].look == PLAIN and self._store.files.place_of(read.file)[0] == "wal":
             (topic_id, hops, _), origin_seqs = alike
             times = [run.ts[i] for i in slots]
-            converted = convert_derived(window, starts, sizes, seqs, times, topic_id, origin_seqs, hops)
+            passed_on = hops if run.flags[slots[0]] & FLAG_ORIGIN else None
+            converted = convert_derived(window, starts, sizes, seqs, times, topic_id, origin_seqs, passed_on)
             if converted is not None:
                 return converted
         opened = open_frames(self._store.files, read.file, window, starts, sizes)
@@ -675,7 +686,10 @@ class Storing:
             return Converted(b"", array("I", bytes(4 * len(slots))), bad)
         return encode_copies(
             [copy for copy in copies if copy is not None],
-            [made.origin(seq) for made, seq in zip(runs, seqs, strict=True)],
+            [
+                made.origin(seq) if run.flags[i] & FLAG_ORIGIN else None
+                for made, seq, i in zip(runs, seqs, slots, strict=True)
+            ],
         )
 
     @staticmethod

@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
+from topics.log.stages import StageOf
 from topics.log.topic_log import LossReason
 from topics.storage.fs import TEMPORARY_SUFFIX, WINDOW_BYTES, File, Fs, parent, write_all
 from topics.storage.recovered import Columns, Recovered, RecoveredShard, RecoveredTopic, shard_of
@@ -20,6 +21,8 @@ class Verdict(NamedTuple):
     ceiling: int
     copies: Sequence[tuple[int, int, LossReason]] = ()
     """Copies that are lost: first and last seq of each run, and why."""
+    dropped: str | None = None
+    """Of a stage that is none any more, what it was called; then the rest says nothing."""
 
 
 def decide(
@@ -44,7 +47,33 @@ def decide(
             verdict = (verdict or Verdict(topic.id, None, topic.ceiling))._replace(copies=lost)
         if verdict is not None:
             verdicts.setdefault(number, []).append(verdict)
+    for stage in _stages_gone(recovered):
+        del recovered.topics[stage.id]
+        others = verdicts.setdefault(shard_of(stage.id, shards), [])
+        others[:] = [verdict for verdict in others if verdict.topic_id != stage.id]
+        others.append(Verdict(stage.id, None, 0, dropped=stage.name))
     return verdicts
+
+
+def _stages_gone(recovered: Recovered) -> list[RecoveredTopic]:
+    """The stages that may not go on (`crash.md` 23): the target is gone, or the stage was committed and its deletion
+    has not come to the disk; or something of it was lost, or may have been: no commit may publish the rest."""
+    gone: list[RecoveredTopic] = []
+    newest: dict[StageOf, RecoveredTopic] = {}
+    for topic in recovered.topics.values():
+        of = topic.stage
+        if of is None:
+            continue
+        target = recovered.topics.get(of.target_id)
+        closed = target is not None and target.commit_keys is not None and target.commit_keys.has_closed(of.name)
+        if target is None or closed or topic.log.count != topic.log.head_seq:
+            gone.append(topic)
+            continue
+        other = newest.setdefault(of, topic)
+        if other is not topic:
+            older, newest[of] = sorted((other, topic), key=lambda stage: stage.id)
+            gone.append(older)
+    return gone
 
 
 def settle_queues(recovered: Recovered) -> None:

@@ -1,6 +1,6 @@
-"""Verifying what routers leave: Forwarded frames by themselves and one after another, and the frames that copies are
-made of as long as no checkpoint has put those into segments of their own (`semantics.md` section 5, `crash.md` 16 to
-20).
+"""Verifying what routers and commits of stages leave: Forwarded frames by themselves and one after another, and the
+frames that copies are made of as long as no checkpoint has put those into segments of their own (`semantics.md` section
+5, `crash.md` 16 to 20 and 23).
 
 A recipe counts if a start would replay it: its frame stands in a whole batch behind the newest part of its topic. What
 it names has to be there, byte for byte, in the WAL or in a segment. Two things are no damage: bytes behind the end of
@@ -18,7 +18,7 @@ from typing import Any, Final, NamedTuple
 from topics.log.copies import MAX_HOPS, Kind, each_kind, stamped
 from topics.log.index import FLAG_NODE, FLAG_ORIGIN, FLAG_TAG
 from topics.storage import frames
-from topics.storage.copying import decode_forwarded, decode_recipe, read_recipe
+from topics.storage.copying import decode_forwarded, decode_recipe, is_staged, read_recipe
 from topics.storage.datadir import DataDir, wal_path
 from topics.storage.finding import DAMAGE, NOTE, Finding, Severity, bounded
 from topics.storage.frames import Frame, OpenedRecord
@@ -40,6 +40,8 @@ def copies_in(payload: Mapping[str, Any]) -> int:
 
 def contradiction(frame: Frame, payload: Mapping[str, Any]) -> str | None:
     """What of a Forwarded frame does not agree with the rest of it. Raises whatever, if it lacks something."""
+    if is_staged(payload):
+        return _staged_contradiction(frame, payload)
     forwarded = decode_forwarded(payload)
     first, last, copies = forwarded.first, forwarded.last, forwarded.copies
     if not 1 <= first <= last:
@@ -61,6 +63,19 @@ def contradiction(frame: Frame, payload: Mapping[str, Any]) -> str | None:
     if given and not frame.seq:
         return "a recipe without a seq"
     return _recipe_contradiction(frame, payload, chosen) if given else None
+
+
+def _staged_contradiction(frame: Frame, payload: Mapping[str, Any]) -> str | None:
+    """The same for one that is part of a commit of stages."""
+    first, last, count = payload["from"], payload["to"], payload["count"]
+    if not 1 <= first <= last or count != last - first + 1:
+        return f"it is about {count} records with seqs {first} to {last} of a stage"
+    missing = next((name for name in _COLUMNS if name not in payload), None)
+    if missing is not None:
+        return f"a recipe without {missing}"
+    if not frame.seq:
+        return "a recipe without a seq"
+    return _recipe_contradiction(frame, payload, range(first, last + 1))
 
 
 def _chosen(payload: Mapping[str, Any], first: int, last: int) -> Sequence[int] | str:
@@ -96,13 +111,15 @@ def _recipe_contradiction(frame: Frame, payload: Mapping[str, Any], chosen: Sequ
         return "it names frames that cannot be"
     if any(at + size >= _U32 for at, size in zip(recipe.offsets, recipe.frame_lens, strict=True)):
         return "it names frames behind the end of any file"
+    staged = is_staged(payload)
     for i, (kind, flag) in enumerate(zip(each_kind(recipe.kinds), flags, strict=True)):
-        if not 1 <= kind.hops <= MAX_HOPS or kind.topic_id == frame.topic_id:
+        hops_hold = kind.hops == 0 if staged else 1 <= kind.hops <= MAX_HOPS
+        if not hops_hold or kind.topic_id == frame.topic_id:
             return f"seq {frame.seq + i} is a copy of topic {kind.topic_id} over {kind.hops} routers"
         dropped = (FLAG_NODE if kind.look.drop_node else 0) | (FLAG_TAG if kind.look.drop_tag else 0)
-        if flag & dropped or flag & ~(FLAG_NODE | FLAG_TAG) != FLAG_ORIGIN:
+        if flag & dropped or flag & ~(FLAG_NODE | FLAG_TAG) != (0 if staged else FLAG_ORIGIN):
             return f"seq {frame.seq + i}: flags {flag:#04x}"
-        if kind.hops == 1 and (kind.topic_id, recipe.origin_seqs[i]) != (payload["source"], chosen[i]):
+        if kind.hops <= 1 and (kind.topic_id, recipe.origin_seqs[i]) != (payload["source"], chosen[i]):
             origin = f"seq {recipe.origin_seqs[i]} of topic {kind.topic_id}"
             return f"seq {frame.seq + i} is a copy of {origin}, and seq {chosen[i]} of the source was chosen"
     return None
@@ -140,7 +157,9 @@ class Cursors:
                 self._known[key] = None
 
     def forward(self, topic_id: int, payload: Mapping[str, Any]) -> str | None:
-        """A Forwarded frame; what is wrong with where it begins."""
+        """A Forwarded frame; what is wrong with where it begins. One of a commit of stages begins anywhere."""
+        if is_staged(payload):
+            return None
         forwarded = decode_forwarded(payload)
         key = topic_id, forwarded.router, forwarded.source
         before = self._known.get(key, ())
@@ -291,7 +310,7 @@ class CopyCheck:
 def _look(record: OpenedRecord, kind: Kind, origin_seq: int) -> tuple[int, int]:
     """Bytes of data and meta, and flags, of a copy of this record."""
     look = kind.look
-    flags = FLAG_ORIGIN
+    flags = FLAG_ORIGIN if kind.hops else 0  # what was staged has no origin
     flags |= FLAG_TAG if record.tag and not look.drop_tag else 0
     flags |= FLAG_NODE if record.node and not look.drop_node else 0
     return len(stamped(record.meta, kind.topic_id, origin_seq, look.stamp)) + len(record.data), flags

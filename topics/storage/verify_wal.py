@@ -20,6 +20,7 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
+from topics.log.stages import CommitKeys
 from topics.queue.events import event_from_wire
 from topics.routing.state import Router
 from topics.storage import frames
@@ -416,8 +417,23 @@ class LogCheck:
             event_from_wire(payload, NO_LEASES_RUN)
         elif kind == FrameType.ROUTER_DELETE:
             self._cursors.delete(frame.topic_id, payload["name"])
+        elif kind == FrameType.STAGE:
+            self._stage(file, frame, payload)
         elif kind == FrameType.TOPIC_DELETE:
             self._facts.deleted.add(frame.topic_id)
+
+    def _stage(self, file: _File, frame: Frame, payload: Mapping[str, Any]) -> None:
+        """A stage was made, or some were committed. Raises whatever, if the frame lacks something."""
+        if "target" in payload:
+            assert isinstance(payload["stage"], str)
+            assert payload["target"] > 0
+            self._facts.created[frame.topic_id] = payload["name"]
+            self._seqs.configure(frame.topic_id, payload, created=True)
+            return
+        CommitKeys.load([[payload["key"], payload["first"], payload["count"], frame.ts, payload["stages"]]])
+        known = self._topics.get(frame.topic_id)
+        if known is not None and known.ephemeral:
+            file.last_seqs.pop(frame.topic_id, None)  # FileEnd may know of more than the log
 
     def _hole(self, topic_id: int, payload: Mapping[str, Any]) -> None:
         if payload.get("within"):

@@ -1,0 +1,43 @@
+"""What holds for all tests: which of them are sweeps, and that no property is broken by a machine that is slow.
+
+Hypothesis would fail an example that takes longer than 200 ms, and a test whose examples take long to make. Both say
+something about the machine and what else runs on it. The time that is spent is bounded by `max_examples`.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, settings
+
+SWEEPS = (
+    "engine/test_queue_lives.py",
+    "engine/test_router_lives.py",
+    "log/test_stored_spans.py",
+    "log/test_topic_log_model.py",
+    "queue/test_lease_machine.py",
+    "simulation/test_crash_sweep.py",
+    "simulation/test_disk.py",
+    "simulation/test_faults.py",
+    "simulation/test_queue_crashes.py",
+    "simulation/test_router_crashes.py",
+    "watching/test_interleavings.py",
+)
+"""Files whose tests go through the same code again and again, from many beginnings to many ends. Other tests have been
+there, so `scripts/test` runs these where no lines are counted: that would double their time."""
+
+settings.register_profile("any_machine", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("any_machine")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.addinivalue_line("markers", "sweep: goes where other tests have been, often; its lines are not counted")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    here = Path(__file__).parent
+    sweeps = {here / name for name in SWEEPS}
+    for item in items:
+        if item.path in sweeps:
+            item.add_marker(pytest.mark.sweep)

@@ -1,0 +1,219 @@
+"""One partition, fetched from a real daemon: without Spark, over networks that break, with gaps in it."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from tests.client.proxy import Fate, Proxy
+from tests.conformance.client import Client, Daemon
+from topics.spark import fetching
+from topics.spark.errors import DaemonError, DataLoss
+from topics.spark.fetching import Wanted, fetch
+from topics.spark.options import Daemon as Where
+from topics.spark.options import ReadOptions
+from topics.spark.planning import Part
+from topics.spark.schema import arrow_schema
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture(params=["arrow", "lines"])
+def either(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As the daemon sends it with pyarrow, and without."""
+    if request.param == "lines":
+        monkeypatch.setattr(fetching, "ACCEPT", fetching.LINES)
+
+
+def wanted(**texts: str) -> Wanted:
+    return Wanted.by(ReadOptions.parsed({"url": "http://127.0.0.1:1", "topic": "t"} | texts))
+
+
+def whole(http: Client, topic: str) -> Part:
+    state = http.state(topic)
+    return Part(topic, 0, state["head_seq"], state["epoch"])
+
+
+def rows(url: str, part: Part, want: Wanted) -> list[dict[str, Any]]:
+    return [row for batch in fetch(Where(url), part, want) for row in batch.to_pylist()]
+
+
+def seqs(batches: Iterator[pa.RecordBatch]) -> list[int]:
+    return [seq for batch in batches for seq in batch.column("seq").to_pylist()]
+
+
+def fill(http: Client, topic: str, count: int, size: int = 10) -> None:
+    lines = b"".join(b'{"data":{"n":%d,"pad":"%s"}}\n' % (number, b"x" * size) for number in range(1, count + 1))
+    answer = http.post(f"/v0/topics/{topic}", content=lines, headers={"content-type": fetching.LINES})
+    assert answer.status_code in (200, 201), answer.text
+
+
+@pytest.mark.usefixtures("either")
+def test_a_record_is_a_row_with_all_that_it_has(daemon: Daemon, http: Client, topic: str) -> None:
+    http.append(
+        topic,
+        records=[
+            {"data": {"id": 1, "name": "Zoë"}, "tag": "eu", "node": "shop", "meta": {"a": "1", "b": "ü"}},
+            {"data": None},
+        ],
+    )
+    first, second = rows(daemon.url, whole(http, topic), wanted())
+    expected = http.read(topic, include_tags=True)["records"]
+    assert first["topic"] == topic
+    assert (first["seq"], first["node"], first["tag"]) == (1, "shop", "eu")
+    assert first["ts"].timestamp() * 1000 == pytest.approx(expected[0]["$ts"])
+    assert dict(first["meta"]) == {"a": "1", "b": "ü"}
+    assert first["data"] == '{"id":1,"name":"Zoë"}'
+    assert second == {
+        "topic": topic,
+        "seq": 2,
+        "ts": second["ts"],
+        "node": None,
+        "tag": None,
+        "meta": None,
+        "data": "null",
+    }
+
+
+@pytest.mark.usefixtures("either")
+def test_a_range_comes_in_batches_of_the_schema_and_of_about_ten_thousand_rows(
+    daemon: Daemon, http: Client, topic: str
+) -> None:
+    fill(http, topic, 25_000)
+    part = Part(topic, 100, 24_900, whole(http, topic).epoch)
+    batches = list(fetch(Where(daemon.url), part, wanted()))
+    assert seqs(iter(batches)) == list(range(101, 24_901))
+    assert all(batch.schema == arrow_schema(wanted().columns) for batch in batches)
+    assert len(batches) <= 5
+
+
+@pytest.mark.usefixtures("either")
+def test_columns_come_in_the_order_asked_for(daemon: Daemon, http: Client, topic: str) -> None:
+    http.append(topic, records=[{"data": 5, "tag": "eu"}])
+    (batch,) = fetch(Where(daemon.url), whole(http, topic), wanted(columns="tag,topic,seq"))
+    assert batch.schema == arrow_schema(["tag", "topic", "seq"])
+    assert batch.to_pylist() == [{"tag": "eu", "topic": topic, "seq": 1}]
+
+
+def test_a_writer_can_be_left_out(daemon: Daemon, http: Client, topic: str) -> None:
+    for node in ("me", "you", "us"):
+        http.append(topic, records=[{"data": node, "node": node}])
+    found = rows(daemon.url, whole(http, topic), wanted(node='["me", "us"]', columns="node"))
+    assert found == [{"node": "you"}]
+
+
+@pytest.mark.usefixtures("either")
+def test_an_export_that_breaks_goes_on_with_nothing_twice(daemon: Daemon, http: Client, topic: str) -> None:
+    fill(http, topic, 8000, size=200)
+
+    def fate(number: int) -> Fate:
+        return Fate(down=700_000, reset=number % 2 == 0) if number < 3 else Fate()
+
+    with Proxy(daemon.port, fate) as proxy:
+        assert seqs(fetch(Where(proxy.url), whole(http, topic), wanted())) == list(range(1, 8001))
+        assert proxy.accepted >= 3
+
+
+def test_a_daemon_that_is_away_is_waited_for(daemon: Daemon, http: Client, topic: str) -> None:
+    fill(http, topic, 100)
+    part = whole(http, topic)
+    with Proxy(daemon.port, lambda number: Fate(up=0) if number < 3 else Fate()) as proxy:
+        assert seqs(fetch(Where(proxy.url), part, wanted())) == list(range(1, 101))
+        assert proxy.accepted > 3
+
+
+def test_a_daemon_that_stays_away_is_one_clear_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fetching, "REPEAT_FOR_S", 0.2)
+    with pytest.raises(DaemonError, match=r"reading topic 't': the daemon cannot be reached: http://127.0.0.1:1: .*"):
+        rows("http://127.0.0.1:1", Part("t", 0, 5, 1), wanted())
+
+
+def test_what_the_daemon_refuses_is_said_in_full(daemon: Daemon) -> None:
+    with pytest.raises(DaemonError) as failure:
+        rows(daemon.url, Part("-", 0, 5, 1), wanted())
+    assert re.fullmatch(r"reading topic '-': .* \(400 invalid_request\) \{.*\}", str(failure.value))
+
+
+# --- gaps ------------------------------------------------------------------------------------------------------------
+
+
+def capped(http: Client, topic: str) -> Part:
+    """What was there, of which retention has taken the first three of five."""
+    http.put_topic(topic)
+    http.append(topic, *range(1, 6))
+    part = whole(http, topic)
+    http.put_topic(topic, cap_records=2)
+    return part
+
+
+@pytest.mark.usefixtures("either")
+def test_a_gap_in_the_range_fails_and_is_named(daemon: Daemon, http: Client, topic: str) -> None:
+    with pytest.raises(DataLoss) as failure:
+        rows(daemon.url, capped(http, topic), wanted())
+    assert str(failure.value).startswith(f"data loss: the records 1 to 3 of topic '{topic}' are gone (reason: cap)")
+
+
+@pytest.mark.usefixtures("either")
+def test_a_gap_may_be_passed_over_with_a_warning(
+    daemon: Daemon, http: Client, topic: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    found = rows(daemon.url, capped(http, topic), wanted(failOnDataLoss="false"))
+    assert [row["seq"] for row in found] == [4, 5]
+    assert caplog.messages == [f"topic {topic}: the records 1 to 3 are gone (cap)"]
+
+
+@pytest.mark.usefixtures("either")
+def test_a_gap_may_be_a_row_in_its_place_cut_to_the_partition(daemon: Daemon, http: Client, topic: str) -> None:
+    part = capped(http, topic)
+    want = wanted(tombstones="true", columns="topic,seq,gap_from,gap_to,reason")
+    gap = {"topic": topic, "seq": None, "gap_from": 1, "gap_to": 2, "reason": "cap"}
+    assert rows(daemon.url, Part(topic, 0, 2, part.epoch), want) == [gap]
+    second = rows(daemon.url, Part(topic, 2, 5, part.epoch), want)
+    assert second[0] == gap | {"gap_from": 3, "gap_to": 3}
+    assert [row["seq"] for row in second[1:]] == [4, 5]
+
+
+@pytest.mark.usefixtures("either")
+def test_what_somebody_has_deleted_is_no_gap(daemon: Daemon, http: Client, topic: str) -> None:
+    http.append(topic, *range(1, 6))
+    http.delete_records(topic, before_seq=4)
+    assert [row["seq"] for row in rows(daemon.url, whole(http, topic), wanted())] == [4, 5]
+
+
+@pytest.mark.usefixtures("either")
+def test_nothing_of_another_instance_is_ever_delivered(daemon: Daemon, http: Client, topic: str) -> None:
+    http.append(topic, "old", "old")
+    part = whole(http, topic)
+    http.delete_topic(topic)
+    want = wanted(tombstones="true", columns="data,gap_from,gap_to,reason")
+    gone = {"data": None, "gap_from": 1, "gap_to": 2}
+    assert rows(daemon.url, part, want) == [gone | {"reason": "deleted"}]
+    http.append(topic, "new", "new", "new")
+    assert rows(daemon.url, part, want) == [gone | {"reason": "recreated"}]
+    with pytest.raises(DataLoss, match=r"the records 1 to 2 of topic .* are gone \(reason: recreated\)"):
+        rows(daemon.url, part, wanted())
+
+
+def test_a_topic_that_is_made_anew_between_two_connections_ends_the_partition(
+    daemon: Daemon, http: Client, topic: str
+) -> None:
+    fill(http, topic, 5000, size=400)
+    part = whole(http, topic)
+
+    def fate(number: int) -> Fate:
+        if number == 1:
+            http.delete_topic(topic)
+            fill(http, topic, 10)
+        return Fate(down=1_000_000) if number == 0 else Fate()
+
+    with Proxy(daemon.port, fate) as proxy:
+        found = rows(proxy.url, part, wanted(tombstones="true", columns="seq,data,gap_from,gap_to,reason"))
+    *records, gap = found
+    read = len(records)
+    assert 0 < read < 5000
+    assert [row["seq"] for row in records] == list(range(1, read + 1))
+    assert gap == {"seq": None, "data": None, "gap_from": read + 1, "gap_to": 5000, "reason": "recreated"}

@@ -1,0 +1,39 @@
+"""Spark reads and writes topics (`docs/pipeline.md`): a data source for batches and streams, and jobs made of it.
+
+It stands on `topics.client` and on the readers of segment files, never on the daemon. What is named here is what may be
+relied on; each is loaded when it is first used, so that a missing pyspark is one sentence (`topics.spark.needs`).
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from topics.spark.errors import DaemonError as DaemonError
+    from topics.spark.errors import DataLoss as DataLoss
+    from topics.spark.options import OptionError as OptionError
+    from topics.spark.schema import SCHEMA as SCHEMA
+    from topics.spark.source import TopicsDataSource as TopicsDataSource
+
+_PLACE_OF = {
+    "DaemonError": "errors",
+    "DataLoss": "errors",
+    "OptionError": "options",
+    "SCHEMA": "schema",
+    "TopicsDataSource": "source",
+}
+
+__all__ = list(_PLACE_OF)
+
+
+def __getattr__(name: str) -> Any:
+    place = _PLACE_OF.get(name)
+    if place is None:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from topics.spark import needs  # noqa: PLC0415 - this module is loaded by whatever is beside it
+
+    needs.check_packages()
+    value = getattr(importlib.import_module(f"{__name__}.{place}"), name)
+    globals()[name] = value
+    return value

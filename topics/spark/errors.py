@@ -1,0 +1,44 @@
+"""How a query over topics fails: in one sentence that says what happened to which topic.
+
+Spark shows the text of an exception, at the end of a trace of the Python worker; so everything that is known is in it.
+No message holds a key.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from topics.client import ApiError, ConnectionFailed, TopicsError
+
+
+class DataLoss(RuntimeError):
+    """Records of the range that is read are gone, and nobody has deleted them."""
+
+    def __init__(self, topic: str, gap_from: int, gap_to: int | None, reason: str) -> None:
+        last = "its end" if gap_to is None else str(gap_to)
+        super().__init__(
+            f"data loss: the records {gap_from} to {last} of topic {topic!r} are gone (reason: {reason}); with "
+            "failOnDataLoss=false the query goes on without them, with tombstones=true it has a row that says so"
+        )
+        self.topic = topic
+        self.gap_from = gap_from
+        self.gap_to = gap_to
+        self.reason = reason
+
+    def __reduce__(self) -> tuple[type[DataLoss], tuple[str, int, int | None, str]]:
+        return DataLoss, (self.topic, self.gap_from, self.gap_to, self.reason)
+
+
+class DaemonError(RuntimeError):
+    """The daemon cannot be reached, or has refused. The message has all that it has said."""
+
+
+def daemon_error(error: TopicsError, doing: str) -> DaemonError:
+    """`doing` is what failed, like `reading topic 'orders'`."""
+    if isinstance(error, ConnectionFailed):
+        return DaemonError(f"{doing}: the daemon cannot be reached: {error}")
+    detail: dict[str, Any] = error.detail if isinstance(error, ApiError) else {}
+    more = f" {msgspec.json.encode(detail).decode()}" if detail else ""
+    return DaemonError(f"{doing}: {error}{more}")

@@ -1,0 +1,336 @@
+"""One partition over REST: the export of a range of seqs, as record batches of the schema, and what becomes of gaps.
+
+Theory of operation. An export that breaks is asked for again from after the last seq that has arrived, so each record
+comes once; what has not made a batch yet stays. A daemon without pyarrow answers with lines, which are decoded a block
+at a time. Whatever happens to the topic meanwhile, nothing of another instance is ever delivered: what is missing of
+the range is a gap, and `failOnDataLoss` decides what a gap is. Runs in the executors; memory is one batch, and what the
+connection holds.
+"""
+
+from __future__ import annotations
+
+import io
+import logging
+import random
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+import httpx
+import msgspec
+import pyarrow as pa
+
+from topics.client import Client, ConnectionFailed, NotFound, ProtocolError, Retry, Tombstone, TopicsError
+from topics.client.calls import Call, target, topic_path
+from topics.client.retry import Attempts
+from topics.spark.errors import DataLoss, daemon_error
+from topics.spark.options import REPEAT_FOR_S, Daemon, ReadOptions
+from topics.spark.planning import DELETED, RECREATED, Gap, Part
+from topics.spark.pushdown import EVERYTHING, Narrowing
+from topics.spark.schema import arrow_schema
+
+log = logging.getLogger(__name__)
+
+ARROW: Final = "application/vnd.apache.arrow.stream"
+LINES: Final = "application/x-ndjson"
+ACCEPT: Final = f"{ARROW}, {LINES};q=0.5"
+"""A daemon that has no pyarrow takes the second, in the same call."""
+
+BATCH_ROWS: Final = 10_000
+BATCH_BYTES: Final = 8 << 20
+"""A batch goes to Spark when it has as many rows, or is as large: more costs memory in three processes, and fewer the
+passage from one to the next."""
+
+BLOCK_BYTES: Final = 1 << 20
+"""Lines are decoded when there are so many bytes of them, or one line."""
+
+MAX_LINE_BYTES: Final = 256 << 20
+"""More than any line of a daemon."""
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """What of each record is fetched, which records, and what a gap is."""
+
+    columns: tuple[str, ...]
+    nodes: tuple[str, ...]
+    fail_on_data_loss: bool
+    tombstones: bool
+    narrowing: Narrowing = EVERYTHING
+
+    @classmethod
+    def by(cls, options: ReadOptions, narrowing: Narrowing = EVERYTHING) -> Wanted:
+        return cls(options.columns, options.nodes, options.fail_on_data_loss, options.tombstones, narrowing)
+
+
+def fetch(daemon: Daemon, part: Part, wanted: Wanted) -> Iterator[pa.RecordBatch]:
+    """The rows of a partition, in the order of their seqs.
+
+    Raises DataLoss for a gap that is not to be passed over, DaemonError for a refusal, or when the daemon was away or
+    sent nothing more for `REPEAT_FOR_S`, and SecretMissing."""
+    with daemon.connect() as client:
+        try:
+            yield from _Fetch(part, wanted).run(client)
+        except TopicsError as error:
+            raise daemon_error(error, f"reading topic {part.topic!r}") from None
+
+
+class _Fetch:
+    """The work on one partition."""
+
+    def __init__(self, part: Part, wanted: Wanted) -> None:
+        self._part = part
+        self._wanted = wanted
+        self._rows = _Rows(part.topic, wanted.columns)
+        self._position = part.after
+        """The last seq that has arrived, or is known to be missing."""
+        self._finished = False
+        self._rng = random.Random()
+
+    def run(self, client: Client) -> Iterator[pa.RecordBatch]:
+        if self._part.gap is not None:
+            yield from self._missing(self._part.gap)
+        attempts, before = self._attempts(), -1
+        while not self._finished and self._position < self._part.last:
+            try:
+                with client.opened(self._call()) as answer:
+                    for item in _items(answer):
+                        yield from self._take(item)
+                        if self._finished:
+                            break
+            except NotFound:
+                yield from self._ended(DELETED)
+            except TopicsError as error:
+                if self._position != before:
+                    attempts, before = self._attempts(), self._position
+                time.sleep(attempts.after(error, time.monotonic()))
+        yield from self._rows.flush()
+
+    def _attempts(self) -> Attempts:
+        return Attempts(Retry(give_up_after=REPEAT_FOR_S), repeatable=True, now=time.monotonic(), rng=self._rng)
+
+    def _call(self) -> Call[bytes]:
+        wanted, columns = self._wanted, self._wanted.columns
+        where = target(
+            topic_path(self._part.topic, "records"),
+            from_seq=self._position,
+            to_seq=self._part.last,
+            epoch=self._part.epoch,
+            from_ts=wanted.narrowing.from_ts,
+            to_ts=wanted.narrowing.to_ts,
+            match=wanted.narrowing.match,
+            node=wanted.nodes,
+            include_tags="tag" in columns,
+            include_meta="meta" in columns,
+            include_data="data" in columns,
+        )
+        return Call(method="GET", target=where, accept=ACCEPT, repeatable=True)
+
+    def _take(self, item: pa.RecordBatch | Tombstone | None) -> Iterator[pa.RecordBatch]:
+        if item is None:
+            self._finished = True
+        elif isinstance(item, pa.RecordBatch):
+            if item.num_rows:
+                self._position = item.column("seq")[-1].as_py()
+                yield from self._rows.add(item)
+        elif item.reason == RECREATED:
+            yield from self._ended(RECREATED)
+        else:
+            self._position = min(item.gap_to, self._part.last)
+            yield from self._missing(Gap(item.gap_from, self._position, item.reason))
+
+    def _ended(self, reason: str) -> Iterator[pa.RecordBatch]:
+        """The instance that was to be read is no more, and what had not arrived of it is gone."""
+        self._finished = True
+        yield from self._missing(Gap(self._position + 1, self._part.last, reason))
+
+    def _missing(self, gap: Gap) -> Iterator[pa.RecordBatch]:
+        """Loss: an error, or a warning and perhaps a row, after the records before it."""
+        topic = self._part.topic
+        if self._wanted.fail_on_data_loss:
+            raise DataLoss(topic, gap.first, gap.last, gap.reason)
+        log.warning("topic %s: the records %s to %s are gone (%s)", topic, gap.first, gap.last, gap.reason)
+        if self._wanted.tombstones:
+            yield from self._rows.flush()
+            yield gap_batch(topic, gap, self._wanted.columns)
+
+
+class _Rows:
+    """Batches of the daemon, gathered and brought into the shape of the schema."""
+
+    def __init__(self, topic: str, columns: Sequence[str]) -> None:
+        self._topic = pa.scalar(topic, pa.string())
+        self._schema = arrow_schema(columns)
+        self._batches: list[pa.RecordBatch] = []
+        self._count = self._size = 0
+
+    def add(self, batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
+        """Take one; what is large enough comes out."""
+        self._batches.append(batch)
+        self._count += batch.num_rows
+        self._size += batch.nbytes
+        if self._count >= BATCH_ROWS or self._size >= BATCH_BYTES:
+            yield from self.flush()
+
+    def flush(self) -> Iterator[pa.RecordBatch]:
+        """What there is."""
+        if not self._batches:
+            return
+        table = pa.Table.from_batches(self._batches)
+        self._batches, self._count, self._size = [], 0, 0
+        arrays = [self._column(table, field) for field in self._schema]
+        yield pa.RecordBatch.from_arrays(arrays, schema=self._schema)
+
+    def _column(self, table: pa.Table, field: pa.Field) -> pa.Array:
+        if field.name == "topic":
+            return pa.repeat(self._topic, table.num_rows)
+        if field.name not in table.column_names:
+            return pa.nulls(table.num_rows, field.type)
+        column = table.column(field.name)
+        found = column.chunk(0) if column.num_chunks == 1 else column.combine_chunks()
+        return found if found.type == field.type else found.cast(field.type)
+
+
+def gap_batch(topic: str, gap: Gap, columns: Sequence[str]) -> pa.RecordBatch:
+    """The one row that a gap is with `tombstones=true`: its topic, and what is known of it."""
+    values = {"topic": topic, "gap_from": gap.first, "gap_to": gap.last, "reason": gap.reason}
+    return pa.RecordBatch.from_pylist([{name: values.get(name) for name in columns}], schema=arrow_schema(columns))
+
+
+# --- what the daemon sends -------------------------------------------------------------------------------------------
+
+
+def _items(answer: httpx.Response) -> Iterator[pa.RecordBatch | Tombstone | None]:
+    """What an export says: batches of its own columns, gaps, and None where it is complete. Raises ConnectionFailed if
+    it ends without that, and ProtocolError for what is no export."""
+    kind = answer.headers.get("Content-Type", "").partition(";")[0].strip()
+    if kind == ARROW:
+        yield from _arrow_items(answer)
+    elif kind == LINES:
+        yield from _line_items(answer)
+    else:
+        raise ProtocolError(f"an export that is {kind or 'of no type'}")
+    raise ConnectionFailed("the export was cut off", outcome_unknown=True)
+
+
+def _arrow_items(answer: httpx.Response) -> Iterator[pa.RecordBatch | Tombstone | None]:
+    body = _Body(answer)
+    try:
+        with pa.ipc.open_stream(pa.PythonFile(body, mode="r")) as reader:
+            while True:
+                try:
+                    batch, said = reader.read_next_batch_with_custom_metadata()
+                except StopIteration:
+                    return
+                yield from _said(batch, dict(said or {}))
+    except (pa.ArrowInvalid, OSError, EOFError) as error:
+        if body.ended:
+            return  # cut off within a batch
+        raise ProtocolError(f"an export that is no Arrow stream: {error}") from None
+
+
+def _said(batch: pa.RecordBatch, said: Mapping[bytes, bytes]) -> Iterator[pa.RecordBatch | Tombstone | None]:
+    if batch.num_rows:
+        yield batch
+    if b"$tombstone" in said:
+        yield _tombstone.decode(said[b"$tombstone"])
+    if b"$end" in said:
+        yield None
+
+
+class _Body(io.RawIOBase):
+    """The body of an answer, as a file that Arrow reads from."""
+
+    def __init__(self, answer: httpx.Response) -> None:
+        self._pieces = answer.iter_raw()
+        self._rest = memoryview(b"")
+        self.ended = False
+
+    def readable(self) -> bool:
+        return True
+
+    def read(self, size: int = -1, /) -> bytes:
+        """Exactly so many bytes, or all that there are: less is the end."""
+        found: list[Any] = []
+        while size:
+            if not self._rest and not self._more():
+                break
+            taken = self._rest if size < 0 else self._rest[:size]
+            self._rest = self._rest[len(taken) :]
+            size -= len(taken) if size > 0 else 0
+            found.append(taken)
+        return b"".join(found)
+
+    def _more(self) -> bool:
+        piece = next(self._pieces, None)
+        self.ended = piece is None
+        self._rest = memoryview(piece or b"")
+        return piece is not None
+
+
+class _Line(msgspec.Struct, gc=False):
+    """A line of an export, whichever it is."""
+
+    seq: int = msgspec.field(default=0, name="$seq")
+    ts: int = msgspec.field(default=0, name="$ts")
+    node: str | None = msgspec.field(default=None, name="$node")
+    tag: str | None = msgspec.field(default=None, name="$tag")
+    meta: dict[str, str] | None = None
+    data: msgspec.Raw = msgspec.Raw()
+    """Empty if it was not asked for, which no JSON is."""
+    tombstone: Tombstone | None = msgspec.field(default=None, name="$tombstone")
+    end: dict[str, int] | None = msgspec.field(default=None, name="$end")
+
+
+_tombstone: Final = msgspec.json.Decoder(Tombstone)
+_lines: Final = msgspec.json.Decoder(_Line)
+
+
+def _line_items(answer: httpx.Response) -> Iterator[pa.RecordBatch | Tombstone | None]:
+    for block in _blocks(answer.iter_raw()):
+        try:
+            lines = _lines.decode_lines(block)
+        except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+            raise ProtocolError(f"a line of an export that is not one: {error}") from None
+        begin = 0
+        for place in [place for place, line in enumerate(lines) if not line.seq]:
+            if place > begin:
+                yield _batch_of(lines[begin:place])
+            begin = place + 1
+            yield lines[place].tombstone
+        if begin < len(lines):
+            yield _batch_of(lines[begin:])
+
+
+def _blocks(pieces: Iterator[bytes]) -> Iterator[bytes]:
+    """Whole lines, a block of them at a time. What is cut off in the middle of a line is dropped."""
+    waiting: list[bytes] = []
+    size = 0
+    for piece in pieces:
+        waiting.append(piece)
+        size += len(piece)
+        if size < BLOCK_BYTES:
+            continue
+        block, end, rest = b"".join(waiting).rpartition(b"\n")
+        if end:
+            yield block
+        elif size > MAX_LINE_BYTES:
+            raise ProtocolError(f"a line of more than {MAX_LINE_BYTES} bytes")
+        waiting, size = [rest], len(rest)
+    yield b"".join(waiting).rpartition(b"\n")[0]
+
+
+def _batch_of(lines: Sequence[_Line]) -> pa.RecordBatch:
+    return pa.RecordBatch.from_pydict(
+        {
+            "seq": pa.array([line.seq for line in lines], pa.int64()),
+            "ts": pa.array([line.ts * 1000 for line in lines], pa.int64()).cast(pa.timestamp("us", "UTC")),
+            "node": pa.array([line.node for line in lines], pa.string()),
+            "tag": pa.array([line.tag for line in lines], pa.string()),
+            "meta": pa.array(
+                [line.meta and list(line.meta.items()) for line in lines], pa.map_(pa.string(), pa.string())
+            ),
+            "data": pa.array([str(line.data, "utf-8") or None for line in lines], pa.string()),
+        }
+    )

@@ -1,0 +1,95 @@
+"""Batches over REST: which topics there are and how far they go, when the query is planned; then a partition a task.
+
+Spark pickles a reader before it asks it for its partitions, so a reader has the options and what the filters leave, and
+all that is found out in planning is in the partitions.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable, Iterator, Sequence
+
+import pyarrow as pa
+from pyspark.sql.datasource import DataSourceReader, Filter, InputPartition
+
+from topics.client import Client, NotFound, TopicsError
+from topics.spark import planning, pushdown
+from topics.spark.errors import daemon_error
+from topics.spark.fetching import Wanted, fetch
+from topics.spark.options import ReadOptions
+from topics.spark.planning import Known, Part
+from topics.spark.pushdown import EVERYTHING, Narrowing
+
+
+def rest_reader(options: ReadOptions) -> TopicsReader:
+    """The reader for these options."""
+    return PushingReader(options) if options.pushdown else TopicsReader(options)
+
+
+def known_topics(client: Client, options: ReadOptions, narrowing: Narrowing = EVERYTHING) -> dict[str, Known]:
+    """What the daemon knows of the topics that are to be read, and that there are."""
+    known: dict[str, Known] = {}
+    if options.prefix is not None:
+        for found in client.list_all(prefix=options.prefix):
+            if narrowing.reads(found.topic):
+                known[found.topic] = Known(found.epoch, found.head_seq, found.earliest_seq)
+        return known
+    for topic in options.topics or ():
+        if narrowing.reads(topic):
+            try:
+                state = client.state(topic, touch=False)
+            except NotFound:
+                continue
+            known[topic] = Known(state.epoch, state.head_seq, state.earliest_seq)
+    return known
+
+
+def require_all(known: dict[str, Known], options: ReadOptions, narrowing: Narrowing = EVERYTHING) -> None:
+    """Raise LookupError for a topic that was named and is not there."""
+    for topic in options.topics or ():
+        if narrowing.reads(topic) and topic not in known:
+            raise LookupError(f"there is no topic {topic!r} at {options.daemon.url if options.daemon else ''}")
+
+
+class TopicsReader(DataSourceReader):
+    """Without push-down: Spark refuses a reader that has `pushFilters` unless its own setting is on."""
+
+    def __init__(self, options: ReadOptions) -> None:
+        assert options.daemon is not None
+        self._daemon = options.daemon
+        self._options = options
+        self._narrowing = EVERYTHING
+
+    def partitions(self) -> Sequence[InputPartition]:
+        """The plan, as of now. Raises LookupError, DaemonError and SecretMissing."""
+        options, narrowing = self._options, self._narrowing
+        if narrowing.is_nothing:
+            return []
+        with self._daemon.connect() as client:
+            try:
+                known = known_topics(client, options, narrowing)
+            except TopicsError as error:
+                raise daemon_error(error, "planning") from None
+        require_all(known, options, narrowing)
+        parts = planning.batch(known, options.starting, options.ending, options.records_per_partition)
+        return [cut for part in parts if (cut := _cut(part, narrowing)) is not None]
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        """The rows of one partition; see `fetching`."""
+        if not isinstance(partition, Part):
+            return iter(())  # Spark's own, where there is none
+        return fetch(self._daemon, partition, Wanted.by(self._options, self._narrowing))
+
+
+class PushingReader(TopicsReader):
+    """With push-down (`pushdown=true`)."""
+
+    def pushFilters(self, filters: list[Filter]) -> Iterable[Filter]:
+        """Take what an export can apply, and return what Spark has to."""
+        self._narrowing, rest = pushdown.narrowed(filters, exact=not self._options.tombstones)
+        return rest
+
+
+def _cut(part: Part, narrowing: Narrowing) -> Part | None:
+    after, last = max(part.after, narrowing.first - 1), min(part.last, narrowing.last)
+    return dataclasses.replace(part, after=after, last=last) if after < last else None

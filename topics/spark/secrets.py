@@ -1,0 +1,60 @@
+"""The API key of a daemon, as `topics.spark` carries it: by the name of where it is.
+
+Spark pickles options, readers and partitions, and shows plans; so what travels is the name of an environment variable
+or of a file, and whoever makes a call looks there, in the process and at the moment of the call. A literal key travels
+as itself (Spark pickles and may show the options it came in, whatever is done here), but no `repr` and no message has
+it.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final, Literal
+
+MAX_FILE_BYTES: Final = 64 << 10
+"""A longer file is not one of a key, but a mistake."""
+
+
+class SecretMissing(RuntimeError):
+    """The environment variable or the file is not there, or holds no key, in the process that needs it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Secret:
+    """Where a key is. `none`: the daemon asks for none."""
+
+    kind: Literal["none", "env", "file", "literal"] = "none"
+    where: str = field(default="", repr=False)
+    """The name of the variable, the path of the file, or the key itself."""
+
+    def __repr__(self) -> str:
+        return f"Secret({self.kind}{'' if self.kind in ('none', 'literal') else f' {self.where}'})"
+
+    def resolve(self) -> str:
+        """The key, as of now; empty if there is none to be sent. Raises SecretMissing, which does not hold it."""
+        if self.kind == "env":
+            return self._checked(os.environ.get(self.where, ""), f"tokenEnv: the variable {self.where} is not set")
+        if self.kind == "file":
+            return self._checked(self._read(), f"tokenFile: {self.where} is empty")
+        return self.where
+
+    def _read(self) -> str:
+        try:
+            with Path(self.where).open(encoding="utf-8") as file:
+                return file.read(MAX_FILE_BYTES)
+        except (OSError, UnicodeDecodeError) as error:
+            reason = error.strerror if isinstance(error, OSError) else "is not text"
+            raise SecretMissing(f"tokenFile: {self.where} cannot be read where it is needed: {reason}") from None
+
+    def _checked(self, text: str, otherwise: str) -> str:
+        key = text.strip()
+        if not key:
+            raise SecretMissing(f"{otherwise} in the process that needs it")
+        if not key.isascii() or not key.isprintable():
+            raise SecretMissing(f"token{self.kind.capitalize()}: {self.where} holds more than a key")
+        return key
+
+
+NO_SECRET: Final = Secret()

@@ -1,0 +1,108 @@
+"""Streams over REST: offsets, admission, and the partitions of each batch.
+
+What two offsets mean is `topics.spark.planning`'s business, and needs no daemon; this asks for the heads, and says what
+is loss where only the driver can know of it. Spark makes one reader for the life of a query, in a process of its own,
+and another one for the tasks, which it pickles before anything is asked of it.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Iterator, Sequence
+from typing import Final
+
+import pyarrow as pa
+from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
+from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMaxRows, SupportsTriggerAvailableNow
+
+from topics.client import Client, TopicsError
+from topics.spark import planning
+from topics.spark.errors import DataLoss, daemon_error
+from topics.spark.fetching import Wanted, fetch
+from topics.spark.options import ReadOptions
+from topics.spark.planning import Known, Offsets, Part
+from topics.spark.reading import known_topics, require_all
+
+log = logging.getLogger(__name__)
+
+LOOK_EVERY_S: Final = 0.05
+"""Spark asks for the latest offset every few milliseconds while there is nothing new; the daemon is asked so often at
+most."""
+
+
+class TopicsStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
+    """See the module. All methods but `read` run in the driver, one at a time."""
+
+    def __init__(self, options: ReadOptions) -> None:
+        assert options.daemon is not None
+        self._daemon = options.daemon
+        self._options = options
+        self._client: Client | None = None
+        self._target: dict[str, Known] | None = None
+        """What there was when a query began that is to end (`availableNow`)."""
+        self._looked = 0.0
+        self._missed: set[str] = set()
+        """Topics of which it was said that they are gone."""
+
+    def initialOffset(self) -> Offsets:
+        """Where a new query begins. Raises LookupError for a topic that was named and is not there."""
+        known = self._known()
+        require_all(known, self._options)
+        return planning.initial(known, self._options.starting)
+
+    def latestOffset(self, start: Offsets, limit: ReadLimit) -> Offsets:
+        """How far the next batch goes: to the heads, or by as many seqs as `limit` says."""
+        known = self._known()
+        self._tell_of_deleted(start, known)
+        if self._target is not None:
+            known = planning.capped(known, self._target)
+        return planning.latest(start, known, limit.max_rows if isinstance(limit, ReadMaxRows) else None)
+
+    def getDefaultReadLimit(self) -> ReadLimit:
+        most = self._options.max_records_per_trigger
+        return ReadAllAvailable() if most is None else ReadMaxRows(most)
+
+    def reportLatestOffset(self) -> Offsets | None:
+        """The heads, for the progress of the query."""
+        return {topic: {"seq": state.head, "epoch": state.epoch} for topic, state in self._known().items()}
+
+    def prepareForTriggerAvailableNow(self) -> None:
+        self._target = self._known()
+
+    def partitions(self, start: Offsets, end: Offsets) -> Sequence[InputPartition]:
+        """What lies between two offsets. Raises DataLoss for a topic that was made anew between them."""
+        parts = planning.between(start, end, self._options.records_per_partition)
+        for part in parts:
+            if part.gap is not None and self._options.fail_on_data_loss:
+                raise DataLoss(part.topic, part.gap.first, part.gap.last, part.gap.reason)
+        return parts
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        """The rows of one partition; see `fetching`."""
+        assert isinstance(partition, Part)
+        return fetch(self._daemon, partition, Wanted.by(self._options))
+
+    def commit(self, end: Offsets) -> None:
+        """Nothing: what was read stays where it is, and the checkpoint says how far the query has come."""
+
+    def stop(self) -> None:
+        if self._client is not None:
+            self._client.close()
+
+    def _known(self) -> dict[str, Known]:
+        time.sleep(max(0.0, min(LOOK_EVERY_S, self._looked + LOOK_EVERY_S - time.monotonic())))
+        if self._client is None:
+            self._client = self._daemon.connect()
+        try:
+            return known_topics(self._client, self._options)
+        except TopicsError as error:
+            raise daemon_error(error, "looking for what is new") from None
+        finally:
+            self._looked = time.monotonic()
+
+    def _tell_of_deleted(self, start: Offsets, known: dict[str, Known]) -> None:
+        for topic in start:
+            if topic not in known and topic not in self._missed:
+                log.warning("topic %s is not there any more; if it is made again, that is loss", topic)
+        self._missed = {topic for topic in start if topic not in known}
