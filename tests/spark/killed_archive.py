@@ -54,11 +54,15 @@ def kill_after_the_first_move() -> None:
 
 @contextmanager
 def attached() -> Iterator[SparkSession]:
-    """A session in the JVM that PYSPARK_GATEWAY_PORT names, where one runs already."""
+    """A session of its own in the JVM that PYSPARK_GATEWAY_PORT names, where another one runs and shall not notice."""
     gateway = launch_gateway()  # type: ignore[no-untyped-call]
     running = gateway.jvm.org.apache.spark.SparkContext.getOrCreate()
     context = gateway.jvm.org.apache.spark.api.java.JavaSparkContext.fromSparkContext(running)
-    spark = SparkSession(SparkContext(gateway=gateway, jsc=context, conf=SparkConf(_jconf=context.getConf())))
+    sessions = gateway.jvm.org.apache.spark.sql.classic.SparkSession
+    first = sessions.getDefaultSession().get()
+    python = SparkContext(gateway=gateway, jsc=context, conf=SparkConf(_jconf=context.getConf()))
+    spark = SparkSession(python, first.newSession())
+    sessions.setDefaultSession(first)
     register(spark)
     yield spark
 

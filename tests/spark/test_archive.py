@@ -267,7 +267,7 @@ def killed_run(
 ) -> Callable[[], None]:
     """Starts an archive in a process of its own, which ends by SIGKILL somewhere in the middle."""
     moment = request.param.split()[-1]
-    environ = os.environ | {"PYTHONPATH": str(ROOT)}
+    environ = os.environ | {"PYTHONPATH": str(ROOT), "PYSPARK_PYTHON": sys.executable, "TMPDIR": str(tmp_path)}
     if moment != "writes":
         gateway = spark.sparkContext._gateway
         assert gateway is not None

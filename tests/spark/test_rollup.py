@@ -108,7 +108,7 @@ def test_killed_and_started_again_a_stream_says_once_what_a_batch_says(
     driver = subprocess.Popen(
         [sys.executable, "-m", "tests.spark.rollup_driver", msgspec.json.encode(SPEC).decode(), *what.values()],
         cwd=ROOT,
-        env=os.environ | {"PYTHONPATH": str(ROOT)},
+        env=os.environ | {"PYTHONPATH": str(ROOT), "TMPDIR": str(tmp_path)},
     )
     try:
         until(lambda: http.get(f"/v0/topics/{target}").status_code == 200 or driver.poll() is not None, within_s=240)

@@ -8,6 +8,7 @@ as those of the `topics` command (`topics.cli.failures`); what Spark logs by its
 from __future__ import annotations
 
 import importlib
+import logging
 import re
 import signal
 import sys
@@ -70,6 +71,7 @@ def cli(ctx: click.Context) -> None:
 def run(arguments: Sequence[str] | None = None) -> int:
     """Do what a command line says. Returns the exit code; whatever has happened, it was said in one line."""
     before = signal.signal(signal.SIGTERM, _terminate)
+    logging.getLogger("py4j").setLevel(logging.CRITICAL)  # it logs a traceback when it is interrupted
     try:
         with cli.make_context(PROGRAM, list(sys.argv[1:] if arguments is None else arguments)) as context:
             cli.invoke(context)

@@ -21,7 +21,8 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Sequence
+import sys
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -31,6 +32,7 @@ import msgspec
 
 from topics.cli.failures import Refused, tell
 from topics.cli.output import print_line
+from topics.cli.stopping import stopping
 from topics.cli.values import Duration
 from topics.spark.jobs.locks import held
 from topics.spark.session import Address, JobOptions, daemon_options
@@ -225,18 +227,20 @@ def run(
     once: bool = False,
     final: bool = False,
     trigger_ms: int = DEFAULT_TRIGGER_MS,
+    until: Callable[[], bool] = lambda: False,
 ) -> RolledUp:
     """Roll up what `source` names: options of the data source, like `{"topic": "flights"}`.
 
     With `once` it returns when all that was there has been taken, with `final` when all windows are closed as well;
-    otherwise it goes on, every `trigger_ms`, until it is interrupted or fails. `checkpoint` is a directory that the
-    driver and all executors see; the next run with it goes on where this one ended, however that was. Raises Refused if
-    it is of another rollup, or of one that is final; Failed if somebody else runs it; and what Spark raises.
+    otherwise it goes on, every `trigger_ms`. In any case it ends when `until`, asked every second, says so.
+    `checkpoint` is a directory that the driver and all executors see; the next run with it goes on where this one
+    ended, however that was. Raises Refused if it is of another rollup, or of one that is final; Failed if somebody else
+    runs it; and what Spark raises.
     """
     place = Path(checkpoint).absolute()
     (place / "clock").mkdir(parents=True, exist_ok=True)
     with held(place / "lock", f"{place}: somebody else runs this rollup"):
-        return _run(spark, rollup, place, address, sinks, source, once, final, trigger_ms)
+        return _run(spark, rollup, place, address, sinks, source, once, final, trigger_ms, until)
 
 
 def _run(
@@ -249,6 +253,7 @@ def _run(
     once: bool,
     final: bool,
     trigger_ms: int,
+    until: Callable[[], bool],
 ) -> RolledUp:
     over = place / "clock" / "final.json"
     _check_same(place / "rollup.json", rollup, sinks, source)
@@ -259,14 +264,16 @@ def _run(
         return _start(spark, rollup, place, address, sinks, source | limits, None if once or final else trigger_ms)
 
     if not final:
-        return _finish(start())
+        return _finish(start(), until)
     counts = RolledUp(0, 0, 0)
     if not over.exists():
         if LIMIT in source:
-            counts = _finish(start())
+            counts = _finish(start(), until)
+            if until():
+                return counts
         _write(over, msgspec.json.encode({"time": END_OF_TIME}))
     # All that is there belongs to the batch in which the clock strikes: in a later one it would be late.
-    last = _finish(start(**{LIMIT: str(2**62)}))
+    last = _finish(start(**{LIMIT: str(2**62)}), until)
     return RolledUp(counts.records + last.records, counts.windows + last.windows, counts.late + last.late)
 
 
@@ -328,16 +335,16 @@ def _start(
     return queries
 
 
-def _finish(queries: Sequence[StreamingQuery]) -> RolledUp:
-    """Wait until all have come to their end, or one has failed."""
+def _finish(queries: Sequence[StreamingQuery], until: Callable[[], bool]) -> RolledUp:
+    """Wait until all have come to their end, one has failed, or `until` says so."""
     try:
-        while any(query.isActive for query in queries):
+        while any(query.isActive for query in queries) and not until():
             for query in queries:
-                query.awaitTermination(1)
-        for query in queries:
-            query.awaitTermination()  # raises what it has failed with
+                query.awaitTermination(1)  # raises what it has failed with
     finally:
         _stop(queries)
+    for query in queries:
+        query.awaitTermination()
     progress = [[one.json for one in query.recentProgress] for query in queries]
     decoded = [[msgspec.json.decode(text, type=_Progress) for text in one] for one in progress]
     return RolledUp(
@@ -462,7 +469,8 @@ def command(
     source |= {"failOnDataLoss": str(not allow_loss).lower()}
     source |= {} if batch is None else {LIMIT: str(batch)}
     address = options.address()
-    with options.session("rollup") as spark:
+    # A session has its own way with Ctrl-C, which would break off whatever is asked of it at the moment.
+    with options.session("rollup") as spark, stopping() as stop:
         done = run(
             spark,
             rollup,
@@ -473,7 +481,9 @@ def command(
             once=once,
             final=final,
             trigger_ms=trigger_ms,
+            until=lambda: stop.signal is not None,
         )
     if done.late:
         tell(f"at least {done.late:,} records were later than the watermark allows and are in no window")
     print_line(f"{done.records:,} records, {done.windows:,} windows")
+    sys.exit(stop.exit_code)
