@@ -25,7 +25,10 @@ SWEEPS = (
     "watching/test_interleavings.py",
 )
 """Files whose tests go through the same code again and again, from many beginnings to many ends. Other tests have been
-there, so `scripts/test` runs these where no lines are counted: that would double their time."""
+there, so `scripts/coverage` leaves them out."""
+
+SPARK = ("spark", "end_to_end/test_pipeline_demo.py")
+"""Where tests need a Spark, if they are slow: they are run a file at a time."""
 
 settings.register_profile("any_machine", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("any_machine")
@@ -33,11 +36,15 @@ settings.load_profile("any_machine")
 
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "sweep: goes where other tests have been, often; its lines are not counted")
+    config.addinivalue_line("markers", "spark: needs a Spark of its own")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     here = Path(__file__).parent
     sweeps = {here / name for name in SWEEPS}
+    with_spark = [here / name for name in SPARK]
     for item in items:
         if item.path in sweeps:
             item.add_marker(pytest.mark.sweep)
+        if item.get_closest_marker("slow") and any(item.path.is_relative_to(place) for place in with_spark):
+            item.add_marker(pytest.mark.spark)

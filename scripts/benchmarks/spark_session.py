@@ -23,6 +23,7 @@ NICE = 10
 def main() -> None:
     """Serve jobs until standard input ends."""
     os.nice(NICE)
+    os.environ |= {"PYSPARK_PYTHON": sys.executable, "SPARK_LOCAL_IP": "127.0.0.1"}
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # what Spark prints is no answer
     session = (

@@ -149,7 +149,9 @@ def test_attempts_that_fail_and_attempts_that_are_overtaken_add_nothing_on_a_clu
             end_group(program)
         # spark.<writer>.<epoch>.<partition>.<attempt>.<nonce>
         attempts = {tuple(map(int, name.split(".")[3:5])) for name in _stages_of(between, topic)}
-    assert attempts == {(partition, 0) for partition in range(PARTITIONS)} | {(FAILING, 1), (LINGERING, 1)}
+    # The first attempt that lingers may be overtaken before it has uploaded anything, and others may be slow as well.
+    assert attempts >= {(FAILING, 0), (FAILING, 1), (LINGERING, 1)}
+    assert {partition for partition, _ in attempts} == set(range(PARTITIONS))
     assert sorted(record["n"] for record in numbers(client, topic)) == list(range(rows))
     assert sorted(map(json.dumps, numbers(client, copy))) == sorted(map(json.dumps, numbers(client, topic)))
 

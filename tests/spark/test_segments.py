@@ -36,7 +36,7 @@ from topics.spark.errors import DataLoss
 from topics.spark.options import OptionError, ReadOptions
 from topics.spark.reading import rest_reader
 from topics.spark.schema import arrow_schema
-from topics.spark.segments import FilePart, FilesError, PushingSegmentReader, segment_reader, without
+from topics.spark.segments import FilesError, FileTask, PushingSegmentReader, segment_reader, without
 from topics.spark.source import TopicsDataSource
 from topics.storage.checkpointed import Directory, Lost, StoredSegment
 from topics.storage.fs import OsFs
@@ -160,14 +160,28 @@ def gaps_of(rows: Sequence[Row]) -> list[tuple[int, int, str]]:
     return [(row["gap_from"], row["gap_to"], row["reason"]) for row in rows if row["gap_from"] is not None]
 
 
-def test_a_partition_is_about_one_segment_and_they_follow_each_other(left: Path) -> None:
-    reader = segment_reader(ReadOptions.parsed({"path": str(left), "topics": "tagged,quick", "startingSeq": "30"}))
-    parts = reader.partitions()
-    assert all(isinstance(part, FilePart) and part.segment is not None for part in parts)
-    ranges = [(part.topic, part.after, part.last) for part in parts if isinstance(part, FilePart)]
+def ranges_of(directory: Path, **options: str) -> list[list[tuple[str, int, int]]]:
+    """Topic, after and last of each segment, task by task."""
+    tasks = segment_reader(ReadOptions.parsed({"path": str(directory), **options})).partitions()
+    assert all(isinstance(task, FileTask) and all(part.segment is not None for part in task.parts) for task in tasks)
+    return [
+        [(part.topic, part.after, part.last) for part in task.parts] for task in tasks if isinstance(task, FileTask)
+    ]
+
+
+def test_a_task_has_segments_of_one_topic_that_follow_each_other(left: Path) -> None:
+    one_each = ranges_of(left, topics="tagged,quick", startingSeq="30", recordsPerPartition="1")
+    assert {len(task) for task in one_each} == {1}
+    ranges = [part for task in one_each for part in task]
     assert ranges[0] == ("tagged", 29, 40)
     assert all(a[2] <= b[1] for a, b in pairwise(ranges) if a[0] == b[0])
     assert [topic for topic, _ in groupby(ranges, key=itemgetter(0))] == ["tagged", "quick"]
+
+    several = ranges_of(left, topics="tagged,quick", startingSeq="30", recordsPerPartition="50")
+    assert [part for task in several for part in task] == ranges
+    assert 2 < len(several) < len(one_each)
+    assert all(len({topic for topic, _, _ in task}) == 1 for task in several)
+    assert all(sum(last - after for _, after, last in task) <= 50 for task in several if len(task) > 1)
 
 
 def test_seqs_are_inclusive_and_an_end_beyond_the_head_is_the_head(left: Path) -> None:
