@@ -186,6 +186,8 @@ class Follower:
         self.strong = strong
         self.epoch = start.epoch
         self.end = start.position
+        self.told = start.position
+        """As far as an id of another topic's frame has said, if that was further: over what nobody is told of."""
         self.bound: int | None = start.epoch
         """The instance that the connection shows, None if the topic was not there."""
         self.caught_up = False
@@ -196,11 +198,13 @@ class Follower:
         if start.epoch != self.epoch:
             assert again, "another instance"
         elif again:
-            assert start.position <= self.end, f"{self.name}: goes on at {start.position}, received up to {self.end}"
+            known = max(self.end, self.told)
+            assert start.position <= known, f"{self.name}: goes on at {start.position}, received up to {known}"
         else:
             assert start.position == self.end, f"{self.name}: goes on at {start.position}, received up to {self.end}"
         assert again or not self.ended
         self.epoch, self.end, self.bound = start.epoch, start.position, bound
+        self.told = start.position
         self.caught_up = self.ended = False
 
     def take(self, frame: Frame, view: View | None) -> None:
@@ -215,6 +219,7 @@ class Follower:
         if self.epoch != self.bound:
             assert (frame.kind, frame.reason, frame.gap_from) == ("tombstone", "recreated", 1), frame
             self.epoch, self.end = self.bound, frame.earliest_seq - 1
+            self.told = self.end
             return
         if frame.kind == "record":
             self._take_records(frame, view)
@@ -252,3 +257,4 @@ class Follower:
         if self.epoch == self.bound and not self.ended:
             assert position >= self.end, f"{self.name}: the id says {position} after {self.end}"
             self._pass_over(self.end + 1, position, version, "in an id")
+            self.told = max(self.told, position)
