@@ -6,6 +6,7 @@ something about the machine and what else runs on it. The time that is spent is 
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
@@ -30,12 +31,15 @@ there, so `scripts/coverage` leaves them out."""
 SPARK = ("spark", "end_to_end/test_pipeline_demo.py")
 """Where tests need a Spark, if they are slow: they are run a file at a time."""
 
+EVERYTHING = bool(os.environ.get("TOPICS_TEST_EVERYTHING"))
+
 settings.register_profile("any_machine", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("any_machine")
 
 
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "sweep: goes where other tests have been, often; its lines are not counted")
+    config.addinivalue_line("markers", "more: a variant of another test, that takes long: TOPICS_TEST_EVERYTHING=1")
     config.addinivalue_line("markers", "spark: needs a Spark of its own")
 
 
@@ -46,5 +50,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if item.path in sweeps:
             item.add_marker(pytest.mark.sweep)
+        if item.get_closest_marker("more") and not EVERYTHING:
+            item.add_marker(pytest.mark.skip(reason="a variant that takes long: TOPICS_TEST_EVERYTHING=1"))
         if item.get_closest_marker("slow") and any(item.path.is_relative_to(place) for place in with_spark):
             item.add_marker(pytest.mark.spark)

@@ -1847,7 +1847,14 @@ class Life:
         assert everything(self.client, pair.source).data == ["a", "b", "ab", "c"]
 
 
-@pytest.mark.parametrize("how", ["stopped", "killed", "compacted-and-killed"])
+@pytest.mark.parametrize(
+    "how",
+    [
+        pytest.param("stopped", marks=pytest.mark.more),
+        pytest.param("killed", marks=pytest.mark.more),
+        "compacted-and-killed",
+    ],
+)
 def test_copies_are_as_they_were_after_a_restart_and_forwarding_goes_on(tmp_path: Path, how: str) -> None:
     life = Life(tmp_path, how)
     try:

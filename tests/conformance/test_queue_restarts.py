@@ -445,7 +445,10 @@ class Worked:
         assert counts(client, self.name) == (0, 0, 0)
 
 
-@pytest.mark.parametrize(("seed", "amid"), [(1, False), (2, True)], ids=["between calls", "amid a call"])
+@pytest.mark.parametrize(
+    ("seed", "amid"),
+    [pytest.param(1, False, marks=pytest.mark.more, id="between calls"), pytest.param(2, True, id="amid a call")],
+)
 def test_kill_after_kill(tmp_path: Path, seed: int, amid: bool) -> None:
     """The seed decides the calls and the moments, but not what the operating system makes of them."""
     rng = random.Random(seed)

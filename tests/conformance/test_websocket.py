@@ -546,7 +546,9 @@ def test_topics_add_up(client: Client, ws: WebSocket, topic: str) -> None:
         assert covered(name, frames, head=number + 2).data == [name] * (number + 1) + ["live"]
 
 
-@pytest.mark.parametrize("durability", CLASSES)
+@pytest.mark.parametrize(
+    "durability", [pytest.param(one, marks=[pytest.mark.more] * (one in {"memory", "ephemeral"})) for one in CLASSES]
+)
 def test_a_socket_watches_200_topics(client: Client, ws: WebSocket, topic: str, durability: str) -> None:
     names = [f"{topic}-{number}" for number in range(200)]
     for name in names:

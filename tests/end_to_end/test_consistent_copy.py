@@ -478,6 +478,7 @@ def test_what_a_hold_names_stays_as_it_is_until_the_hold_is_over_and_goes_then(t
 
 
 @pytest.mark.slow
+@pytest.mark.more
 def test_of_several_holds_the_longest_counts_and_a_later_one_is_as_of_later(tmp_path: Path) -> None:
     with site_in(tmp_path / "one", seed=3) as site:
         time.sleep(0.8)

@@ -198,6 +198,7 @@ def test_a_job_on_a_cluster_runs_quietly_and_says_what_it_did(
 
 
 @pytest.mark.slow
+@pytest.mark.more
 def test_a_job_that_is_interrupted_stops_in_order(http: Client, daemon: Daemon, tmp_path: Path, topic: str) -> None:
     http.append(topic, *range(10))
     command = [sys.executable, "-m", "topics.spark", "rollup", topic, "--window", "1h", "--url", daemon.url, *CHEAP]

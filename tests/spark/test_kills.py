@@ -24,7 +24,7 @@ from topics.client import Client, Record
 
 pytestmark = pytest.mark.slow
 
-FILES, LINES = 5, 25
+FILES, LINES = 4, 25
 ROUNDS = int(os.environ.get("TOPICS_KILL_ROUNDS", "1"))
 """Lives that end at a random moment, between one that ends with a commit and the last one. Each costs a JVM."""
 ENDS_WITHIN_S = 400.0

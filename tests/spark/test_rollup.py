@@ -102,7 +102,7 @@ def test_killed_and_started_again_a_stream_says_once_what_a_batch_says(
 ) -> None:
     address = Address(daemon.url)
     target = fresh_name("windows")
-    http.append(topic, records=flights(6000))
+    http.append(topic, records=flights(4000))
     what = {"checkpoint": str(tmp_path / "cp"), "url": daemon.url, "topic": topic, "to": target}
     what["parquet"] = str(tmp_path / "windows")
     driver = subprocess.Popen(
