@@ -261,7 +261,13 @@ def test_jobs_of_a_queue_are_archived_but_not_deleted(
         archive.run(spark, tmp_path, address=address, topics=[topic], delete=True)
 
 
-@pytest.fixture(params=["while Spark writes", "while files are moved", "before it deletes"])
+@pytest.fixture(
+    params=[
+        pytest.param("while Spark writes", marks=pytest.mark.more),  # it needs a JVM of its own
+        "while files are moved",
+        "before it deletes",
+    ]
+)
 def killed_run(
     request: pytest.FixtureRequest, spark: SparkSession, daemon: Daemon, tmp_path: Path, topic: str
 ) -> Callable[[], None]:
