@@ -6,11 +6,12 @@ something about the machine and what else runs on it. The time that is spent is 
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, settings
+
+from tests.everything import EVERYTHING
 
 SWEEPS = (
     "engine/test_queue_lives.py",
@@ -30,8 +31,6 @@ there, so `scripts/coverage` leaves them out."""
 
 SPARK = ("spark", "end_to_end/test_pipeline_demo.py")
 """Where tests need a Spark, if they are slow: they are run a file at a time."""
-
-EVERYTHING = bool(os.environ.get("TOPICS_TEST_EVERYTHING"))
 
 settings.register_profile("any_machine", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("any_machine")

@@ -27,8 +27,8 @@ import trio.testing
 
 from tests.engine import walks
 from tests.engine.walks import Wrong
+from tests.everything import EVERYTHING
 from tests.simulation.disk import Fault
-from tests.simulation.lives import EVERYTHING
 from tests.simulation.segment_lives import UNEXPECTED
 from tests.simulation.world import End, Life, World
 from topics.errors import ApiError

@@ -9,7 +9,6 @@ takes the first part of that and folds it into what is known of each topic (`Ins
 
 from __future__ import annotations
 
-import os
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
@@ -23,9 +22,6 @@ from tests.simulation.world import End, Life, World, Wreck, some_ends, wrecks_of
 from topics.config import Settings
 from topics.log.match import Match
 from topics.model import RecordIn, TopicConfig
-
-EVERYTHING: Final = bool(os.environ.get("TOPICS_TEST_EVERYTHING"))
-"""All points and seeds instead of a sample: hours."""
 
 CLASSES: Final = ("ephemeral", "memory", "disk", "fsync")
 TAGS: Final = (None, "a", "b", "ab")

@@ -17,7 +17,8 @@ from typing import Any
 import pytest
 import trio
 
-from tests.simulation.lives import CLASSES, EVERYTHING
+from tests.everything import EVERYTHING
+from tests.simulation.lives import CLASSES
 from tests.simulation.model import Client, Fate, History, Oracle, Restarted, View, append_everywhere, views_of
 from tests.simulation.world import COLD, End, Life, World, Wreck, all_ends, settings, some_ends, wrecks_of
 from topics.config import Settings

@@ -10,8 +10,8 @@ from __future__ import annotations
 import pytest
 import trio
 
+from tests.everything import EVERYTHING
 from tests.simulation.disk import SimFs
-from tests.simulation.lives import EVERYTHING
 from tests.simulation.model import Client, History, Oracle, View
 from tests.simulation.test_crash_sweep import see
 from tests.simulation.world import Life, World, all_ends, settings, wrecks_of

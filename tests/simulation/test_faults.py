@@ -14,8 +14,8 @@ from functools import cache, partial
 import pytest
 import trio
 
+from tests.everything import EVERYTHING
 from tests.simulation.disk import Fault, Op, SimFs
-from tests.simulation.lives import EVERYTHING
 from tests.simulation.model import Acked, Client, History, Oracle, Refused, Restarted, Sent, views_of
 from tests.simulation.monitor import OrderingMonitor
 from tests.simulation.test_crash_sweep import see

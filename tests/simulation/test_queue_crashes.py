@@ -18,9 +18,10 @@ from typing import Any
 import pytest
 import trio
 
+from tests.everything import EVERYTHING
 from tests.simulation.clock import BASE_MS
 from tests.simulation.disk import Fault
-from tests.simulation.lives import CLASSES, EVERYTHING, TAGS
+from tests.simulation.lives import CLASSES, TAGS
 from tests.simulation.queue_lives import (
     Client,
     Oracle,

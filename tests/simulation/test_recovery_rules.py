@@ -14,8 +14,8 @@ from typing import Any
 import pytest
 import trio
 
+from tests.everything import EVERYTHING
 from tests.simulation.disk import Fault, Op, SimFs
-from tests.simulation.lives import EVERYTHING
 from tests.simulation.model import Acked, Client, Fate, History, Oracle, View, view_of
 from tests.simulation.test_crash_sweep import see
 from tests.simulation.world import Life, World, settings, some_ends, wrecks_of

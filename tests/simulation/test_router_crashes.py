@@ -14,7 +14,8 @@ from typing import Any
 import pytest
 import trio
 
-from tests.simulation.lives import CLASSES, EVERYTHING, TAGS
+from tests.everything import EVERYTHING
+from tests.simulation.lives import CLASSES, TAGS
 from tests.simulation.router_lives import (
     SMALL,
     Client,

@@ -15,8 +15,9 @@ from functools import partial
 import pytest
 import trio
 
+from tests.everything import EVERYTHING
 from tests.simulation.disk import Fault, Op, SimFs
-from tests.simulation.lives import CLASSES, EVERYTHING
+from tests.simulation.lives import CLASSES
 from tests.simulation.model import Client, History, Oracle, Sent
 from tests.simulation.segment_lives import (
     SMALL,

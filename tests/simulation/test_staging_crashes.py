@@ -15,7 +15,7 @@ import msgspec
 import pytest
 import trio
 
-from tests.simulation.lives import EVERYTHING
+from tests.everything import EVERYTHING
 from tests.simulation.world import End, Life, World, all_ends, settings, some_ends, wrecks_of
 from tests.storage.test_verify import damage
 from topics.config import Settings

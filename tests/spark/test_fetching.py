@@ -11,6 +11,7 @@ import pytest
 
 from tests.client.proxy import Fate, Proxy
 from tests.conformance.client import Client, Daemon
+from topics.client import bulk
 from topics.spark import fetching
 from topics.spark.errors import DaemonError, DataLoss
 from topics.spark.fetching import Wanted, fetch
@@ -26,7 +27,7 @@ pytestmark = pytest.mark.slow
 def either(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """As the daemon sends it with pyarrow, and without."""
     if request.param == "lines":
-        monkeypatch.setattr(fetching, "ACCEPT", fetching.LINES)
+        monkeypatch.setattr(fetching, "ACCEPT", bulk.LINES)
 
 
 def wanted(**texts: str) -> Wanted:
@@ -48,7 +49,7 @@ def seqs(batches: Iterator[pa.RecordBatch]) -> list[int]:
 
 def fill(http: Client, topic: str, count: int, size: int = 10) -> None:
     lines = b"".join(b'{"data":{"n":%d,"pad":"%s"}}\n' % (number, b"x" * size) for number in range(1, count + 1))
-    answer = http.post(f"/v0/topics/{topic}", content=lines, headers={"content-type": fetching.LINES})
+    answer = http.post(f"/v0/topics/{topic}", content=lines, headers={"content-type": bulk.LINES})
     assert answer.status_code in (200, 201), answer.text
 
 

@@ -23,8 +23,8 @@ from typing import Any, Protocol
 import msgspec
 import pytest
 
+from tests.everything import EVERYTHING
 from tests.simulation.disk import SimFs
-from tests.simulation.lives import EVERYTHING
 from tests.simulation.world import World, quiet, wrecks_of
 from tests.storage.made import COLD, CONFIG, ROOT, Maker, made
 from topics.log.topic_log import Summary

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 import trio
 
+from tests.everything import EVERYTHING
 from tests.simulation.disk import SimFs
-from tests.simulation.lives import EVERYTHING
 from tests.simulation.world import Life, World, quiet, wrecks_of
 from tests.storage.made import COLD, CONFIG, ROOT
 from tests.storage.routed import routed, settle

@@ -21,7 +21,7 @@ import trio
 import trio.lowlevel
 
 from tests.engine.life import SETTINGS, Life, living
-from tests.simulation.lives import EVERYTHING
+from tests.everything import EVERYTHING
 from tests.simulation.offload import InlineOffload
 from tests.watching.client import Connection, Received, Streams, held_bytes, held_messages, positions_of
 from tests.watching.oracle import Follower, Removal, View, World, Written

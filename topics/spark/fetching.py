@@ -21,8 +21,8 @@ import httpx
 import msgspec
 import pyarrow as pa
 
-from topics.client import Client, ConnectionFailed, NotFound, ProtocolError, Retry, Tombstone, TopicsError
-from topics.client.calls import Call, target, topic_path
+from topics.client import Client, ConnectionFailed, NotFound, ProtocolError, Retry, Tombstone, TopicsError, bulk
+from topics.client.calls import Call
 from topics.client.retry import Attempts
 from topics.spark.errors import DataLoss, daemon_error
 from topics.spark.options import REPEAT_FOR_S, Daemon, ReadOptions
@@ -32,9 +32,7 @@ from topics.spark.schema import arrow_schema
 
 log = logging.getLogger(__name__)
 
-ARROW: Final = "application/vnd.apache.arrow.stream"
-LINES: Final = "application/x-ndjson"
-ACCEPT: Final = f"{ARROW}, {LINES};q=0.5"
+ACCEPT: Final = f"{bulk.ARROW}, {bulk.LINES};q=0.5"
 """A daemon that has no pyarrow takes the second, in the same call."""
 
 BATCH_ROWS: Final = 10_000
@@ -112,9 +110,9 @@ class _Fetch:
 
     def _call(self) -> Call[bytes]:
         wanted, columns = self._wanted, self._wanted.columns
-        where = target(
-            topic_path(self._part.topic, "records"),
-            from_seq=self._position,
+        return bulk.export(
+            self._part.topic,
+            self._position,
             to_seq=self._part.last,
             epoch=self._part.epoch,
             from_ts=wanted.narrowing.from_ts,
@@ -124,8 +122,8 @@ class _Fetch:
             include_tags="tag" in columns,
             include_meta="meta" in columns,
             include_data="data" in columns,
+            accept=ACCEPT,
         )
-        return Call(method="GET", target=where, accept=ACCEPT, repeatable=True)
 
     def _take(self, item: pa.RecordBatch | Tombstone | None) -> Iterator[pa.RecordBatch]:
         if item is None:
@@ -205,9 +203,9 @@ def _items(answer: httpx.Response) -> Iterator[pa.RecordBatch | Tombstone | None
     """What an export says: batches of its own columns, gaps, and None where it is complete. Raises ConnectionFailed if
     it ends without that, and ProtocolError for what is no export."""
     kind = answer.headers.get("Content-Type", "").partition(";")[0].strip()
-    if kind == ARROW:
+    if kind == bulk.ARROW:
         yield from _arrow_items(answer)
-    elif kind == LINES:
+    elif kind == bulk.LINES:
         yield from _line_items(answer)
     else:
         raise ProtocolError(f"an export that is {kind or 'of no type'}")
