@@ -177,6 +177,8 @@ class Deleting:
             try:
                 return await self._loader.prepared(topic, part)
             except ApiError:
+                if topic.deleted:
+                    return 0
                 await trio.sleep(pause)
                 pause = min(2 * pause, 1.0)
 

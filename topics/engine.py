@@ -410,6 +410,7 @@ class Engine:
             topic.origins = found.origins
             topic.stage, topic.commit_keys = found.stage, found.commit_keys
             topic.part = found.part
+            topic.base = found.base if found.part is None else None
             topic.part_end = topic.applied_end if found.part is not None else None
             if found.segments:
                 topic.shelf = Shelf()

@@ -106,13 +106,16 @@ class Loader:
     async def prepared(self, topic: Topic, operation: Callable[[], T]) -> T:
         """Call `operation`, as often as it asks for columns; its result.
 
-        Nothing waits between its success and the return. Raises `503 not_ready` if the disk does not answer.
+        Nothing waits between its success and the return. Raises `503 not_ready` if the disk does not answer, and
+        `404 topic_not_found` when the topic is gone: nothing of it is loaded any more.
         """
         needed: dict[Span, None] = {}
         while True:
             try:
                 return operation()
             except NotLoaded as missing:
+                if topic.deleted:
+                    raise topic_not_found(topic.name) from None
                 # All it has asked for so far: loading one must not drop another.
                 needed.update(dict.fromkeys(missing.spans))
                 await self.columns(topic, tuple(needed))

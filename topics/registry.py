@@ -96,6 +96,11 @@ class Registry:
         """Nobody needs them for that any more."""
         self._pinned.pop(id(files), None)
 
+    @property
+    def delayed(self) -> Iterable[Topic]:
+        """Topics with something in the log that does not show in them yet."""
+        return self.common.delayed
+
     def copied_files(self) -> set[int]:
         """Ids of the files that copies are made of: they must stay as they are until the copies are in segments of
         their own (`crash.md` 18)."""
@@ -147,6 +152,7 @@ class Registry:
         self.attention.discard(topic)
         self.committed.discard(topic)
         self.common.copying.pop(topic, None)
+        self.common.delayed.pop(topic, None)
         self.total_records -= topic.counted_records
         self.total_bytes -= topic.counted_bytes
         topic.blocks.clear()

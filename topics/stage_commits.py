@@ -188,7 +188,11 @@ class StageCommits:
             self._check_whole(target, stages)
             for stage in {stage.shard: stage for stage in stages}.values():
                 await self._commits.sync_shard(stage)
-            pieces = [piece for stage in stages for piece in await self._pieces(target, stage, pins)]
+            try:
+                pieces = [piece for stage in stages for piece in await self._pieces(target, stage, pins)]
+            except ApiError:
+                self._check_whole(target, stages)  # one has gone meanwhile
+                raise
             self._check_whole(target, stages)  # reading may have found damage
             commit, decided = await self._decide(target, stages, key, pieces, perf, disable_backpressure)
             assert commit.held is not None

@@ -61,6 +61,7 @@ class Common:
         "changed",
         "committed_ns",
         "copying",
+        "delayed",
         "fetch",
         "is_synced",
         "news",
@@ -82,6 +83,8 @@ class Common:
         """Told that a topic has somebody to be served, or that there is something to be forwarded."""
         self.copying: dict[Topic, None] = {}
         """Topics with copies that are made of other topics' bytes."""
+        self.delayed: dict[Topic, None] = {}
+        """Topics with something in the log that does not show in them yet: no replay may begin behind it."""
         self.is_synced: Callable[[int, Position], bool] | None = None
         """Whether the disk holds a shard's log up to a position."""
         self.when_synced: Callable[[int, Callable[[], None]], None] | None = None
@@ -97,6 +100,7 @@ class Topic:
         "assigned",
         "audience",
         "barrier",
+        "base",
         "blocks",
         "ceiling",
         "ceiling_block",
@@ -169,6 +173,8 @@ class Topic:
         """Where the last published commit ends in the shard's log."""
         self.part: bytes | None = None
         """Its part of a snapshot as it was last made durable, encoded."""
+        self.base: bytes | None = None
+        """The part that recovery began with, where the log had more and no part was made since."""
         self.part_end: Position | None = None
         """`applied_end` as its part has it."""
         self.shelf: Shelf | None = None
@@ -376,7 +382,20 @@ class Topic:
                 break
             commit = pending.popleft()
             commit.publish()
+        self._note_delay()
         self.wake()
+
+    def unsettled(self) -> trio.Event | None:
+        """What to wait for before the topic shows all that the disk holds of it; None if it does."""
+        if self.working is not None:
+            return self.working
+        return self.pending[0].done if self.pending and self.pending[0].ready else None
+
+    def _note_delay(self) -> None:
+        if self.unsettled() is not None:
+            self.common.delayed[self] = None
+        elif self.common.delayed:
+            self.common.delayed.pop(self, None)
 
     def change(self, apply: Callable[[], Any]) -> None:
         """Apply a change that may need columns: now, or once they are there, before anybody sees the topic again."""
@@ -390,6 +409,7 @@ class Topic:
         assert self.working is None
         assert self.common.fetch is not None
         self.working = trio.Event()
+        self._note_delay()
         self.common.fetch(self, spans)
 
     def resume(self) -> None:
@@ -401,6 +421,7 @@ class Topic:
             self.change(apply)
         if self.working is None:
             self.settle()
+        self._note_delay()
         working.set()
 
     async def drained(self) -> None:
@@ -591,6 +612,7 @@ class Commit:
             failed.append(topic.pending.pop())
         for commit in reversed(failed):
             commit._fail(error)
+        topic._note_delay()
         topic.wake()
 
     def _fail(self, error: ApiError) -> None:

@@ -3,51 +3,51 @@
 from __future__ import annotations
 
 import multiprocessing
+import statistics
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from multiprocessing.synchronize import Event
 
 from benchmarks.bench import Bench, Control, CountAppended, append_request, full_record, plain_record
 from benchmarks.client import Load, run_load
 from benchmarks.figures import Figure, figure
-from benchmarks.references import echo_reference, sync_reference
+from benchmarks.redis_streams import APPENDS, append_figures, redis_figures
+from benchmarks.references import echo_reference, percentiles, sync_reference
 
 TOPIC = "bench"
 
 
 def run(bench: Bench) -> list[Figure]:
     """All figures of appending, references first."""
-    figures = [*sync_reference(bench), *echo_reference(bench)]
+    figures = [*sync_reference(bench), *echo_reference(bench), *redis_figures(bench, APPENDS, append_figures)]
     with bench.daemon() as daemon:
         control = Control(daemon.port)
         figures += _throughput(bench, daemon.port, control)
-        figures += _single_records(bench, daemon.port, control)
+        figures += _single_records(bench, daemon.port, control, sync_p50=figures[0].median)
         control.close()
     return figures
 
 
 def _throughput(bench: Bench, port: int, control: Control) -> list[Figure]:
-    cases: list[tuple[str, int, int, str, Callable[[int], str], float | None]] = [
-        ("batches of 1000, 4 connections, disk, plain", 1000, 4, "disk", plain_record, 400_000),
-        ("batches of 1000, 4 connections, disk, full", 1000, 4, "disk", full_record, 220_000),
-        ("batches of 100, 16 connections, disk, plain", 100, 16, "disk", plain_record, 120_000),
-        ("batches of 100, 16 connections, fsync, plain", 100, 16, "fsync", plain_record, None),
+    cases: list[tuple[str, int, int, str, Callable[[int], str], float | None, tuple[str, ...]]] = [
+        ("plain-1000", 1000, 4, "disk", plain_record, 400_000, ("echo-1000", "redis-1000")),
+        ("full-1000", 1000, 4, "disk", full_record, 220_000, ("echo-1000", "redis-1000")),
+        ("plain-100", 100, 16, "disk", plain_record, 120_000, ("redis-100",)),
+        ("plain-100-fsync", 100, 16, "fsync", plain_record, None, ("redis-100-always",)),
     ]
     figures = []
-    medians: dict[str, float] = {}
-    for name, batch, connections, durability, record, target in cases:
+    rates: dict[str, list[float]] = {}
+    for key, batch, connections, durability, record, target, references in cases:
+        name = f"append, batches of {batch}, {connections} connections, {durability}, {key.partition('-')[0]}"
         bench.say(name)
         request = append_request(TOPIC, [record(number) for number in range(batch)])
-        values = []
-        for _ in range(bench.repetitions):
-            load = append_load(bench, port, control, durability, batch, connections, request)
-            values.append(load.records_per_s)
-        one = figure(f"append, {name}", "records/s", values, at_least=target)
-        medians[durability] = one.median
-        figures.append(one)
-    share = 100 * medians["fsync"] / medians["disk"]
-    figures.append(figure("... fsync in percent of disk", "%", [share], at_least=60))
+        loads = bench.repeat(append_load, bench, port, control, durability, batch, connections, request)
+        rates[key] = [load.records_per_s for load in loads]
+        figures.append(figure(name, "records/s", rates[key], key=key, at_least=target, references=references))
+    disk = statistics.median(rates["plain-100"])
+    shares = [100 * rate / disk for rate in rates["plain-100-fsync"]]
+    figures.append(figure("append, fsync in percent of disk", "%", shares, key="fsync-share", at_least=60))
     return figures
 
 
@@ -63,23 +63,55 @@ def append_load(
     return load
 
 
-def _single_records(bench: Bench, port: int, control: Control) -> list[Figure]:
+def _single_records(bench: Bench, port: int, control: Control, *, sync_p50: float) -> list[Figure]:
     request = append_request(TOPIC, [plain_record(0)])
     figures = []
+    medians: dict[str, list[float]] = {}
     aims: dict[str, tuple[float, float] | tuple[None, None]] = {"disk": (0.8, 2.5), "fsync": (None, None)}
     for durability, (p50, p99) in aims.items():
         bench.say(f"one record at a time, {durability}")
-        loads = [append_load(bench, port, control, durability, 1, 1, request) for _ in range(bench.repetitions)]
+        loads = bench.repeat(append_load, bench, port, control, durability, 1, 1, request)
         name = f"append, one record, one connection, {durability}"
-        figures.append(figure(f"{name}, p50", "ms", [load.percentile_ms(0.5) for load in loads], at_most=p50))
-        figures.append(figure("... p99", "ms", [load.percentile_ms(0.99) for load in loads], at_most=p99))
+        redis = "redis-one" if durability == "disk" else "redis-one-always"
+        figures += single_figures(name, f"one-{durability}", loads, p50, p99, redis)
+        medians[durability] = percentiles(loads, 0.5)
+    disk = statistics.median(medians["disk"])
+    syncs = [(one - disk) / sync_p50 for one in medians["fsync"]]
+    name = "append, one record, one connection, fsync, more than disk, p50, in syncs"
+    figures.append(figure(name, "x", syncs, key="fsync-syncs", at_most=1.5))
     bench.say("one record at a time, fsync, beside full load")
     with _full_load(port, control):
-        loads = [append_load(bench, port, control, "fsync", 1, 1, request) for _ in range(bench.repetitions)]
+        loads = bench.repeat(append_load, bench, port, control, "fsync", 1, 1, request)
     name = "append, one record, one connection, fsync, beside 4 connections of disk batches"
-    figures.append(figure(f"{name}, p50", "ms", [load.percentile_ms(0.5) for load in loads], at_most=6))
-    figures.append(figure("... p99", "ms", [load.percentile_ms(0.99) for load in loads]))
+    return [*figures, *single_figures(name, "one-fsync-beside", loads, 6, None)]
+
+
+def single_figures(
+    name: str, key: str, loads: Sequence[Load], p50: float | None, p99: float | None, redis: str | None = None
+) -> list[Figure]:
+    """Latencies of single records with their targets, beside an answer of bare hypercorn and one of Redis."""
+    figures = []
+    for share, aim, label in ((0.5, p50, "p50"), (0.99, p99, "p99")):
+        references = (f"echo-{label}", *([f"{redis}-{label}"] if redis else []))
+        values = percentiles(loads, share)
+        figures.append(
+            figure(f"{name}, {label}", "ms", values, key=f"{key}-{label}", at_most=aim, references=references)
+        )
     return figures
+
+
+def append_singles(bench: Bench, port: int, request: bytes) -> Load:
+    """One repetition of an append of one record to a topic that exists, over one connection."""
+    return run_load(port, 1, bench.warm_up_s, bench.measured_s, lambda _: request, CountAppended(1))
+
+
+def append_latencies(name: str, key: str, loads: Sequence[Load]) -> list[Figure]:
+    """Latencies of single records beside something else, which should not show."""
+    return [
+        figure(f"{name}, p50", "ms", percentiles(loads, 0.5), key=f"{key}-p50"),
+        figure("... p99", "ms", percentiles(loads, 0.99), at_most=2.5),
+        figure("... longest", "ms", percentiles(loads, 1)),
+    ]
 
 
 BACKGROUND = "background"

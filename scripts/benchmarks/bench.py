@@ -1,44 +1,83 @@
-"""What all benchmarks share: how long, how often, where, and the few calls on the control plane."""
+"""What all parts of the benchmark share: how long, how often, where, and the few calls on the control plane.
+
+`Bench.repeat` is the one way in which anything is measured more than once, `Part` what the harness knows of a part.
+"""
 
 from __future__ import annotations
 
+import os
 import re
+import shutil
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar, TypeVarTuple
 
 import msgspec
 from rich.console import Console
 
 from benchmarks.client import Answer, Connection, WrongAnswer, request_bytes
+from benchmarks.figures import Figure
 from daemon_process import DaemonProcess
+
+T = TypeVar("T")
+Arguments = TypeVarTuple("Arguments")
 
 
 @dataclass(frozen=True, slots=True)
 class Bench:
-    """One run of `scripts/bench`."""
+    """One part of one run of `scripts/bench`."""
 
     directory: Path
     console: Console
     quick: bool
     many: bool = False
-    """A benchmark of many cases, each of them shorter."""
+    """A part of many cases, each of them shorter, and repeated less often."""
+    absent: dict[str, str] = field(default_factory=dict)
+    """Keys of figures that cannot be measured here, and why: a program that is not installed."""
 
     @property
     def repetitions(self) -> int:
         return 2 if self.quick else 3 if self.many else 5
 
     @property
+    def few(self) -> int:
+        """Repetitions of what takes long, or has no target."""
+        return 1 if self.quick else 2 if self.many else 3
+
+    @property
     def warm_up_s(self) -> float:
-        return 0.3 if self.quick else 0.5 if self.many else 1.0
+        return 0.3 if self.quick else 0.5
 
     @property
     def measured_s(self) -> float:
-        return 0.7 if self.quick else 1.5 if self.many else 3.0
+        return 0.7 if self.quick else 1.5 if self.many else 2.0
+
+    def repeat(
+        self, measure: Callable[[*Arguments], T], *arguments: *Arguments, times: int | None = None, warm_up: int = 0
+    ) -> list[T]:
+        """What comes of each repetition of a call: `repetitions` of them unless it is said how many.
+
+        Loops warm up by the clock within each repetition (`warm_up_s`); of anything else that must, the first
+        `warm_up` results are thrown away.
+        """
+        for _ in range(warm_up):
+            measure(*arguments)
+        return [measure(*arguments) for _ in range(self.repetitions if times is None else times)]
+
+    def in_turn(self, measures: Mapping[str, Callable[[], T]], times: int | None = None) -> dict[str, list[T]]:
+        """The same of several that are to be compared, each once and then each again: a machine whose speed changes
+        says nothing for any of them."""
+        results: dict[str, list[T]] = {name: [] for name in measures}
+        for _ in range(self.repetitions if times is None else times):
+            for name, measure in measures.items():
+                results[name].append(measure())
+        return results
 
     def say(self, text: str) -> None:
         self.console.print(f"[dim]{text}[/]", highlight=False)
@@ -46,8 +85,11 @@ class Bench:
     @contextmanager
     def scratch(self) -> Iterator[Path]:
         """A directory of our own beside the others, gone afterwards."""
-        with tempfile.TemporaryDirectory(dir=self.directory) as name:
-            yield Path(name)
+        directory = Path(tempfile.mkdtemp(dir=self.directory))
+        try:
+            yield directory
+        finally:
+            _remove(directory)
 
     @contextmanager
     def daemon(self, **settings: object) -> Iterator[DaemonProcess]:
@@ -56,6 +98,37 @@ class Bench:
             daemon.start()
             yield daemon
             daemon.stop()
+
+
+REMOVERS = 16
+
+
+def _remove(directory: Path) -> None:
+    """With all that is in it. Where blocks are discarded as soon as they are free, each directory waits for the disk,
+    and those of 100,000 topics would take ten minutes one after the other."""
+    leaves = [path for path, below, _ in os.walk(directory) if not below and Path(path) != directory]
+    with ThreadPoolExecutor(REMOVERS) as pool:
+        for _ in pool.map(partial(shutil.rmtree, ignore_errors=True), leaves):
+            pass
+    shutil.rmtree(directory)
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """One chapter of the benchmark."""
+
+    name: str
+    title: str
+    sentence: str
+    run: Callable[[Bench], list[Figure]]
+    shown: tuple[str, ...]
+    """Keys of the figures that the document shows, in its order. All of them have to be measured, or be absent."""
+    minutes: float
+    """Roughly, on two cores that are otherwise idle."""
+
+    @property
+    def ids(self) -> tuple[str, ...]:
+        return tuple(f"{self.name}/{key}" for key in self.shown)
 
 
 NEVER_MS = 31_536_000_000

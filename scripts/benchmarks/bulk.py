@@ -11,13 +11,14 @@ import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ProcessPoolExecutor
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from benchmarks.bench import Bench, Control, CountAppended, append_request, plain_record
 from benchmarks.client import Answer, Connection, WrongAnswer, run_while
 from benchmarks.figures import Figure, figure
 from benchmarks.machine import cpu_seconds, resident_mib
+from benchmarks.references import echo_reference, sync_reference
 from daemon_process import DaemonProcess
 
 TOPIC = "bench"
@@ -41,23 +42,36 @@ class Moved:
     seconds: float
 
 
+@dataclass(frozen=True, slots=True)
+class _Cost:
+    """One repetition of a transfer."""
+
+    rate: float
+    used_us: float
+    """Processor time of the daemon for a record."""
+    grown_mib: float
+    beside_p99: float
+
+
 Transfer = Callable[[int, str, float], Moved]
 
 
 def run(bench: Bench) -> list[Figure]:
     """Records a second over one and two connections, each with the daemon's processor time and memory, and the p99 of
     appends beside it."""
-    figures: list[Figure] = []
+    bench = replace(bench, many=True)
+    figures = [*sync_reference(bench), *echo_reference(bench)]
     context = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(2, mp_context=context) as pool, bench.daemon(cache_bytes="512MiB") as daemon:
-        alone = [_appends_alone(bench, daemon.port) for _ in range(bench.repetitions)]
-        figures.append(figure("append, one record, disk, alone, p99", "ms", alone))
+        alone = bench.repeat(_appends_alone, bench, daemon.port)
+        figures.append(figure("append, one record, disk, alone, p99", "ms", alone, key="alone-p99"))
         for connections in (1, 2):
             kind = f"ingest, NDJSON, plain, {connections} {_connections(connections)}, disk"
-            figures += _measure(bench, daemon, pool, kind, upload_for, connections, INGEST_AIM)
+            figures += _measure(bench, daemon, pool, kind, f"ingest-{connections}", upload_for, connections, INGEST_AIM)
         with _filled(bench, daemon.port):
             for name, transfer, aim in (("Arrow", export_arrow, ARROW_AIM), ("NDJSON", export_lines, None)):
-                figures += _measure(bench, daemon, pool, f"export, {name}, plain, from memory", transfer, 1, aim)
+                kind, key = f"export, {name}, plain, from memory", f"export-{name.lower()}"
+                figures += _measure(bench, daemon, pool, kind, key, transfer, 1, aim)
     return figures
 
 
@@ -70,26 +84,39 @@ def _measure(
     daemon: DaemonProcess,
     pool: ProcessPoolExecutor,
     name: str,
+    key: str,
     transfer: Transfer,
     connections: int,
     aim: float | None,
 ) -> list[Figure]:
     bench.say(name)
     _all(pool, transfer, daemon.port, connections, bench.warm_up_s)
-    rates, used, grown, p99 = [], [], [], []
-    for _ in range(bench.repetitions):
+
+    def once() -> _Cost:
         began, before = cpu_seconds(daemon.pid), _forget_peak(daemon.pid)
-        moved = _all(pool, transfer, daemon.port, connections, bench.measured_s)
+        moved = _all(pool, transfer, daemon.port, connections, 2 * bench.measured_s)
         records = sum(one.records for one in moved)
-        rates.append(sum(one.records / one.seconds for one in moved))
-        used.append(1e6 * (cpu_seconds(daemon.pid) - began) / records)
-        grown.append(resident_mib(daemon.pid, peak=True) - before)
-        p99.append(_beside(bench, pool, transfer, daemon.port, connections))
+        return _Cost(
+            rate=sum(one.records / one.seconds for one in moved),
+            used_us=1e6 * (cpu_seconds(daemon.pid) - began) / records,
+            grown_mib=resident_mib(daemon.pid, peak=True) - before,
+            beside_p99=_beside(bench, pool, transfer, daemon.port, connections),
+        )
+
+    costs = bench.repeat(once)
+    beside = [cost.beside_p99 for cost in costs]
     return [
-        figure(name, "records/s", rates, at_least=aim),
-        figure("... processor time of the daemon", "us/record", used),
-        figure("... its memory above what it was before", "MiB", grown),
-        figure("... append of one record beside it, disk, p99", "ms", p99, at_most=P99_AIM_MS),
+        figure(name, "records/s", [cost.rate for cost in costs], key=key, at_least=aim, references=("echo-1000",)),
+        figure("... processor time of the daemon", "us/record", [cost.used_us for cost in costs], key="cpu"),
+        figure("... its memory above what it was before", "MiB", [cost.grown_mib for cost in costs], key="memory"),
+        figure(
+            "... append of one record beside it, disk, p99",
+            "ms",
+            beside,
+            key="beside-p99",
+            at_most=P99_AIM_MS,
+            references=("alone-p99",),
+        ),
     ]
 
 
@@ -106,7 +133,7 @@ def _begin(
 
 def _beside(bench: Bench, pool: ProcessPoolExecutor, transfer: Transfer, port: int, connections: int) -> float:
     """The p99 of appends while transfers go on."""
-    futures = _begin(pool, transfer, port, connections, bench.measured_s)
+    futures = _begin(pool, transfer, port, connections, 2 * bench.measured_s)
     load = _append_while(port, lambda: not all(future.done() for future in futures))
     for future in futures:
         future.result()
@@ -114,7 +141,7 @@ def _beside(bench: Bench, pool: ProcessPoolExecutor, transfer: Transfer, port: i
 
 
 def _appends_alone(bench: Bench, port: int) -> float:
-    until = time.perf_counter() + bench.measured_s
+    until = time.perf_counter() + 2 * bench.measured_s
     return _append_while(port, lambda: time.perf_counter() < until)
 
 

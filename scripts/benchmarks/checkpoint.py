@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import itertools
+import statistics
 import threading
 from collections.abc import Callable
 from dataclasses import replace
 
-from benchmarks.append import append_load
+from benchmarks.append import append_latencies, append_load, append_singles, single_figures
 from benchmarks.bench import (
     HOLD_MS,
     NEVER_MS,
@@ -18,7 +20,7 @@ from benchmarks.bench import (
     plain_record,
     quiet,
 )
-from benchmarks.client import run_load, run_while
+from benchmarks.client import run_while
 from benchmarks.diff import BATCH, TOPIC, fill
 from benchmarks.figures import Figure, figure
 from benchmarks.memory import create_topics, idle_topic
@@ -26,7 +28,6 @@ from benchmarks.recovery import start_references
 from benchmarks.references import echo_reference, sync_reference
 from daemon_process import DaemonProcess
 
-SEVERAL = 3
 BESIDE = "beside"
 
 
@@ -50,26 +51,24 @@ def _appends(bench: Bench) -> list[Figure]:
     """The same appends without checkpoints (held off, all else being equal), at every second, and by default."""
     one, batch = append_request(TOPIC, [plain_record(0)]), append_request(TOPIC, [plain_record(0)] * BATCH)
     figures: list[Figure] = []
-    for name, settings, hold_ms in (
-        ("no checkpoints", {}, HOLD_MS),
-        ("a checkpoint every second", {"checkpoint_ms": 1000}, 0),
-        ("checkpoints by default", {}, 0),
+    for key, name, settings, hold_ms in (
+        ("none", "no checkpoints", {}, HOLD_MS),
+        ("second", "a checkpoint every second", {"checkpoint_ms": 1000}, 0),
+        ("default", "checkpoints by default", {}, 0),
     ):
         with bench.daemon(**settings) as daemon:
             control = Control(daemon.port)
             if hold_ms:
                 control.checkpoint(hold_ms)
             bench.say(f"appends, {name}")
-            loads = [append_load(bench, daemon.port, control, "disk", 1, 1, one) for _ in range(bench.repetitions)]
-            p50, p99 = ([load.percentile_ms(share) for load in loads] for share in (0.5, 0.99))
-            loads = [
-                append_load(bench, daemon.port, control, "disk", BATCH, 4, batch) for _ in range(bench.repetitions)
-            ]
+            singles = bench.repeat(append_load, bench, daemon.port, control, "disk", 1, 1, one)
+            loads = bench.repeat(append_load, bench, daemon.port, control, "disk", BATCH, 4, batch)
             control.close()
-        figures.append(figure(f"append, one record, one connection, disk, {name}, p50", "ms", p50, at_most=0.8))
-        figures.append(figure("... p99", "ms", p99, at_most=2.5))
+        figures += single_figures(f"append, one record, one connection, disk, {name}", f"one-{key}", singles, 0.8, 2.5)
         rates = [load.records_per_s for load in loads]
-        figures.append(figure("... batches of 1000, 4 connections, plain", "records/s", rates, at_least=400_000))
+        title = f"append, batches of 1000, 4 connections, disk, plain, {name}"
+        references = ("batches-none",) if key != "none" else ("echo-1000",)
+        figures.append(figure(title, "records/s", rates, key=f"batches-{key}", at_least=400_000, references=references))
     return figures
 
 
@@ -86,20 +85,14 @@ def _durations(bench: Bench) -> list[Figure]:
         for kind, record in (("plain", plain_record), ("full", full_record)):
             bench.say(f"checkpoint of {records:,} {kind} records")
             batches = _batches(record, records)
-            seconds = []
-            for _ in range(SEVERAL):
-                control.create(TOPIC)
-                fill(daemon.port, batches)
-                seconds.append(control.checkpoint())
-                control.expect_count(TOPIC, records)
-                control.delete(TOPIC)
-            figures.append(figure(f"checkpoint of {records:,} new {kind} records", "s", seconds))
-            figures.append(figure("... records", "1/s", [records / taken for taken in seconds]))
+            seconds = bench.repeat(_fill_and_store, daemon.port, control, batches)
+            figures.append(figure(f"checkpoint of {records:,} new {kind} records", "s", seconds, key=f"new-{kind}"))
+            figures.append(figure("... records", "1/s", [records / taken for taken in seconds], key="rate"))
         bench.say(f"appends beside a checkpoint of {many:,} records")
         control.create(TOPIC)
         control.create(BESIDE, durability="disk")
         one = append_request(BESIDE, [plain_record(0)])
-        alone = run_load(daemon.port, 1, bench.warm_up_s, bench.measured_s, lambda _: one, CountAppended(1))
+        alone = bench.repeat(append_singles, bench, daemon.port, one)
         fill(daemon.port, _batches(plain_record, many))
         taken: list[float] = []
         checkpoint = threading.Thread(target=lambda: taken.append(control.checkpoint()))
@@ -110,14 +103,21 @@ def _durations(bench: Bench) -> list[Figure]:
             raise RuntimeError("the checkpoint has failed")
         control.expect_count(TOPIC, many)
         control.close()
-    figures.append(figure(f"checkpoint of {many:,} new plain records, beside single appends", "s", taken))
-    for name, load in (("none going on", alone), ("during it", beside)):
-        figures.append(
-            figure(f"append, one record, one connection, disk, {name}, p50", "ms", [load.percentile_ms(0.5)])
-        )
-        figures.append(figure("... p99", "ms", [load.percentile_ms(0.99)], at_most=2.5))
-        figures.append(figure("... longest", "ms", [load.percentile_ms(1)]))
+    name = f"checkpoint of {many:,} new plain records, beside single appends"
+    figures.append(figure(name, "s", taken, key="large"))
+    for when, name, loads in (("alone", "none going on", alone), ("during", "during it", [beside])):
+        figures += append_latencies(f"append, one record, one connection, disk, {name}", when, loads)
     return figures
+
+
+def _fill_and_store(port: int, control: Control, batches: list[bytes]) -> float:
+    """One repetition on a topic of its own; seconds of the checkpoint."""
+    control.create(TOPIC)
+    fill(port, batches)
+    seconds = control.checkpoint()
+    control.expect_count(TOPIC, BATCH * len(batches))
+    control.delete(TOPIC)
+    return seconds
 
 
 def _batches(record: Callable[[int], str], records: int) -> list[bytes]:
@@ -134,27 +134,34 @@ def _one_of_many(bench: Bench) -> list[Figure]:
     """A checkpoint in which one topic has changed, among few and among many."""
     few, many = (100, 1000) if bench.quick else (100, 10_000)
     figures: list[Figure] = []
-    medians = []
-    for count in (few, many):
+    samples = []
+    for key, count in (("few", few), ("many", many)):
         bench.say(f"checkpoints with {count:,} topics")
         with bench.daemon(checkpoint_ms=NEVER_MS) as daemon:
             create_topics(daemon.port, count)
             control = Control(daemon.port)
             first = control.checkpoint()
             control.checkpoint()
-            none = [1000 * control.checkpoint() for _ in range(2 * SEVERAL)]
-            one = []
-            for number in range(2 * SEVERAL):
-                fill(daemon.port, [append_request(idle_topic(number * count // 7), [plain_record(0)] * BATCH)])
-                one.append(1000 * control.checkpoint())
+            none = bench.repeat(control.checkpoint)
+            topics = (idle_topic(number * count // 7) for number in itertools.count())
+            one = bench.repeat(lambda: _change_one(daemon.port, control, next(topics)))  # noqa: B023 - called at once
             control.close()
-        figures.append(figure(f"checkpoint, all of {count:,} topics are new", "ms", [1000 * first]))
-        figures.append(figure("... none has changed, answer with its list of files included", "ms", none))
-        figures.append(figure("... 1000 records in one", "ms", one))
-        medians.append(figures[-1].median)
+        name = f"checkpoint with {count:,} topics"
+        figures.append(figure(f"{name}, all of them new", "s", [first], key=f"{key}-new"))
+        figures.append(
+            figure(f"{name}, none has changed, list of files in the answer included", "s", none, key=f"{key}-unchanged")
+        )
+        figures.append(figure(f"{name}, 1000 records in one", "s", one, key=f"{key}-one"))
+        samples.append(one)
     name = f"checkpoint of one topic of {many:,}, times that of one of {few}"
-    figures.append(figure(name, "x", [medians[1] / medians[0]]))
+    times = [taken / statistics.median(samples[0]) for taken in samples[1]]
+    figures.append(figure(name, "x", times, key="topics-times"))
     return figures
+
+
+def _change_one(port: int, control: Control, topic: str) -> float:
+    fill(port, [append_request(topic, [plain_record(0)] * BATCH)])
+    return control.checkpoint()
 
 
 # --- what they save --------------------------------------------------------------------------------------------------
@@ -165,7 +172,6 @@ def _restarts(bench: Bench) -> list[Figure]:
     records = 100_000 if bench.quick else 1_000_000
     figures = start_references(bench)
     bench.say(f"restarts after a checkpoint of {records:,} records")
-    ready = []
     with bench.scratch() as scratch, DaemonProcess(scratch / "data", **quiet({})) as daemon:
         daemon.start()
         control = Control(daemon.port)
@@ -174,14 +180,21 @@ def _restarts(bench: Bench) -> list[Figure]:
         control.checkpoint()
         control.close()
         daemon.kill()
-        for _ in range(bench.repetitions):
-            ready.append(daemon.start())
-            control = Control(daemon.port)
-            control.expect_count(TOPIC, records, crashed=True)
-            control.close()
-            daemon.kill()
-    figures.append(figure(f"ready after a checkpoint of {records:,} records and SIGKILL", "s", ready, at_most=0.5))
-    imports, empty = figures[-3].median, figures[-2].median
-    figures.append(figure("... more than interpreter and imports", "s", [figures[-1].median - imports]))
-    figures.append(figure("... more than the empty start", "s", [figures[-2].median - empty]))
-    return figures
+        ready = bench.repeat(_start_and_kill, daemon, records)
+    imports, empty = figures[-2].median, figures[-1].median
+    name = f"ready after a checkpoint of {records:,} records and SIGKILL"
+    return [
+        *figures,
+        figure(name, "s", ready, key="ready", at_most=0.5, references=("empty",)),
+        figure("... more than interpreter and imports", "s", [one - imports for one in ready], key="more-imports"),
+        figure("... more than the empty start", "s", [one - empty for one in ready], key="more-empty"),
+    ]
+
+
+def _start_and_kill(daemon: DaemonProcess, records: int) -> float:
+    seconds = daemon.start()
+    control = Control(daemon.port)
+    control.expect_count(TOPIC, records, crashed=True)
+    control.close()
+    daemon.kill()
+    return seconds

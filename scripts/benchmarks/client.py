@@ -14,6 +14,7 @@ import time
 from array import array
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import Protocol
 
 TIMEOUT_S = 60.0
 _LENGTH = re.compile(rb"\r\ncontent-length: *([0-9]+)", re.IGNORECASE)
@@ -99,6 +100,20 @@ class Connection:
         return answer
 
 
+class Line(Protocol):
+    """What a load needs of a connection."""
+
+    socket: socket.socket
+
+    def send(self, request: bytes) -> None:
+        """Send it whole."""
+
+    def receive(self) -> Answer | None:
+        """One `recv`; the answer if that completed it."""
+
+    def close(self) -> None: ...
+
+
 @dataclass(slots=True)
 class Load:
     """What a closed loop did between the end of its warm-up and its end."""
@@ -128,12 +143,21 @@ Check = Callable[[int, Answer], int]
 
 
 def run_load(
-    port: int, connections: int, warm_up_s: float, measured_s: float, request: NextRequest, check: Check
+    port: int,
+    connections: int,
+    warm_up_s: float,
+    measured_s: float,
+    request: NextRequest,
+    check: Check,
+    connect: Callable[[int], Line] = Connection,
 ) -> Load:
-    """Drive `connections` for `warm_up_s + measured_s`; requests are counted if they began after the warm-up."""
+    """Drive `connections` for `warm_up_s + measured_s`; requests are counted if they began after the warm-up.
+
+    `connect` makes one of a port, and says which protocol is spoken.
+    """
     load = Load()
     clock = time.perf_counter
-    opened = [Connection(port) for _ in range(connections)]
+    opened = [connect(port) for _ in range(connections)]
     sent_at = [0.0] * connections
     with selectors.DefaultSelector() as selector:
         for number, connection in enumerate(opened):

@@ -7,7 +7,6 @@ for a core and for the interpreter: `reference: ... from memory` is the same loa
 from __future__ import annotations
 
 import multiprocessing
-import os
 import re
 import time
 from collections.abc import Iterator
@@ -19,8 +18,8 @@ from multiprocessing.synchronize import Event
 from benchmarks.bench import Bench, Control, CountAppended, append_request, plain_record, quiet
 from benchmarks.client import Answer, Connection, Load, WrongAnswer, request_bytes, run_load
 from benchmarks.diff import BATCH, TOPIC, Walk, fill, read_all
-from benchmarks.figures import Figure, figure
-from benchmarks.references import echo_reference, sync_reference
+from benchmarks.figures import REFERENCE, Figure, figure
+from benchmarks.references import echo_reference, percentiles, sync_reference
 from daemon_process import DaemonProcess
 
 SEGMENT_RECORDS = 2000
@@ -44,7 +43,6 @@ def run(bench: Bench) -> list[Figure]:
     bench = replace(bench, many=True)
     segments = 20 if bench.quick else 100
     figures = [*sync_reference(bench), *echo_reference(bench)]
-    figures.append(figure("cores, for daemon, readers and client together", "", [len(os.sched_getaffinity(0))]))
     with bench.scratch() as scratch:
         settings: dict[str, object] = {
             "cold_dir": scratch / "cold",
@@ -57,25 +55,26 @@ def run(bench: Bench) -> list[Figure]:
             bench.say(f"{segments} segments of {SEGMENT_RECORDS:,} records")
             seconds, moved = _fill(daemon, segments)
             daemon.stop()
-        figures.append(figure(f"relocation of {moved} segments to a directory", "segments/s", [moved / seconds]))
-        for store, program in (
-            ("a fast cold store", ("topics", "serve")),
-            (f"a cold store of {DELAY_MS} ms a call", ("benchmarks.slow_cold", str(DELAY_MS))),
+        name = f"relocation of segments of {SEGMENT_RECORDS:,} records to a directory"
+        figures.append(figure(name, "segments/s", [moved / seconds], key="relocation"))
+        for key, store, program in (
+            ("fast", "a fast cold store", ("topics", "serve")),
+            ("slow", f"a cold store of {DELAY_MS} ms a call", ("benchmarks.slow_cold", str(DELAY_MS))),
         ):
             with DaemonProcess(scratch / "data", **quiet(settings)) as daemon:
                 daemon.program = program
                 daemon.start()
-                cases = _measured(bench, daemon.port, store, moved * SEGMENT_RECORDS)
+                cases = _measured(bench, daemon.port, store, moved * SEGMENT_RECORDS, bench.few)
                 daemon.stop()
             if any(not case.cold_reads for case in cases):
                 raise RuntimeError(f"{store}: the readers have not read it")
-            figures += _figures(store, cases, slow=program[0] != "topics")
+            figures += _figures(store, key, cases)
         with DaemonProcess(scratch / "data", **quiet({**settings, "cache_bytes": "1GiB"})) as daemon:
             daemon.start()
             read_all(daemon.port, moved * SEGMENT_RECORDS)
-            cases = _measured(bench, daemon.port, "memory", moved * SEGMENT_RECORDS, repetitions=1)
+            cases = _measured(bench, daemon.port, "memory", moved * SEGMENT_RECORDS, 1)
             daemon.stop()
-        figures += _figures("memory", cases, slow=False)
+        figures += _figures("memory", "memory", cases)
     return figures
 
 
@@ -109,40 +108,56 @@ class _Case:
     """CPU time of the readers."""
 
 
-def _measured(bench: Bench, port: int, store: str, records: int, repetitions: int = 3) -> list[_Case]:
-    cases = []
-    for number in range(1 if bench.quick else repetitions):
-        bench.say(f"{READERS} readers of {store}, {number + 1}")
+def _measured(bench: Bench, port: int, store: str, records: int, times: int) -> list[_Case]:
+    def once() -> _Case:
+        bench.say(f"{READERS} readers of {store}")
         case = _Case(_latencies(bench, port))
         with _readers(port, records, case):
             case.beside = _latencies(bench, port)
-        cases.append(case)
-    return cases
+        return case
+
+    return bench.repeat(once, times=times)
 
 
-def _figures(store: str, cases: list[_Case], *, slow: bool) -> list[Figure]:
-    memory = store == "memory"
-    reference = "reference: " if memory else ""
+def _figures(store: str, key: str, cases: list[_Case]) -> list[Figure]:
+    """Those of memory are what the others are compared with: the same readers without any cold store."""
+    reference = REFERENCE if key == "memory" else ""
     figures = []
-    for what in ("append of one record, disk", "append to delivery, one long poll"):
+    for short, what in (
+        ("append", "append of one record, disk"),
+        ("delivery", "append to delivery, one long poll"),
+    ):
         before, beside = [case.before[what] for case in cases], [case.beside[what] for case in cases]
-        figures.append(figure(f"{reference}{what}, no readers, p50", "ms", _percentiles(before, 0.5)))
-        figures.append(figure("... p99", "ms", _percentiles(before, 0.99)))
-        name = f"{reference}{what}, {READERS} readers of {store}"
-        figures.append(figure(f"{name}, p50", "ms", _percentiles(beside, 0.5)))
-        p99 = _percentiles(beside, 0.99)
-        figures.append(figure("... p99", "ms", p99, at_most=None if slow or memory else 10))
-        ratios = [late / early for late, early in zip(p99, _percentiles(before, 0.99), strict=True)]
-        figures.append(figure("... p99, times that without readers", "x", ratios, at_most=1.3 if slow else None))
-    figures.append(figure(f"{reference}these readers", "records/s", [case.read / case.seconds for case in cases]))
-    figures.append(figure("... reads of the cold store", "1/s", [case.cold_reads / case.seconds for case in cases]))
+        name = f"{reference}{what}"
+        p99 = percentiles(beside, 0.99)
+        times = [late / early for late, early in zip(p99, percentiles(before, 0.99), strict=True)]
+        figures += [
+            figure(
+                f"{name}, no readers beside ({store}), p50", "ms", percentiles(before, 0.5), key=f"{key}-{short}-p50"
+            ),
+            figure("... p99", "ms", percentiles(before, 0.99)),
+            _beside(f"{name}, {READERS} readers of {store}", key, short, "p50", percentiles(beside, 0.5)),
+            _beside(f"{name}, {READERS} readers of {store}", key, short, "p99", p99),
+            figure("... times that without readers", "x", times, key="times", at_most=1.3 if key == "slow" else None),
+        ]
+    rates = [case.read / case.seconds for case in cases]
+    references = ("memory-readers",) if key != "memory" else None
+    name = f"{reference}{READERS} readers of {store}, beside appends"
     shares = [100 * case.client_s / case.seconds for case in cases]
-    figures.append(figure("... CPU of their process", "%", shares))
-    return figures
+    return [
+        *figures,
+        figure(name, "records/s", rates, key=f"{key}-readers", references=references),
+        figure("... reads of the cold store", "1/s", [case.cold_reads / case.seconds for case in cases], key="cold"),
+        figure("... processor of their process", "%", shares, key="cpu"),
+    ]
 
 
-def _percentiles(loads: list[Load], share: float) -> list[float]:
-    return [load.percentile_ms(share) for load in loads]
+def _beside(name: str, key: str, short: str, label: str, values: list[float]) -> Figure:
+    aim = 10 if key == "fast" and label == "p99" else None
+    references = (f"memory-{short}-beside-{label}",) if key != "memory" else None
+    return figure(
+        f"{name}, {label}", "ms", values, key=f"{key}-{short}-beside-{label}", at_most=aim, references=references
+    )
 
 
 def _latencies(bench: Bench, port: int) -> dict[str, Load]:

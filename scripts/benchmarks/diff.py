@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import re
 import time
+from collections.abc import Sequence
 
 from benchmarks.bench import Bench, Control, CountAppended, append_request, full_record, plain_record
 from benchmarks.client import Answer, Connection, Load, WrongAnswer, request_bytes, run_load
 from benchmarks.figures import Figure, figure
-from benchmarks.references import echo_reference
+from benchmarks.redis_streams import READS, read_figures, redis_figures
+from benchmarks.references import echo_reference, percentiles
 
 TOPIC = "bench"
 BATCH = 1000
@@ -69,7 +71,12 @@ def read_all(port: int, records: int) -> float:
 
 def run(bench: Bench) -> list[Figure]:
     """Figures for limits of 1000 and 256, over POST and GET, and from segments."""
-    return [*echo_reference(bench), *_from_memory(bench), *_from_segments(bench)]
+    return [
+        *echo_reference(bench),
+        *redis_figures(bench, READS, read_figures),
+        *_from_memory(bench),
+        *_from_segments(bench),
+    ]
 
 
 def _from_memory(bench: Bench) -> list[Figure]:
@@ -82,19 +89,31 @@ def _from_memory(bench: Bench) -> list[Figure]:
         fill(daemon.port, [request] * (records // BATCH))
         control.expect_count(TOPIC, records)
         control.close()
-        for method, connections, limit, target in (
-            ("POST", 4, 1000, 800_000.0),
-            ("POST", 4, 256, 300_000.0),
-            ("GET", 4, 1000, None),
-            ("POST", 1, 1000, None),
+        for key, method, connections, limit, target, redis in (
+            ("memory-1000", "POST", 4, 1000, 800_000.0, "redis-1000"),
+            ("memory-256", "POST", 4, 256, 300_000.0, "redis-256"),
+            ("memory-get", "GET", 4, 1000, None, "redis-1000"),
+            ("memory-one", "POST", 1, 1000, None, "redis-1000"),
         ):
-            name = f"diff, {method}, limit {limit}, {connections} connections, from memory"
+            name = f"diff, {method}, limit {limit}, {_connections(connections)}, from memory"
             bench.say(name)
-            loads = [_read(bench, daemon.port, method, connections, limit, records) for _ in range(bench.repetitions)]
-            rates = [load.records_per_s for load in loads]
-            figures.append(figure(name, "records/s", rates, at_least=target))
-            figures.append(figure("... p50 of an answer", "ms", [load.percentile_ms(0.5) for load in loads]))
+            loads = _read(bench, daemon.port, method, connections, limit, records, target)
+            figures += _figures(name, key, loads, target, (redis,))
     return figures
+
+
+def _connections(count: int) -> str:
+    return "one connection" if count == 1 else f"{count} connections"
+
+
+def _figures(
+    name: str, key: str, loads: Sequence[Load], target: float | None, references: tuple[str, ...]
+) -> list[Figure]:
+    rates = [load.records_per_s for load in loads]
+    return [
+        figure(name, "records/s", rates, key=key, at_least=target, references=references),
+        figure("... p50 of an answer", "ms", percentiles(loads, 0.5)),
+    ]
 
 
 def _from_segments(bench: Bench) -> list[Figure]:
@@ -114,20 +133,24 @@ def _from_segments(bench: Bench) -> list[Figure]:
             )
             control.expect_count(TOPIC, records)
             control.checkpoint()
-            for connections, target in ((4, 150_000.0), (1, None)):
-                name = f"diff, POST, limit 1000, {connections} connections, {kind}, from segments, nothing cached"
+            for connections, place in ((4, "segments"), (1, "segments-one")):
+                name = f"diff, POST, limit 1000, {_connections(connections)}, {kind}, from segments, nothing cached"
                 bench.say(name)
-                loads = [
-                    _read(bench, daemon.port, "POST", connections, 1000, records) for _ in range(bench.repetitions)
-                ]
-                rates = [load.records_per_s for load in loads]
-                figures.append(figure(name, "records/s", rates, at_least=target if kind == "plain" else None))
-                figures.append(figure("... p50 of an answer", "ms", [load.percentile_ms(0.5) for load in loads]))
+                target = 150_000.0 if kind == "plain" and connections > 1 else None
+                loads = _read(bench, daemon.port, "POST", connections, 1000, records, target)
+                figures += _figures(name, f"{place}-{kind}", loads, target, ("memory-1000",))
             control.delete(TOPIC)
             control.close()
     return figures
 
 
-def _read(bench: Bench, port: int, method: str, connections: int, limit: int, records: int) -> Load:
-    walk = Walk(connections, method, limit, records)
-    return run_load(port, connections, bench.warm_up_s, bench.measured_s, walk.request, walk.check)
+def _read(
+    bench: Bench, port: int, method: str, connections: int, limit: int, records: int, target: float | None
+) -> list[Load]:
+    """What has no target is repeated less often."""
+
+    def once() -> Load:
+        walk = Walk(connections, method, limit, records)
+        return run_load(port, connections, bench.warm_up_s, bench.measured_s, walk.request, walk.check)
+
+    return bench.repeat(once, times=bench.repetitions if target else bench.few)

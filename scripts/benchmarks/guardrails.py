@@ -6,17 +6,17 @@ nothing for any of them.
 
 from __future__ import annotations
 
-import statistics
 from collections.abc import Iterator
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import replace
+from functools import partial
 
 from benchmarks.append import TOPIC
 from benchmarks.bench import METRICS_REQUEST, Bench, Control, CountAppended, append_request, plain_record
 from benchmarks.client import Answer, Connection, Load, request_bytes, run_load
-from benchmarks.figures import Figure, figure
+from benchmarks.figures import Figure, figure, slug
 from benchmarks.machine import resident_mib
-from benchmarks.references import echo_reference
+from benchmarks.references import echo_reference, percentiles
 
 KEY = "bench-key-0"
 CONNECTIONS = 2000
@@ -45,13 +45,19 @@ def _access(bench: Bench) -> list[Figure]:
     ]
     bench.say("one record at a time, " + ", ".join(name for name, _ in cases))
     request = with_key(append_request(TOPIC, [plain_record(0)]))
-    values: dict[str, list[float]] = {name: [] for name, _ in cases}
     with ExitStack() as stack:
         ports = {name: stack.enter_context(bench.daemon(**settings)).port for name, settings in cases}
-        for _ in range(bench.repetitions):
-            for name, port in ports.items():
-                values[name].append(_load(bench, port, request).percentile_ms(0.5))
-    return [figure(f"append, one record, one connection, {name}, p50", "ms", found) for name, found in values.items()]
+        loads = bench.in_turn({name: partial(_load, bench, port, request) for name, port in ports.items()})
+    return [
+        figure(
+            f"append, one record, one connection, {name}, p50",
+            "ms",
+            percentiles(found, 0.5),
+            key=f"{slug(name)}-p50",
+            references=("echo-p50",) if name == "without keys" else ("without-keys-p50",),
+        )
+        for name, found in loads.items()
+    ]
 
 
 def _load(bench: Bench, port: int, request: bytes) -> Load:
@@ -73,7 +79,10 @@ def _audit(bench: Bench) -> list[Figure]:
     """A deletion that finds nothing, with and without a line in the audit log."""
     bench.say("deletions, audited or not")
     request = request_bytes("POST", f"/v0/topics/{TOPIC}/delete", b'{"before_seq":1}')
-    values: dict[str, list[float]] = {"without": [], "with": []}
+
+    def deletions(port: int) -> Load:
+        return run_load(port, 1, bench.warm_up_s, bench.measured_s, lambda _: request, _expect_success)
+
     with ExitStack() as stack:
         scratch = stack.enter_context(bench.scratch())
         ports = {
@@ -83,11 +92,17 @@ def _audit(bench: Bench) -> list[Figure]:
         for port in ports.values():
             with closing(Control(port)) as control:
                 control.create(TOPIC, durability="ephemeral")
-        for _ in range(bench.repetitions):
-            for name, port in ports.items():
-                load = run_load(port, 1, bench.warm_up_s, bench.measured_s, lambda _: request, _expect_success)
-                values[name].append(load.percentile_ms(0.5))
-    return [figure(f"delete of nothing, {name} an audit log, p50", "ms", found) for name, found in values.items()]
+        loads = bench.in_turn({name: partial(deletions, port) for name, port in ports.items()})
+    return [
+        figure(
+            f"deletion of nothing, {name} an audit log, p50",
+            "ms",
+            percentiles(found, 0.5),
+            key=f"deletion-{name}-p50",
+            references=("echo-p50",) if name == "without" else ("deletion-without-p50",),
+        )
+        for name, found in loads.items()
+    ]
 
 
 def _expect_success(_connection: int, answer: Answer) -> int:
@@ -102,14 +117,20 @@ def _connections(bench: Bench) -> list[Figure]:
     with bench.daemon() as daemon:
         _load(bench, daemon.port, request)
         before = resident_mib(daemon.pid)
-        alone = [_load(bench, daemon.port, request).percentile_ms(0.99) for _ in range(bench.repetitions)]
+        alone = bench.repeat(_load, bench, daemon.port, request)
         with _idle(daemon.port):
-            beside = [_load(bench, daemon.port, request).percentile_ms(0.99) for _ in range(bench.repetitions)]
+            beside = bench.repeat(_load, bench, daemon.port, request)
             taken = 1024 * (resident_mib(daemon.pid) - before) / CONNECTIONS
     return [
-        figure("append, one record, one connection, p99", "ms", alone),
-        figure(f"... beside {CONNECTIONS} connections that have asked once", "ms", beside),
-        figure("... memory of one of them", "KiB", [taken]),
+        figure("append, one record, one connection, p99", "ms", percentiles(alone, 0.99), key="alone-p99"),
+        figure(
+            f"append, one record, beside {CONNECTIONS:,} connections that have asked once, p99",
+            "ms",
+            percentiles(beside, 0.99),
+            key="connections-p99",
+            references=("alone-p99",),
+        ),
+        figure("memory of such a connection", "KiB", [taken], key="connection"),
     ]
 
 
@@ -129,12 +150,12 @@ def _scrape(bench: Bench) -> list[Figure]:
         for number in range(TOPICS):
             control.create(f"topic-{number}", durability="ephemeral")
         scrape = METRICS_REQUEST.replace(b"application/json", b"text/plain")
-        load = run_load(daemon.port, 1, 0.3, bench.measured_s, lambda _: scrape, _expect_success)
+        loads = bench.repeat(lambda: run_load(daemon.port, 1, 0.3, bench.measured_s, lambda _: scrape, _expect_success))
         with closing(Connection(daemon.port)) as scraper:
-            slowest = [_slowest_append(daemon.port, scraper, scrape) for _ in range(20)]
+            slowest = bench.repeat(_slowest_append, daemon.port, scraper, scrape, times=20)
     return [
-        figure(f"scrape of {TOPICS} topics, p50", "ms", [load.percentile_ms(0.5)]),
-        figure("... slowest append meanwhile, median of 20 scrapes", "ms", [statistics.median(slowest)]),
+        figure(f"scrape of {TOPICS:,} topics, p50", "ms", percentiles(loads, 0.5), key="scrape-p50"),
+        figure("... slowest append that met one", "ms", slowest, key="slowest"),
     ]
 
 

@@ -522,8 +522,10 @@ def percentile(values: Sequence[float], share: float) -> float:
     return ordered[min(int(len(ordered) * share), len(ordered) - 1)]
 
 
-def figures_of(name: str, runs: Sequence[Run], *, p99_ms: float | None = None) -> list[Figure]:
-    """What is told of some repetitions."""
+def figures_of(
+    name: str, key: str, runs: Sequence[Run], *, p99_ms: float | None = None, references: Sequence[str] = ()
+) -> list[Figure]:
+    """What is told of some repetitions. `references` are keys of the same for other servers, without `-p50`."""
     pairs = [run.journal.delivery_ms() for run in runs]
     last = [run.journal.last_ms() for run in runs]
     from_ack = [run.journal.from_ack_ms() for run in runs]
@@ -532,26 +534,27 @@ def figures_of(name: str, runs: Sequence[Run], *, p99_ms: float | None = None) -
     def of(values: Sequence[Sequence[float]], share: float) -> list[float]:
         return [percentile(some, share) for some in values]
 
+    def beside(suffix: str) -> tuple[str, ...] | None:
+        return tuple(f"{reference}-{suffix}" for reference in references) or None
+
+    server = [1e6 * run.server_s / run.deliveries for run in runs]
+    client = [1e6 * run.client_s / run.deliveries for run in runs]
     waited = [100 * run.waited_s / run.seconds for run in runs]
     return [
-        figure(f"{name}, p50", "ms", of(pairs, 0.5)),
-        figure("... p99", "ms", of(pairs, 0.99), at_most=p99_ms),
-        figure("... of the last watcher to get a record, p50", "ms", of(last, 0.5)),
-        figure("... of the last watcher, p99", "ms", of(last, 0.99)),
-        figure("... from the ack, p50", "ms", of(from_ack, 0.5)),
-        figure("... from the ack, p99", "ms", of(from_ack, 0.99)),
-        figure("... the ack itself, p50", "ms", of(acks, 0.5)),
-        figure("... the ack itself, p99", "ms", of(acks, 0.99)),
-        figure(
-            "... processor of the server for a delivery", "us", [1e6 * run.server_s / run.deliveries for run in runs]
-        ),
-        figure(
-            "... processor of the client for a delivery", "us", [1e6 * run.client_s / run.deliveries for run in runs]
-        ),
-        figure("... of the time, the loop of the server waited for a core", "%", waited),
+        figure(f"{name}, p50", "ms", of(pairs, 0.5), key=f"{key}-p50", references=beside("p50")),
+        figure("... p99", "ms", of(pairs, 0.99), at_most=p99_ms, references=beside("p99")),
+        figure("... of the last watcher to get a record, p50", "ms", of(last, 0.5), key="last-p50"),
+        figure("... of the last watcher, p99", "ms", of(last, 0.99), key="last-p99", references=beside("last-p99")),
+        figure("... from the ack, p50", "ms", of(from_ack, 0.5), key="from-ack-p50"),
+        figure("... from the ack, p99", "ms", of(from_ack, 0.99), key="from-ack-p99"),
+        figure("... the ack itself, p50", "ms", of(acks, 0.5), key="ack-p50"),
+        figure("... the ack itself, p99", "ms", of(acks, 0.99), key="ack-p99"),
+        figure("... processor of the server for a delivery", "us", server, key="server", references=beside("server")),
+        figure("... processor of the client for a delivery", "us", client, key="client"),
+        figure("... of the time, the loop of the server waited for a core", "%", waited, key="waited"),
     ]
 
 
-def brief_figures_of(name: str, runs: Sequence[Run]) -> list[Figure]:
+def brief_figures_of(name: str, key: str, runs: Sequence[Run]) -> list[Figure]:
     """The same for a reference: less of it."""
-    return [one for place, one in enumerate(figures_of(name, runs)) if place in {0, 1, 3, 8, 9, 10}]
+    return [one for place, one in enumerate(figures_of(name, key, runs)) if place in {0, 1, 3, 8, 9, 10}]

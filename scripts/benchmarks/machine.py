@@ -1,24 +1,62 @@
-"""Where something was measured."""
+"""Where something was measured, with what, and what a process takes of it."""
 
 from __future__ import annotations
 
 import datetime
 import os
 import platform
+import shutil
+import subprocess
+from importlib import metadata
 from pathlib import Path
+
+PACKAGES = ("trio", "hypercorn", "msgspec", "xxhash", "httpx", "pyspark")
 
 
 def machine_facts(directory: Path) -> dict[str, str | int]:
-    """CPU, memory, kernel, Python and the file system of `directory`; nothing that identifies the machine."""
+    """CPU, memory, kernel and the file system of `directory`; nothing that identifies the machine."""
     return {
         "date": datetime.datetime.now(datetime.UTC).date().isoformat(),
         "cpu": _cpu_model(),
         "cores": len(os.sched_getaffinity(0)),
         "memory_mib": os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") >> 20,
         "kernel": platform.release(),
-        "python": platform.python_version(),
         "filesystem": file_system(directory),
     }
+
+
+def versions() -> dict[str, str]:
+    """What the figures depend on beside our own code. Redis is only a reference, and may be missing."""
+    found = {"python": platform.python_version()}
+    for package in PACKAGES:
+        try:
+            found[package] = metadata.version(package)
+        except metadata.PackageNotFoundError:
+            found[package] = "not installed"
+    return {**found, "redis": _redis_version()}
+
+
+def _redis_version() -> str:
+    program = shutil.which("redis-server")
+    if program is None:
+        return "not installed"
+    text = subprocess.run([program, "--version"], capture_output=True, text=True, timeout=10, check=False).stdout
+    return next((word.removeprefix("v=") for word in text.split() if word.startswith("v=")), "unknown")
+
+
+def git_revision(directory: Path) -> str | None:
+    """The commit that is checked out, with a plus if files differ from it; None without git or a repository."""
+    try:
+        commit = _git(directory, "rev-parse", "--short=12", "HEAD")
+        changed = _git(directory, "status", "--porcelain", "--untracked-files=no")
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return commit + ("+" if changed else "")
+
+
+def _git(directory: Path, *words: str) -> str:
+    command = ["git", "-C", str(directory), *words]
+    return subprocess.run(command, capture_output=True, text=True, timeout=30, check=True).stdout.strip()
 
 
 def _cpu_model() -> str:

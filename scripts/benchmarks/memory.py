@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import statistics
+from dataclasses import replace
+
 from benchmarks.bench import Bench, Control, append_request, full_record, plain_record
 from benchmarks.client import Answer, request_bytes, run_load
 from benchmarks.diff import BATCH, fill, read_all
-from benchmarks.figures import Figure, figure
+from benchmarks.figures import Figure, figure, slug
 from benchmarks.machine import resident_mib
 from benchmarks.references import echo_reference
 from daemon_process import DaemonProcess
@@ -18,6 +21,7 @@ CONNECTIONS = 16
 
 def run(bench: Bench) -> list[Figure]:
     """Figures of both kinds; the bare server for comparison of the latencies."""
+    bench = replace(bench, many=True)
     return [*echo_reference(bench), *_many_records(bench), *_many_topics(bench)]
 
 
@@ -38,7 +42,6 @@ def _many_records(bench: Bench) -> list[Figure]:
         control.expect_count(TOPIC, records)
         control.checkpoint()
         filled, peak = resident_mib(daemon.pid), resident_mib(daemon.pid, peak=True)
-        segments = sum(control.segments().values())
         read_all(daemon.port, records)
         read = resident_mib(daemon.pid)
         daemon.stop()
@@ -50,21 +53,21 @@ def _many_records(bench: Bench) -> list[Figure]:
         read_again = resident_mib(daemon.pid)
         control.close()
     target = None if bench.quick else 200.0
-    name = f"{records:,} full records in {segments} segments, {tags:,} tags, cache {CACHE}"
+    name = f"resident, {records:,} full records in segments, {tags:,} tags, cache {CACHE}"
     return [
-        figure("resident, empty", "MiB", [empty]),
-        figure(f"resident, {name}, after a checkpoint", "MiB", [filled], at_most=target),
-        figure("... highest so far", "MiB", [peak]),
-        figure("... after everything was read", "MiB", [read], at_most=target),
-        figure("... after a restart", "MiB", [restarted], at_most=target),
-        figure("... after everything was read again", "MiB", [read_again], at_most=target),
+        figure("resident, empty", "MiB", [empty], key="empty"),
+        figure(name, "MiB", [filled], key="records", at_most=target),
+        figure("... highest so far", "MiB", [peak], key="highest"),
+        figure("... after everything was read", "MiB", [read], key="read", at_most=target),
+        figure("... after a restart", "MiB", [restarted], key="restarted", at_most=target),
+        figure("... after everything was read again", "MiB", [read_again], key="read-again", at_most=target),
     ]
 
 
 def _many_topics(bench: Bench) -> list[Figure]:
     many = 10_000 if bench.quick else 100_000
     figures: list[Figure] = []
-    medians: dict[str, list[float]] = {}
+    samples: dict[str, list[list[float]]] = {}
     for count in (FEW, many):
         bench.say(f"{count:,} topics")
         with bench.daemon(max_topics=0) as daemon:
@@ -79,15 +82,23 @@ def _many_topics(bench: Bench) -> list[Figure]:
             ready_killed = daemon.start()
             _expect_topics(daemon, count)
         aims = (400.0, 5.0) if count == many and not bench.quick else (None, None)
-        figures.append(figure(f"{count:,} idle topics, resident", "MiB", [resident], at_most=aims[0]))
-        figures.append(figure("... after a restart", "MiB", [after], at_most=aims[0]))
-        figures.append(figure("... ready after a restart", "s", [ready], at_most=aims[1]))
-        figures.append(figure("... ready after a checkpoint and SIGKILL", "s", [ready_killed], at_most=aims[1]))
-        for name, values in latencies.items():
-            figures.append(figure(f"... {name}, p50", "ms", values))
-            medians.setdefault(name, []).append(figures[-1].median)
-    for name, (few, lots) in medians.items():
-        figures.append(figure(f"{name} with {many:,} topics, times that with {FEW}", "x", [lots / few], at_most=1.3))
+        key = "few-topics" if count == FEW else "many-topics"
+        title = f"{count:,} idle topics"
+        figures += [
+            figure(f"{title}, resident", "MiB", [resident], key=key, at_most=aims[0]),
+            figure(f"{title}, resident after a restart", "MiB", [after], key=f"{key}-restarted", at_most=aims[0]),
+            figure(f"{title}, ready after a restart", "s", [ready], key=f"{key}-ready", at_most=aims[1]),
+            figure(f"{title}, ready after SIGKILL", "s", [ready_killed], key=f"{key}-killed", at_most=aims[1]),
+        ]
+        figures += [
+            figure(f"{title}, {name}, p50", "ms", some, key=f"{key}-{slug(name)}") for name, some in latencies.items()
+        ]
+        for name, some in latencies.items():
+            samples.setdefault(name, []).append(some)
+    for name, (few, lots) in samples.items():
+        times = [much / statistics.median(few) for much in lots]
+        title = f"{name} with {many:,} topics, times that with {FEW}"
+        figures.append(figure(title, "x", times, key=f"{slug(name)}-times", at_most=1.3))
     return figures
 
 
@@ -124,16 +135,16 @@ def _latencies(bench: Bench, port: int, count: int) -> dict[str, list[float]]:
     """Over one connection: a list page, a state, and an append to a topic in the middle."""
     middle = idle_topic(count // 2)
     requests = {
-        "list page of 100": list_request(100),
+        "list page": list_request(100),
         "state": request_bytes("GET", f"/v0/topics/{middle}"),
-        "append of one record": append_request(middle, [plain_record(0)]),
+        "append": append_request(middle, [plain_record(0)]),
     }
 
     def p50(request: bytes) -> float:
         load = run_load(port, 1, bench.warm_up_s, bench.measured_s, lambda _: request, _count_one)
         return load.percentile_ms(0.5)
 
-    return {name: [p50(request) for _ in range(bench.repetitions)] for name, request in requests.items()}
+    return {name: bench.repeat(p50, request, times=2) for name, request in requests.items()}
 
 
 def _expect_topics(daemon: DaemonProcess, count: int) -> None:

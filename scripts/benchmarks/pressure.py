@@ -23,7 +23,7 @@ import msgspec
 
 from benchmarks.bench import METRICS_REQUEST, Bench, Control, append_request, plain_record
 from benchmarks.client import Answer, WrongAnswer, run_load
-from benchmarks.figures import Figure, figure
+from benchmarks.figures import Figure, figure, slug
 from benchmarks.live import (
     EventWatcher,
     Journal,
@@ -106,7 +106,7 @@ def run(bench: Bench) -> list[Figure]:
         _expect_everything(control, watch, report)
         control.close()
     _print_samples(bench, watch)
-    return figures + _figures(watch, report, overload_s)
+    return figures + _figures(watch, report)
 
 
 def bulk_topic(priority: int) -> str:
@@ -287,26 +287,32 @@ def _print_samples(bench: Bench, watch: Watch) -> None:
         )
 
 
-def _figures(watch: Watch, report: Report, overload_s: float) -> list[Figure]:
+def _figures(watch: Watch, report: Report) -> list[Figure]:
     second = 10**9
     during = [sample for sample in watch.samples if watch.overload <= sample.at < watch.after]
     pressures = [sample.pressure for sample in during] or [0.0]
     figures = [
-        figure(f"{APPENDERS} connections of batches of {BATCH}, 100 streams", "records/s", [_stored(report)]),
-        figure("... append, p50", "ms", [percentile(report.latencies_ms, 0.5)]),
-        figure("... append, p99", "ms", [percentile(report.latencies_ms, 0.99)]),
-        figure("... answers 200", "", [report.statuses[200]]),
-        figure("... answers 429", "", [report.statuses[429]]),
+        figure(
+            f"{APPENDERS} connections of batches of {BATCH}, 100 streams",
+            "records/s",
+            [_stored(report)],
+            key="overload",
+            references=("echo-1000",),
+        ),
+        figure("... append, p50", "ms", [percentile(report.latencies_ms, 0.5)], key="append-p50"),
+        figure("... append, p99", "ms", [percentile(report.latencies_ms, 0.99)], key="append-p99"),
+        figure("... answers 200", "", [report.statuses[200]], key="200"),
+        figure("... answers 429", "", [report.statuses[429]], key="429"),
         figure("... of the producers: answers 429", "", [sum(it.refused for it in watch.producers.values())]),
-        figure("... other answers", "", [sum(report.statuses.values()) - report.statuses[200] - report.statuses[429]]),
-        figure("... acknowledged, and there afterwards", "records", [sum(report.records.values())]),
-        figure("... pressure, once a second", "", pressures),
-        figure("... highest pressure", "", [max(pressures)]),
-        figure("... seconds with the lowest band paused", "s", [sum(sample.lowest_paused for sample in during)]),
-        figure("... seconds saturated", "s", [sum(sample.saturated for sample in during)]),
-        figure("... topics waiting, most", "", [max((sample.depth for sample in during), default=0)]),
-        figure("... resident, highest", "MiB", [max(sample.resident_mib for sample in watch.samples)]),
-        figure("... resident, first and last", "MiB", [watch.samples[0].resident_mib, watch.samples[-1].resident_mib]),
+        figure("... other answers", "", [_other_answers(report)], key="other", at_most=0),
+        figure("... acknowledged, and there afterwards", "records", [sum(report.records.values())], key="records"),
+        figure("... pressure, once a second", "", pressures, key="pressure"),
+        figure("... seconds with the lowest band paused", "seconds", [sum(sample.lowest_paused for sample in during)]),
+        figure("... seconds saturated", "seconds", [sum(sample.saturated for sample in during)]),
+        figure("... topics waiting, most", "", [max((sample.depth for sample in during), default=0)], key="waiting"),
+        figure("... resident, highest", "MiB", [max(sample.resident_mib for sample in watch.samples)], key="highest"),
+        figure("... resident at first", "MiB", [watch.samples[0].resident_mib], key="first"),
+        figure("... resident at last", "MiB", [watch.samples[-1].resident_mib], key="last"),
         figure("... streams told that they are paced", "", [sum(watcher.paced > 0 for watcher in watch.watchers)]),
     ]
     spans = {
@@ -315,17 +321,32 @@ def _figures(watch: Watch, report: Report, overload_s: float) -> list[Figure]:
         f"in the {RECOVERED_S} s after": (watch.after, watch.after + RECOVERED_S * second),
         "later": (watch.after + RECOVERED_S * second, watch.end),
     }
-    for name, (since, until) in spans.items():
+    for name, span in spans.items():
+        key = slug(name).rpartition("-")[2]
+        normal = median(_all(watch, *span))
+        figures.append(figure(f"append to delivery, all priorities, {name}, p50", "ms", [normal], key=f"{key}-p50"))
         for priority, journal in watch.journals.items():
-            latencies = journal.delivery_ms(since, until) or [0.0]
-            figures.append(figure(f"append to delivery, priority {priority}, {name}, p50", "ms", [median(latencies)]))
-            figures.append(figure("... p99", "ms", [percentile(latencies, 0.99)]))
-            from_ack = journal.from_ack_ms(since, until) or [0.0]
-            figures.append(figure("... from the ack, p99", "ms", [percentile(from_ack, 0.99)]))
+            figures += _deliveries(journal, priority, name, f"{key}-{priority}".replace("--", "-minus-"), span)
     normal = median(_all(watch, *spans["before"]))
     name = "normal again: the median of half a second at most twice that before, after"
-    figures.append(figure(name, "s", [_normal(watch, normal)], at_most=RECOVERED_S))
+    figures.append(figure(name, "s", [_normal(watch, normal)], key="normal", at_most=RECOVERED_S))
     return figures
+
+
+def _deliveries(journal: Journal, priority: int, when: str, key: str, span: tuple[int, int]) -> list[Figure]:
+    """Those of one priority; none at all are 0."""
+    latencies = journal.delivery_ms(*span) or [0.0]
+    from_ack = journal.from_ack_ms(*span) or [0.0]
+    name = f"append to delivery, priority {priority}, {when}"
+    return [
+        figure(f"{name}, p50", "ms", [median(latencies)], key=f"{key}-p50"),
+        figure("... p99", "ms", [percentile(latencies, 0.99)]),
+        figure("... from the ack, p99", "ms", [percentile(from_ack, 0.99)]),
+    ]
+
+
+def _other_answers(report: Report) -> int:
+    return sum(report.statuses.values()) - report.statuses[200] - report.statuses[429]
 
 
 def median(values: list[float]) -> float:

@@ -7,6 +7,7 @@ import time
 from benchmarks.bench import PLAIN_DATA, Bench, Control, append_request, plain_record
 from benchmarks.client import Connection
 from benchmarks.figures import Figure, figure
+from benchmarks.references import echo_reference, sync_reference
 from topics.client import Client
 from topics.client.producer import BATCH_RECORDS, Delivery, Producer
 
@@ -17,28 +18,36 @@ DURABILITIES = ("disk", "fsync")
 
 def run(bench: Bench) -> list[Figure]:
     """Records a second over one connection into one topic, and what the client's processor time is."""
-    figures: list[Figure] = []
+    figures = [*sync_reference(bench), *echo_reference(bench)]
     with bench.daemon() as daemon, Client(daemon.url) as client:
         control = Control(daemon.port)
         for durability in DURABILITIES:
             bench.say(f"batches by hand, {durability}")
-            by_hand = [_by_hand(bench, control, daemon.port, durability) for _ in range(bench.repetitions)]
+            times = bench.repetitions if durability == "disk" else bench.few
+            by_hand = bench.repeat(_by_hand, bench, control, daemon.port, durability, times=times)
             bench.say(f"Producer, {durability}")
-            runs = [_produced(bench, control, client, durability) for _ in range(bench.repetitions)]
+            runs = bench.repeat(_produced, bench, control, client, durability, times=times)
             rates = [rate for rate, _ in runs]
-            hand = figure(f"reference: batches of {BATCH_RECORDS} by hand, {durability}", "records/s", by_hand)
+            hand = f"hand-{durability}"
             aim = 50_000 if durability == "disk" else None
-            sent = figure(f"Producer, send() for each record, {durability}", "records/s", rates, at_least=aim)
             figures += [
-                hand,
-                sent,
-                figure("... in percent of batches by hand", "%", [100 * sent.median / hand.median]),
-                figure("... processor time of the client", "us/record", [used for _, used in runs]),
+                figure(
+                    f"reference: batches of {BATCH_RECORDS:,} by hand, {durability}", "records/s", by_hand, key=hand
+                ),
+                figure(
+                    f"Producer, send() for each record, {durability}",
+                    "records/s",
+                    rates,
+                    key=durability,
+                    at_least=aim,
+                    references=(hand,),
+                ),
+                figure("... processor time of the client", "us/record", [used for _, used in runs], key="cpu"),
             ]
         bench.say("one record, send() and result()")
         control.create(TOPIC, durability="disk")
-        p50 = [_one_by_one(bench, client) for _ in range(bench.repetitions)]
-        figures.append(figure("Producer, send() to result(), linger 0, disk, p50", "ms", p50))
+        p50 = bench.repeat(_one_by_one, bench, client)
+        figures.append(figure("Producer, send() to result(), linger 0, disk, p50", "ms", p50, key="one-p50"))
         control.delete(TOPIC)
         control.close()
     return figures

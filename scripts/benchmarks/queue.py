@@ -7,6 +7,7 @@ leases. A job that is claimed twice, or that is neither there nor acked at the e
 
 from __future__ import annotations
 
+import itertools
 import re
 import selectors
 import statistics
@@ -14,18 +15,19 @@ import threading
 import time
 from abc import ABC, abstractmethod
 from array import array
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, closing
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from benchmarks.bench import HOLD_MS, NEVER_MS, Bench, Control, append_request, plain_record
 from benchmarks.client import TIMEOUT_S, Answer, Check, Connection, NextRequest, WrongAnswer, request_bytes, run_load
 from benchmarks.diff import BATCH, TOPIC, fill
-from benchmarks.figures import Figure, figure
+from benchmarks.figures import REFERENCE, Figure, figure
 from benchmarks.live import EventWatcher, open_stream, percentile
 from benchmarks.machine import cpu_seconds, resident_mib
 from benchmarks.recovery import SETTINGS as UNCHECKPOINTED
+from benchmarks.redis_streams import CLAIMS, claim_figures, redis_figures
 from benchmarks.references import echo_reference, sync_reference
 from benchmarks.routers import both_percentiles, numbered_record
 from daemon_process import DaemonProcess
@@ -40,7 +42,7 @@ _FIRST_SEQ = re.compile(rb'"first_seq":([0-9]+)')
 def run(bench: Bench) -> list[Figure]:
     """The references of disk and server first; then jobs in a second, latency, fairness, and many jobs."""
     bench = replace(bench, many=True)
-    figures = [*sync_reference(bench), *echo_reference(bench)]
+    figures = [*sync_reference(bench), *echo_reference(bench), *redis_figures(bench, CLAIMS, claim_figures)]
     with bench.daemon(checkpoint_ms=NEVER_MS) as daemon:
         hold_checkpoints(daemon)  # jobs that nobody has claimed yet would be put into segments
         figures += _throughput(bench, daemon)
@@ -164,13 +166,11 @@ BATCHES = {1: 5_000, 8: 20_000, 32: 50_000, 100: 100_000}
 """And how many jobs a second there are for it: more than can be claimed."""
 CONNECTIONS = (1, 4, 8, 16)
 TARGETS = {8: 5_000, 32: 15_000}
-SYNCED: dict[str, dict[str, object]] = {
-    "fsync": {"durability": "fsync"},
-    "disk, leases_durable": {"durability": "disk", "leases_durable": True},
-}
+SYNCED: tuple[tuple[str, str, dict[str, object]], ...] = (
+    ("fsync", "fsync", {"durability": "fsync"}),
+    ("durable", "disk, leases_durable", {"durability": "disk", "leases_durable": True}),
+)
 WARM_UP_S = 0.3
-SEVERAL = 2
-"""Repetitions of what has no target: there are many of these."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -191,21 +191,25 @@ def _throughput(bench: Bench, daemon: DaemonProcess) -> list[Figure]:
     for batch in BATCHES:
         name = f"append and diff, batches of {batch}, 4 connections, disk"
         bench.say(name)
-        figures += _rates(f"reference: {name}", [_read_rate(bench, daemon, 4, batch) for _ in range(SEVERAL)])
-        for connections in (4,) if bench.quick else CONNECTIONS:
+        rates = bench.repeat(_read_rate, bench, daemon, 4, batch, times=bench.few)
+        figures += _rates(f"reference: {name}", f"diff-{batch}", rates)
+        for connections in CONNECTIONS:
             name = f"claim and ack, {_of(batch, connections)}, disk"
             bench.say(name)
             target = TARGETS.get(batch) if connections > 1 else None
-            repetitions = bench.repetitions if target else SEVERAL
-            rates = [_claim_rate(bench, daemon, connections, batch) for _ in range(repetitions)]
-            figures += _rates(name, rates, target)
+            times = bench.repetitions if target and not bench.quick else bench.few
+            rates = bench.repeat(_claim_rate, bench, daemon, connections, batch, {}, times=times)
+            references = (f"diff-{batch}", f"redis-{batch}")
+            figures += _rates(name, f"claim-{batch}-{connections}", rates, target, references)
             shares += [rate.client for rate in rates]
-    figures.append(figure("share of a core that the client took for those claims", "%", [100 * one for one in shares]))
-    for name, config in SYNCED.items():
-        for batch, connections in ((8, 4), (32, 4)) if bench.quick else ((1, 1), (8, 4), (32, 4), (32, 16)):
+    name = "share of a core that the client took, of all those claims"
+    figures.append(figure(name, "%", [100 * one for one in shares], key="client"))
+    for key, name, config in SYNCED:
+        for batch, connections in ((1, 1), (8, 4), (32, 4), (32, 16)):
             case = f"claim and ack, {_of(batch, connections)}, {name}"
             bench.say(case)
-            figures += _rates(case, [_claim_rate(bench, daemon, connections, batch, **config) for _ in range(SEVERAL)])
+            rates = bench.repeat(_claim_rate, bench, daemon, connections, batch, config, times=bench.few)
+            figures += _rates(case, f"{key}-{batch}-{connections}", rates, None, (f"claim-{batch}-{connections}",))
     return figures
 
 
@@ -213,14 +217,23 @@ def _of(batch: int, connections: int) -> str:
     return f"batches of {batch}, {connections} {'connection' if connections == 1 else 'connections'}"
 
 
-def _rates(name: str, rates: Sequence[Rate], target: float | None = None) -> list[Figure]:
+def _rates(
+    name: str,
+    key: str,
+    rates: Sequence[Rate],
+    target: float | None = None,
+    references: tuple[str, ...] | None = None,
+) -> list[Figure]:
+    jobs = [rate.jobs_per_s for rate in rates]
     return [
-        figure(name, "jobs/s", [rate.jobs_per_s for rate in rates], at_least=target),
-        figure("... processor of the server for a job", "us", [rate.server_us for rate in rates]),
+        figure(name, "jobs/s", jobs, key=key, at_least=target, references=references),
+        figure("... processor of the server for a job", "us", [rate.server_us for rate in rates], key="cpu"),
     ]
 
 
-def _claim_rate(bench: Bench, daemon: DaemonProcess, connections: int, batch: int, **config: object) -> Rate:
+def _claim_rate(
+    bench: Bench, daemon: DaemonProcess, connections: int, batch: int, config: Mapping[str, object]
+) -> Rate:
     """One repetition on a queue of its own, which is full enough, is checked, and deleted afterwards."""
     seconds = WARM_UP_S + _measured_s(bench)
     workers = Workers(connections, batch)
@@ -270,27 +283,32 @@ def _latency(bench: Bench, daemon: DaemonProcess) -> list[Figure]:
     count = 60 if bench.quick else 400
     bench.say("claims of one job")
     port = daemon.port
-    kinds = ("claim", "ack", "append", "diff")
-    taken: dict[str, list[list[float]]] = {kind: [[] for _ in range(bench.repetitions)] for kind in kinds}
     with closing(Control(port)) as control, closing(Connection(port)) as connection:
         control.create("jobs", type="queue")
         control.create(TOPIC)
         fill_with_jobs(port, "jobs", count * bench.repetitions)
         claim, append = claim_request("jobs", "worker", 1), append_request(TOPIC, [plain_record(0)])
-        for place in range(bench.repetitions):
-            for number in range(count):
-                diff = request_bytes("POST", f"/v0/topics/{TOPIC}/diff", b'{"from_seq":%d}' % (place * count + number))
-                seqs = expect_claimed(_timed(connection, claim, taken["claim"][place]), 1)
-                expect_acked(_timed(connection, ack_request("jobs", "worker", seqs), taken["ack"][place]), 1)
-                _timed(connection, append, taken["append"][place]).expect(200)
-                expect_claimed(_timed(connection, diff, taken["diff"][place]), 1)
+        seqs_read = itertools.count()
+
+        def once() -> dict[str, list[float]]:
+            taken: dict[str, list[float]] = {"claim": [], "ack": [], "append": [], "diff": []}
+            for _ in range(count):
+                diff = request_bytes("POST", f"/v0/topics/{TOPIC}/diff", b'{"from_seq":%d}' % next(seqs_read))
+                seqs = expect_claimed(_timed(connection, claim, taken["claim"]), 1)
+                expect_acked(_timed(connection, ack_request("jobs", "worker", seqs), taken["ack"]), 1)
+                _timed(connection, append, taken["append"]).expect(200)
+                expect_claimed(_timed(connection, diff, taken["diff"]), 1)
+            return taken
+
+        runs = bench.repeat(once)
         control.delete("jobs")
         control.delete(TOPIC)
+    samples = {kind: [run[kind] for run in runs] for kind in runs[0]}
     return [
-        *both_percentiles("reference: append of one record, one connection", taken["append"]),
-        *both_percentiles("reference: diff of one record", taken["diff"]),
-        *both_percentiles("claim of one job, jobs ready, nothing else going on", taken["claim"]),
-        *both_percentiles("... its ack", taken["ack"]),
+        *both_percentiles("reference: append of one record, one connection", "one-append", samples["append"]),
+        *both_percentiles("reference: diff of one record", "one-diff", samples["diff"]),
+        *both_percentiles("claim of one job, jobs ready", "one-claim", samples["claim"], "one-diff"),
+        *both_percentiles("its ack", "one-ack", samples["ack"], "one-append"),
     ]
 
 
@@ -413,24 +431,36 @@ def _deliveries(bench: Bench, daemon: DaemonProcess) -> list[Figure]:
     count = 25 if bench.quick else 120
     port = daemon.port
     waiters: dict[str, Waiter] = {
-        "reference: append to a diff that waits": Poll(port, "polled", jobs=False),
-        "append to a claim that waits": WaitingClaim(port, "claimed", jobs=True),
-        "reference: append to a stream of records": Stream(port, "streamed"),
-        "append to a /work stream": Work(port, "worked", jobs=True),
+        "to-diff": Poll(port, "polled", jobs=False),
+        "to-claim": WaitingClaim(port, "claimed", jobs=True),
+        "to-stream": Stream(port, "streamed"),
+        "to-work": Work(port, "worked", jobs=True),
     }
-    samples: dict[str, list[list[float]]] = {name: [] for name in waiters}
-    for place in range(bench.repetitions):
-        bench.say(f"appends to who waits for them, {place + 1}")
-        for name in waiters:
-            samples[name].append([])
-        for number in range(place * count, (place + 1) * count):
-            for name, waiter in waiters.items():
-                samples[name][-1].append(waiter.once(number))
+    numbers = itertools.count()
+
+    def once() -> dict[str, list[float]]:
+        taken: dict[str, list[float]] = {key: [] for key in waiters}
+        for number in itertools.islice(numbers, count):
+            for key, waiter in waiters.items():
+                taken[key].append(waiter.once(number))
+        return taken
+
+    bench.say("appends to who waits for them")
+    runs = bench.repeat(once)
     with closing(Control(port)) as control:
         for waiter in waiters.values():
             waiter.close()
             control.delete(waiter.topic)
-    return [one for name in waiters for one in both_percentiles(name, samples[name])]
+    names = {
+        "to-diff": ("reference: append to a diff that waits", None),
+        "to-claim": ("append to a claim that waits", "to-diff"),
+        "to-stream": ("reference: append to a stream of records", None),
+        "to-work": ("append to a /work stream", "to-stream"),
+    }
+    figures = []
+    for key, (name, reference) in names.items():
+        figures += both_percentiles(name, key, [run[key] for run in runs], reference)
+    return figures
 
 
 # --- who gets how many -----------------------------------------------------------------------------------------------
@@ -443,34 +473,42 @@ PART = 10
 
 def _fairness(bench: Bench, daemon: DaemonProcess) -> list[Figure]:
     """Ten claimers and 1000 jobs: they want everything, and jobs come before or after them; or parts, many times."""
-    cases: tuple[tuple[str, Callable[[int], list[int]]], ...] = (
-        ("who want all of them, which are there", _all_at_once),
-        ("who want all of them, and wait for them", _all_awaited),
-        (f"who claim {PART} and ack, until there are none", _in_parts),
+    cases: tuple[tuple[str, str, Callable[[int], list[int]]], ...] = (
+        ("all", "who want all of them, which are there", _all_at_once),
+        ("awaited", "who want all of them, and wait for them", _all_awaited),
+        ("parts", f"who claim {PART} and ack, until there are none", _in_parts),
     )
     figures = []
-    for name, claims in cases:
+    for key, name, claims in cases:
         for jitter_ms in JITTERS_MS:
             case = f"{JOBS} jobs, {CLAIMERS} claimers {name}, claim_jitter_ms {jitter_ms}"
             bench.say(case)
-            shares, seconds = [], []
-            for _ in range(bench.repetitions):
-                with closing(Control(daemon.port)) as control:
-                    control.create(TOPIC, type="queue", claim_jitter_ms=jitter_ms)
-                    began = time.perf_counter()
-                    shares.append(claims(daemon.port))
-                    seconds.append(time.perf_counter() - began)
-                    control.delete(TOPIC)
-            if any(sum(share) != JOBS for share in shares):
-                raise WrongAnswer(f"{case}: {shares} jobs")
+            runs = bench.repeat(_share_out, daemon.port, claims, jitter_ms)
+            shares = [share for share, _ in runs]
+            place = f"{key}-{jitter_ms}"
+            deviations = [statistics.pstdev(share) for share in shares]
             figures += [
-                figure(f"{case}: fewest", "jobs", [min(share) for share in shares]),
-                figure("... most", "jobs", [max(share) for share in shares]),
-                figure("... standard deviation", "jobs", [statistics.pstdev(share) for share in shares]),
+                figure(f"{case}, fewest", "jobs", [min(share) for share in shares], key=place),
+                figure(f"{case}, most", "jobs", [max(share) for share in shares], key=f"{place}-most"),
+                figure(f"{case}, standard deviation", "jobs", deviations, key=f"{place}-deviation"),
             ]
             if claims is _in_parts:
-                figures.append(figure("... all claimed and acked", "s", seconds))
+                seconds = [taken for _, taken in runs]
+                figures.append(figure(f"{case}, all claimed and acked", "s", seconds, key=f"{place}-seconds"))
     return figures
+
+
+def _share_out(port: int, claims: Callable[[int], list[int]], jitter_ms: int) -> tuple[list[int], float]:
+    """One repetition: what each claimer got, and the seconds that took."""
+    with closing(Control(port)) as control:
+        control.create(TOPIC, type="queue", claim_jitter_ms=jitter_ms)
+        began = time.perf_counter()
+        share = claims(port)
+        seconds = time.perf_counter() - began
+        control.delete(TOPIC)
+    if sum(share) != JOBS:
+        raise WrongAnswer(f"{share}: not {JOBS} jobs")
+    return share, seconds
 
 
 def _all_at_once(port: int) -> list[int]:
@@ -537,7 +575,7 @@ def _in_parts(port: int) -> list[int]:
 
 TINY = '{"data":1}'
 FEW, SOME = 10, 10_000
-CLAIMS = (1, 32)
+BATCHES_BESIDE = (1, 32)
 
 
 @dataclass(slots=True)
@@ -550,9 +588,12 @@ class Crowd:
     daemon: DaemonProcess
     jobs: int
     leased: bool
-    claims: dict[int, list[list[float]]] = field(default_factory=lambda: {batch: [] for batch in CLAIMS})
-    """By batch and repetition: milliseconds."""
-    acks: dict[int, list[list[float]]] = field(default_factory=lambda: {batch: [] for batch in CLAIMS})
+
+    @property
+    def key(self) -> str:
+        """Without a number where it depends on how quick the run is."""
+        size = {FEW: "few-", SOME: "some-"}.get(self.jobs, "")
+        return f"{size}{'leased' if self.leased else 'waiting'}"
 
     @property
     def topic(self) -> str:
@@ -582,14 +623,8 @@ class Crowd:
         self.expect()
         return seconds
 
-    def begin(self) -> None:
-        """Another repetition."""
-        for samples in (*self.claims.values(), *self.acks.values()):
-            samples.append([])
-
-    def measure(self, batch: int, count: int) -> None:
+    def measure(self, batch: int, count: int, claims: list[float], acks: list[float]) -> None:
         """Append a batch, claim one and ack it, again and again: so many jobs are there when one begins."""
-        claims, acks = self.claims[batch][-1], self.acks[batch][-1]
         append, claim = append_request(self.topic, [TINY] * batch), claim_request(self.topic, "worker", batch)
         with closing(Connection(self.daemon.port)) as connection:
             for _ in range(count):
@@ -621,41 +656,52 @@ def _many_jobs(bench: Bench) -> list[Figure]:
             seconds = crowd.fill()
             if crowd.jobs == many:
                 more = resident_mib(crowd.daemon.pid) - resident
-                figures.append(figure(f"resident, more with {crowd.name} of one byte", "MiB", [more]))
+                name = f"resident, more with {crowd.name} of one byte"
+                figures.append(figure(name, "MiB", [more], key=f"{crowd.key}-resident"))
             if crowd.jobs == many and crowd.leased:
-                figures.append(figure("... leased by claims of 1000, one connection", "jobs/s", [many / seconds]))
+                name = f"{many:,} jobs leased by claims of 1000, one connection"
+                figures.append(figure(name, "jobs/s", [many / seconds], key="leasing"))
         figures += _cost(bench, [crowds[0], crowds[1], large[0], crowds[2], crowds[3], large[1]])
-        figures += _starts(bench, large, "in the WAL")
+        figures += _starts(bench, large, "wal", "in the WAL")
         figures += _pauses(bench, large)
-        figures += _starts(bench, large, "after a checkpoint")
+        figures += _starts(bench, large, "stored", "after a checkpoint")
     return figures
 
 
 def _cost(bench: Bench, crowds: Sequence[Crowd]) -> list[Figure]:
     """One after the other again and again, so that what the machine does beside does not look like a cost."""
-    for place in range(bench.repetitions):
-        bench.say(f"claims beside many jobs, {place + 1}")
-        for crowd in crowds:
-            crowd.begin()
-        for _ in range(3 if bench.quick else 8):
-            for batch in CLAIMS:
-                for crowd in crowds:
-                    crowd.measure(batch, 10)
+    bench.say("claims beside many jobs")
+    runs = bench.repeat(_cost_once, bench, crowds)
     figures = []
-    for batch in CLAIMS:
+    for batch in BATCHES_BESIDE:
         for leased in (False, True):
             compared = [crowd for crowd in crowds if crowd.leased == leased]
             both: list[list[float]] = []
             for crowd in compared:
-                claims, acks = crowd.claims[batch], crowd.acks[batch]
-                figures += both_percentiles(f"claim of {batch} beside {crowd.name}", claims)
-                figures += both_percentiles("... its ack", acks)
+                claims, acks = ([run[crowd.key, batch][which] for run in runs] for which in (0, 1))
+                name, key = f"claim of {batch} beside {crowd.name}", f"beside-{crowd.key}-{batch}"
+                figures += both_percentiles(name, f"{key}-claim", claims)
+                figures += both_percentiles(f"{name}, its ack", f"{key}-ack", acks)
                 both.append(
                     [percentile(one, 0.5) + percentile(two, 0.5) for one, two in zip(claims, acks, strict=True)]
                 )
             times = [much / little for little, much in zip(both[0], both[-1], strict=True)]
-            figures.append(figure(f"... both with {compared[-1].jobs:,}, times those with {FEW}, p50", "x", times))
+            name = f"claim and ack of {batch} beside {compared[-1].name}, times that beside {FEW}, p50"
+            figures.append(figure(name, "x", times, key=f"{compared[-1].key}-{batch}-times"))
     return figures
+
+
+Samples = dict[tuple[str, int], tuple[list[float], list[float]]]
+"""Milliseconds of claims and of acks, by a crowd's key and the batch."""
+
+
+def _cost_once(bench: Bench, crowds: Sequence[Crowd]) -> Samples:
+    samples: Samples = {(crowd.key, batch): ([], []) for crowd in crowds for batch in BATCHES_BESIDE}
+    for _ in range(3 if bench.quick else 8):
+        for batch in BATCHES_BESIDE:
+            for crowd in crowds:
+                crowd.measure(batch, 10, *samples[crowd.key, batch])
+    return samples
 
 
 PROBE_S = 0.005
@@ -671,25 +717,27 @@ def _pauses(bench: Bench, crowds: Sequence[Crowd]) -> list[Figure]:
         with closing(Control(port)) as control:
             control.create(BESIDE)
             pause.start()
-            figures += _probe(f"beside {crowd.name}, no checkpoint", port, pause.is_alive)
-            figures += _checkpoint(control, port, f"the first checkpoint with {crowd.name}")
-            crowd.measure(32, 1)
-            figures += _checkpoint(control, port, "the next one, 32 jobs claimed and acked since")
+            figures += _probe(f"beside {crowd.name}, no checkpoint", f"{crowd.key}-quiet", port, pause.is_alive)
+            name = f"the first checkpoint with {crowd.name}"
+            figures += _checkpoint(control, port, name, f"{crowd.key}-first")
+            crowd.measure(32, 1, [], [])
+            name = f"the next one with {crowd.name}, 32 jobs claimed and acked since"
+            figures += _checkpoint(control, port, name, f"{crowd.key}-next")
     return figures
 
 
-def _checkpoint(control: Control, port: int, name: str) -> list[Figure]:
+def _checkpoint(control: Control, port: int, name: str, key: str) -> list[Figure]:
     seconds: list[float] = []
     checkpoint = threading.Thread(target=lambda: seconds.append(control.checkpoint()))
     checkpoint.start()
-    figures = _probe("... meanwhile", port, checkpoint.is_alive)
+    figures = _probe(f"{name}, meanwhile", key, port, checkpoint.is_alive)
     checkpoint.join()
     if not seconds:
         raise RuntimeError("the checkpoint has failed")
-    return [figure(name, "s", seconds), *figures]
+    return [figure(name, "s", seconds, key=key), *figures]
 
 
-def _probe(name: str, port: int, going_on: Callable[[], bool]) -> list[Figure]:
+def _probe(name: str, key: str, port: int, going_on: Callable[[], bool]) -> list[Figure]:
     """Health and appends of one record in turn, each over a connection of its own, as long as something goes on."""
     requests = request_bytes("GET", "/v0/health"), append_request(BESIDE, [plain_record(0)])
     latencies = array("d"), array("d")
@@ -706,33 +754,42 @@ def _probe(name: str, port: int, going_on: Callable[[], bool]) -> list[Figure]:
     for connection in connections:
         connection.close()
     figures = []
-    for what, some in zip(("GET /v0/health", "append of one record"), latencies, strict=True):
-        figures.append(figure(f"{name}, {what}, p50", "ms", [percentile(some, 0.5)]))
-        figures.append(figure("... p99", "ms", [percentile(some, 0.99)]))
-        figures.append(figure("... longest", "ms", [max(some)]))
+    for short, what, some in zip(
+        ("health", "append"), ("GET /v0/health", "append of one record"), latencies, strict=True
+    ):
+        figures += both_percentiles(f"{name}, {what}", f"{key}-{short}", [some])
+        figures.append(figure(f"{name}, {what}, longest", "ms", [max(some)], key=f"{key}-{short}-longest"))
     return figures
 
 
-def _starts(bench: Bench, crowds: Sequence[Crowd], where: str) -> list[Figure]:
+def _starts(bench: Bench, crowds: Sequence[Crowd], key: str, where: str) -> list[Figure]:
     """After SIGKILL. What was sent before is in the log by then; no checkpoint may come between."""
     figures = []
     for crowd in crowds:
         daemon = crowd.daemon
         bench.say(f"start with {crowd.name} {where}")
         snapshots = _snapshots(daemon.data_dir)
-        seconds, spent = [], []
-        for _ in range(1 if bench.quick else SEVERAL):
-            time.sleep(0.3)
-            daemon.kill()
-            seconds.append(daemon.start())
-            spent.append(cpu_seconds(daemon.pid))
-            crowd.expect()
+        starts = bench.repeat(_kill_and_start, crowd, times=bench.few)
         if _snapshots(daemon.data_dir) != snapshots:
             raise RuntimeError("there is a new snapshot: what was measured is something else")
-        reference = "" if crowd.leased else "reference: "
-        figures.append(figure(f"{reference}ready after SIGKILL, {crowd.name} {where}", "s", seconds))
-        figures.append(figure("... processor of the server until then", "s", spent))
+        prefix = "" if crowd.leased else REFERENCE
+        references = (f"start-waiting-{key}",) if crowd.leased else None
+        name, start = f"{prefix}ready after SIGKILL, {crowd.name} {where}", f"start-{crowd.key}-{key}"
+        figures += [
+            figure(name, "s", [seconds for seconds, _ in starts], key=start, references=references),
+            figure("... processor of the server until then", "s", [spent for _, spent in starts], key="cpu"),
+        ]
     return figures
+
+
+def _kill_and_start(crowd: Crowd) -> tuple[float, float]:
+    """One repetition: seconds until it was ready, and of processor time until then."""
+    time.sleep(0.3)
+    crowd.daemon.kill()
+    seconds = crowd.daemon.start()
+    spent = cpu_seconds(crowd.daemon.pid)
+    crowd.expect()
+    return seconds, spent
 
 
 def _snapshots(data_dir: Path) -> list[Path]:

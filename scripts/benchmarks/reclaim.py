@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import random
 import time
+from dataclasses import replace
 from pathlib import Path
 
+from benchmarks.append import append_latencies, append_singles
 from benchmarks.bench import PLAIN_DATA, Bench, Control, CountAppended, append_request, plain_record
-from benchmarks.client import WrongAnswer, run_load, run_while
+from benchmarks.client import WrongAnswer, run_while
 from benchmarks.diff import BATCH, TOPIC, fill
 from benchmarks.figures import Figure, figure
 from benchmarks.references import echo_reference, sync_reference
@@ -28,6 +30,7 @@ MOST_S = 100.0
 def run(bench: Bench) -> list[Figure]:
     """Figures of one topic; the appends go to another one of the same daemon."""
     records = 50_000 if bench.quick else 500_000
+    bench = replace(bench, many=True)
     figures = [*sync_reference(bench), *echo_reference(bench)]
     with bench.daemon(reclaim_ms=RECLAIM_MS, checkpoint_ms=CHECKPOINT_MS) as daemon:
         control = Control(daemon.port)
@@ -40,7 +43,7 @@ def run(bench: Bench) -> list[Figure]:
         directory = daemon.data_dir / "topics" / f"{state['epoch']:016x}"
         full, live_before = _sizes(directory), state["bytes"]
         request = append_request(OTHER, [plain_record(0)])
-        before = run_load(daemon.port, 1, bench.warm_up_s, bench.measured_s, lambda _: request, CountAppended(1))
+        before = bench.repeat(append_singles, bench, daemon.port, request)
 
         bench.say("deleting, and waiting until the reclaimer has nothing left to do")
         began = time.perf_counter()
@@ -60,22 +63,22 @@ def run(bench: Bench) -> list[Figure]:
     mib = 1 << 20
     share = 100 * deleted / records
     figures += [
-        figure(f"deletion of {deleted:,} of {records:,} records ({share:.0f} %) by {DELETED} tags", "s", [deletion_s]),
-        figure("segment files before it", "MiB", [full / mib]),
-        figure("... times live payload bytes", "x", [full / live_before]),
-        figure(f"segment files when the reclaimer is done ({segments} segments)", "MiB", [left / mib]),
-        figure("... times live payload bytes", "x", [left / state["bytes"]]),
+        figure(
+            f"{records:,} records, of which {DELETED} tags of {TAGS} are deleted", "s", [deletion_s], key="deletion"
+        ),
+        figure("... share of records", "%", [share], key="share"),
+        figure("segment files before it", "MiB", [full / mib], key="before"),
+        figure("... times live payload bytes", "x", [full / live_before], key="times"),
+        figure("segment files when the reclaimer is done", "MiB", [left / mib], key="after"),
+        figure("... segments", "", [segments]),
+        figure("... times live payload bytes", "x", [left / state["bytes"]], key="times"),
         # As many bytes a record as before the deletion: what is above is not given back.
-        figure("... times what the live records need", "x", [left / (full * (1 - deleted / records))], at_most=2),
-        figure(f"until the last file has shrunk (scans every {RECLAIM_MS} ms)", "s", [reclaim_s]),
-        figure("... given back", "MiB/s", [(full - left) / mib / reclaim_s]),
+        figure("... times what live records need", "x", [left / (full * (1 - share / 100))], key="need", at_most=2),
+        figure(f"until the last file has shrunk (scans every {RECLAIM_MS} ms)", "s", [reclaim_s], key="reclaimed"),
+        figure("... given back", "MiB/s", [(full - left) / mib / reclaim_s], key="rate"),
     ]
-    for name, load in (("before", before), ("meanwhile", meanwhile)):
-        figures.append(
-            figure(f"append, one record, one connection, disk, {name}, p50", "ms", [load.percentile_ms(0.5)])
-        )
-        figures.append(figure("... p99", "ms", [load.percentile_ms(0.99)], at_most=2.5))
-        figures.append(figure("... longest", "ms", [load.percentile_ms(1)]))
+    for when, loads in (("before", before), ("meanwhile", [meanwhile])):
+        figures += append_latencies(f"append, one record, one connection, disk, {when}", f"append-{when}", loads)
     return figures
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 from benchmarks.bench import HOLD_MS, NEVER_MS, Bench, Control, append_request, full_record, plain_record, quiet
@@ -20,9 +20,10 @@ SETTINGS: dict[str, object] = {"checkpoint_ms": NEVER_MS, "drain_ms": 50_000}
 
 def run(bench: Bench) -> list[Figure]:
     """Seconds from the start of the process to ready; the records are counted each time."""
+    bench = replace(bench, many=True)
     records = 100_000 if bench.quick else 1_000_000
     figures = start_references(bench)
-    empty = figures[-1]
+    empty = figures[-1].median
     for kind, record in (("plain", plain_record), ("full", full_record)):
         bench.say(f"{records:,} {kind} records")
         batches = [
@@ -32,52 +33,48 @@ def run(bench: Bench) -> list[Figure]:
         with bench.scratch() as scratch, DaemonProcess(scratch / "data", **quiet(SETTINGS)) as daemon:
             _fill_and_kill(daemon, batches)
             snapshots = _snapshots(daemon.data_dir)
-            killed = [_start_and_kill(daemon, records) for _ in range(bench.repetitions)]
+            killed = bench.repeat(_start_and_kill, daemon, records)
             if _snapshots(daemon.data_dir) != snapshots:
                 raise RuntimeError("there is a new snapshot: what was measured is not the WAL")
             daemon.start()
             Control(daemon.port).checkpoint()
             daemon.kill()
-            stored = [_start_and_kill(daemon, records) for _ in range(bench.repetitions)]
+            stored = bench.repeat(_start_and_kill, daemon, records)
             daemon.start()
             daemon.stop()
-            stopped = [_start_and_stop(daemon, records) for _ in range(bench.repetitions)]
+            stopped = bench.repeat(_start_and_stop, daemon, records, times=bench.few)
         at_most = None if bench.quick else 3.0
-        for name, seconds, aim in (
-            (f"ready after SIGKILL, {records:,} {kind} records in the WAL", killed, at_most),
-            (f"ready after a checkpoint and SIGKILL, {records:,} {kind} records", stored, 0.5),
-            (f"ready after a stop in order, {records:,} {kind} records", stopped, 0.5),
+        for key, name, seconds, aim in (
+            ("killed", f"ready after SIGKILL, {records:,} {kind} records in the WAL", killed, at_most),
+            ("stored", f"ready after a checkpoint and SIGKILL, {records:,} {kind} records", stored, 0.5),
+            ("stopped", f"ready after a stop in order, {records:,} {kind} records", stopped, 0.5),
         ):
-            figures.append(figure(name, "s", seconds, at_most=aim))
-            figures.append(figure("... more than the empty start", "s", [figures[-1].median - empty.median]))
+            figures.append(figure(name, "s", seconds, key=f"{key}-{kind}", at_most=aim, references=("empty",)))
+            more = [taken - empty for taken in seconds]
+            figures.append(figure("... more than the empty start", "s", more, key="more"))
     return figures
 
 
 def start_references(bench: Bench) -> list[Figure]:
     """What every start takes, whatever it finds; the last figure is that of an empty directory."""
-    imports = [_seconds(_import) for _ in range(bench.repetitions)]
+    imports, empty = bench.repeat(_import, warm_up=1), bench.repeat(_empty_start, bench, warm_up=1)
+    name = "start with an empty directory, interpreter and imports included"
     return [
-        figure("reference: interpreter and imports", "s", imports),
-        figure("start with an empty directory, interpreter and imports included", "s", _empty_starts(bench)),
+        figure("reference: interpreter and imports", "s", imports, key="imports"),
+        figure(name, "s", empty, key="empty", references=("imports",)),
     ]
 
 
-def _seconds(call: Callable[[], object]) -> float:
+def _import() -> float:
     began = time.perf_counter()
-    call()
+    subprocess.run([sys.executable, "-c", "import topics.cli.serve, topics.daemon"], check=True)
     return time.perf_counter() - began
 
 
-def _import() -> None:
-    subprocess.run([sys.executable, "-c", "import topics.cli.serve, topics.daemon"], check=True)
-
-
-def _empty_starts(bench: Bench) -> list[float]:
-    seconds = []
-    for _ in range(bench.repetitions):
-        with bench.scratch() as scratch, DaemonProcess(scratch / "data", **quiet({})) as daemon:
-            seconds.append(daemon.start())
-            daemon.stop()
+def _empty_start(bench: Bench) -> float:
+    with bench.scratch() as scratch, DaemonProcess(scratch / "data", **quiet({})) as daemon:
+        seconds = daemon.start()
+        daemon.stop()
     return seconds
 
 

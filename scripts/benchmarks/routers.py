@@ -11,7 +11,8 @@ import re
 import time
 from collections.abc import Callable, Sequence
 from contextlib import closing
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 
@@ -30,11 +31,11 @@ from benchmarks.bench import (
 )
 from benchmarks.client import Connection, WrongAnswer, request_bytes, run_while
 from benchmarks.diff import BATCH, TOPIC, fill, read_all
-from benchmarks.figures import Figure, figure
+from benchmarks.figures import REFERENCE, Figure, figure, slug
 from benchmarks.live import EventWatcher, Run, open_stream, percentile, run_once
 from benchmarks.machine import cpu_seconds
 from benchmarks.recovery import SETTINGS as UNCHECKPOINTED
-from benchmarks.references import sync_reference
+from benchmarks.references import echo_reference, sync_reference
 from benchmarks.watch import wait_until_left
 from daemon_process import DaemonProcess
 from topics.storage.recovered import shard_of
@@ -55,7 +56,7 @@ _STAMP = b'"_topics_router":'
 def run(bench: Bench) -> list[Figure]:
     """The reference of the disk first; then deliveries, throughput, bytes, catching up and starting."""
     bench = replace(bench, many=True)
-    figures = sync_reference(bench)
+    figures = [*sync_reference(bench), *echo_reference(bench)]
     with bench.daemon(wal_shards=SHARDS) as daemon:
         figures += _hops(bench, daemon)
         figures += _fan_outs(bench, daemon)
@@ -150,34 +151,28 @@ class Streams:
         return open_stream(port, next(self._left))
 
 
-@dataclass(frozen=True, slots=True)
-class Paced:
-    """How long a record is appended every `INTERVAL_S`, and how often that is done."""
+def paced(bench: Bench, daemon: DaemonProcess, watched: Sequence[str]) -> list[Run]:
+    """Append to the first of these topics every `INTERVAL_S`, and watch all of them. Everybody must get everything in
+    one order."""
 
-    seconds: float
-    repetitions: int
-
-    def __call__(self, daemon: DaemonProcess, watched: Sequence[str]) -> list[Run]:
-        """Append to the first of these topics, and watch all of them. Everybody must get everything in one order."""
-        control = Control(daemon.port)
-        runs = []
-        for _ in range(self.repetitions):
-            one = run_once(
-                daemon.pid,
-                daemon.port,
-                watched[0],
-                Streams(watched),
-                len(watched),
-                interval_s=INTERVAL_S,
-                seconds=self.seconds,
-            )
-            orders = [numbers for numbers, _ in one.journal.delivered]
-            if any(order != orders[0] for order in orders):
-                raise WrongAnswer(f"{watched}: the order of the copies is not that of the source")
-            runs.append(one)
+    def once() -> Run:
+        one = run_once(
+            daemon.pid,
+            daemon.port,
+            watched[0],
+            Streams(watched),
+            len(watched),
+            interval_s=INTERVAL_S,
+            seconds=0.6 if bench.quick else 2.0,
+        )
+        orders = [numbers for numbers, _ in one.journal.delivered]
+        if any(order != orders[0] for order in orders):
+            raise WrongAnswer(f"{watched}: the order of the copies is not that of the source")
+        with closing(Control(daemon.port)) as control:
             wait_until_left(control)
-        control.close()
-        return runs
+        return one
+
+    return bench.repeat(once, times=bench.few)
 
 
 def at_watcher(one: Run, place: int) -> list[float]:
@@ -192,11 +187,16 @@ def between(one: Run, place: int) -> list[float]:
     return [(later - earlier) / 1e6 for earlier, later in pairs]
 
 
-def both_percentiles(name: str, samples: Sequence[Sequence[float]]) -> list[Figure]:
-    return [
-        figure(f"{name}, p50", "ms", [percentile(some, 0.5) for some in samples]),
-        figure("... p99", "ms", [percentile(some, 0.99) for some in samples]),
-    ]
+def both_percentiles(
+    name: str, key: str, samples: Sequence[Sequence[float]], reference: str | None = None
+) -> list[Figure]:
+    """`reference` is the key of the same without what is measured, as is `key` without `-p50`."""
+    figures = []
+    for label, share in (("p50", 0.5), ("p99", 0.99)):
+        values = [percentile(some, share) for some in samples]
+        references = None if reference is None else (f"{reference}-{label}",)
+        figures.append(figure(f"{name}, {label}", "ms", values, key=f"{key}-{label}", references=references))
+    return figures
 
 
 def place(control: Control, prefix: str, places: Sequence[tuple[int, str]]) -> list[str]:
@@ -227,52 +227,58 @@ ALTERNATING = [(hop % SHARDS, "disk") for hop in range(CHAIN + 1)]
 
 def _hops(bench: Bench, daemon: DaemonProcess) -> list[Figure]:
     """Two watchers, one of the source and one of the dest, and as a reference both of one topic."""
-    paced = Paced(0.6, 1) if bench.quick else Paced(2.0, 2)
-    cases: list[tuple[str, list[tuple[int, str]]]] = [
-        ("reference: no router, disk", [DISK]),
-        ("one hop, disk, within a shard", [DISK, DISK]),
-        ("one hop, disk, into another shard", [DISK, ELSEWHERE]),
-        (f"{CHAIN} hops, disk, each into another shard", ALTERNATING),
-        ("reference: no router, fsync", [(0, "fsync")]),
-        ("one hop, fsync into fsync, another shard", [(0, "fsync"), (1, "fsync")]),
-        ("one hop, disk into fsync, within a shard", [DISK, (0, "fsync")]),
-        ("one hop, disk into fsync, another shard", [DISK, (1, "fsync")]),
+    cases: list[tuple[str, str, list[tuple[int, str]]]] = [
+        ("none-disk", "reference: no router, disk", [DISK]),
+        ("hop-within", "one hop, disk, within a shard", [DISK, DISK]),
+        ("hop-across", "one hop, disk, into another shard", [DISK, ELSEWHERE]),
+        ("hops", f"{CHAIN} hops, disk, each into another shard", ALTERNATING),
+        ("none-fsync", "reference: no router, fsync", [(0, "fsync")]),
+        ("hop-fsync", "one hop, fsync into fsync, another shard", [(0, "fsync"), (1, "fsync")]),
+        ("hop-mixed-within", "one hop, disk into fsync, within a shard", [DISK, (0, "fsync")]),
+        ("hop-mixed", "one hop, disk into fsync, another shard", [DISK, (1, "fsync")]),
     ]
     figures = []
-    for name, places in cases:
+    for key, name, places in cases:
         bench.say(name)
         with closing(Control(daemon.port)) as control:
             topics = place(control, "hop", places)
             chained(control, topics)
-        runs = paced(daemon, [topics[0], topics[-1]])
+        runs = paced(bench, daemon, [topics[0], topics[-1]])
         delete(daemon, topics)
         first, second = ("the source", "the dest") if len(topics) > 1 else ("a watcher", "another one")
-        figures += both_percentiles(f"{name}: append to delivery at {first}", [at_watcher(one, 0) for one in runs])
-        figures += both_percentiles(f"... at {second}", [at_watcher(one, 1) for one in runs])
-        figures += both_percentiles("... from the one to the other", [between(one, 1) for one in runs])
+        reference = None if len(topics) == 1 else f"none-{places[0][1]}"
+        at = None if reference is None else f"{reference}-source"
+        name = f"{name}, append to delivery at"
+        figures += both_percentiles(f"{name} {first}", f"{key}-source", [at_watcher(one, 0) for one in runs], at)
+        figures += both_percentiles(f"{name} {second}", f"{key}-dest", [at_watcher(one, 1) for one in runs], at)
+        name = f"{name} {second}, after that at {first}"
+        figures += both_percentiles(name, f"{key}-added", [between(one, 1) for one in runs])
     return figures
 
 
 def _fan_outs(bench: Bench, daemon: DaemonProcess) -> list[Figure]:
     """Three watchers: of the source, and of the dests of the routers made first and last, which are served so."""
-    paced = Paced(0.6, 1) if bench.quick else Paced(2.5, 2)
     figures = []
     for fan_out in FAN_OUTS:
         name = f"{fan_out} {'router' if fan_out == 1 else 'routers'} of one source"
         bench.say(name)
         dests = fan(daemon, fan_out)
-        runs = paced(daemon, [TOPIC, dests[0], dests[-1]])
+        runs = paced(bench, daemon, [TOPIC, dests[0], dests[-1]])
         with closing(Control(daemon.port)) as control:
             wait_until_copied(control, TOPIC, dests[-1], control.state(TOPIC)["head_seq"])
         delete(daemon, [TOPIC, *dests])
-        figures += both_percentiles(f"{name}: append to delivery at the source", [at_watcher(one, 0) for one in runs])
-        figures += both_percentiles("... at the first dest", [at_watcher(one, 1) for one in runs])
-        figures += both_percentiles("... at the last dest", [at_watcher(one, 2) for one in runs])
-        figures += both_percentiles("... the ack itself", [one.journal.ack_ms() for one in runs])
+        key, at = f"fan-{fan_out}", "none-disk-source"
+        for watcher, where in enumerate(("source", "first", "last")):
+            samples = [at_watcher(one, watcher) for one in runs]
+            place = "the source" if where == "source" else f"the {where} dest"
+            figures += both_percentiles(f"{name}, append to delivery at {place}", f"{key}-{where}", samples, at)
+        figures += both_percentiles(f"{name}, the ack itself", f"{key}-ack", [one.journal.ack_ms() for one in runs])
         spent = [1e6 * one.server_s / (len(one.journal.sent) * fan_out) for one in runs]
-        figures.append(figure("... processor of the server for a copy, append and deliveries included", "us", spent))
         busy = [100 * one.server_s / one.seconds for one in runs]
-        figures.append(figure("... processor of the server", "%", busy))
+        figures += [
+            figure(f"{name}, processor of the server for a copy, append and deliveries included", "us", spent),
+            figure(f"{name}, processor of the server", "%", busy, key=f"{key}-busy"),
+        ]
     return figures
 
 
@@ -300,13 +306,14 @@ def delete(daemon: DaemonProcess, topics: Sequence[str]) -> None:
 class Pair:
     """A topic that is appended to and one that is read, which must have the record by then."""
 
+    key: str
     name: str
     appended: str
     read: str
-    samples: list[list[float]] = field(default_factory=list)
     records: int = 0
 
-    def measure(self, port: int, count: int) -> None:
+    def measure(self, port: int, count: int) -> list[float]:
+        """Milliseconds of so many diffs."""
         connection = Connection(port)
         latencies = []
         for number in range(self.records, self.records + count):
@@ -320,38 +327,33 @@ class Pair:
                 raise WrongAnswer(f"{self.name}: not record {number}, but {body[:300]!r}")
         connection.close()
         self.records += count
-        self.samples.append(latencies)
+        return latencies
 
 
 def _reads_after_appends(bench: Bench, daemon: DaemonProcess) -> list[Figure]:
     """A record, its ack, and a diff of the dest: how long that takes, and how much longer than of any topic."""
     pairs = []
-    for number, (name, places) in enumerate(
+    what = "diff of the dest right after an append to the source"
+    for number, (key, name, places) in enumerate(
         (
-            ("reference: diff right after an append, any topic", [DISK]),
-            ("diff of the dest right after an append to the source, within a shard", [DISK, DISK]),
-            ("... another shard", [DISK, ELSEWHERE]),
-            (f"... {CHAIN} hops, each into another shard", ALTERNATING),
-            ("... disk into fsync, another shard", [DISK, (1, "fsync")]),
+            ("read-none", "reference: diff right after an append, any topic", [DISK]),
+            ("read-within", f"{what}, within a shard", [DISK, DISK]),
+            ("read-across", f"{what}, another shard", [DISK, ELSEWHERE]),
+            ("read-hops", f"{what}, {CHAIN} hops, each into another shard", ALTERNATING),
+            ("read-mixed", f"{what}, disk into fsync, another shard", [DISK, (1, "fsync")]),
         )
     ):
         with closing(Control(daemon.port)) as control:
             topics = place(control, f"read.{number}", places)
             chained(control, topics)
-        pairs.append(Pair(name, topics[0], topics[-1]))
-    for number in range(1 if bench.quick else bench.repetitions):
-        bench.say(f"diffs right after appends, {number + 1}")
-        for pair in pairs:
-            pair.measure(daemon.port, 25 if bench.quick else 60)
+        pairs.append(Pair(key, name, topics[0], topics[-1]))
+    bench.say("diffs right after appends")
+    count = 25 if bench.quick else 60
+    samples = bench.in_turn({pair.key: partial(pair.measure, daemon.port, count) for pair in pairs})
     figures = []
     for pair in pairs:
-        figures += both_percentiles(pair.name, pair.samples)
-        if pair is not pairs[0]:
-            extra = [
-                percentile(ours, 0.5) - percentile(theirs, 0.5)
-                for ours, theirs in zip(pair.samples, pairs[0].samples, strict=True)
-            ]
-            figures.append(figure("... more than of any topic, p50", "ms", extra))
+        reference = None if pair is pairs[0] else pairs[0].key
+        figures += both_percentiles(pair.name, pair.key, samples[pair.key], reference)
     return figures
 
 
@@ -378,26 +380,38 @@ def _throughput(bench: Bench, daemon: DaemonProcess) -> list[Figure]:
     for fan_out, records in cases.items():
         bench.say(f"{records:,} records, {fan_out} routers")
         requests = batches_of(TOPIC, records)
-        bursts = [
-            _burst(daemon, fan_out, requests)
-            for _ in range(1 if fan_out == FAN_OUTS[-1] or bench.quick else bench.repetitions)
-        ]
-        name = f"{records:,} records in batches of {BATCH}, {fan_out} {'router' if fan_out == 1 else 'routers'}"
-        appended = [records / burst.appended_s for burst in bursts]
-        figures.append(figure(f"{'' if fan_out else 'reference: '}{name}: appended", "records/s", appended))
-        figures += both_percentiles("... the ack of a batch", [burst.ack_ms for burst in bursts])
-        spent = [1e6 * burst.server_s / records for burst in bursts]
-        if fan_out:
-            rates = [records / burst.copied_s for burst in bursts]
-            left = [burst.copied_s - burst.appended_s for burst in bursts]
-            figures += [
-                figure("... appended and copied to all dests", "records/s", rates),
-                figure("... copies in all", "copies/s", [fan_out * rate for rate in rates]),
-                figure("... all copied after the last ack", "s", left),
-                figure("... processor of the server for a copy", "us", [one / fan_out for one in spent]),
-            ]
-        figures.append(figure("... processor of the server for a record", "us", spent))
+        times = 1 if fan_out == FAN_OUTS[-1] else bench.few
+        figures += _burst_figures(fan_out, records, bench.repeat(_burst, daemon, fan_out, requests, times=times))
     return figures
+
+
+def _burst_figures(fan_out: int, records: int, bursts: Sequence[Burst]) -> list[Figure]:
+    prefix = "" if fan_out else REFERENCE
+    name = f"{prefix}{records:,} records in batches of {BATCH}, {fan_out} {'router' if fan_out == 1 else 'routers'}"
+    key, base = f"burst-{fan_out}", "burst-0" if fan_out else None
+    appended = [records / burst.appended_s for burst in bursts]
+    spent = [1e6 * burst.server_s / records for burst in bursts]
+    references = (base,) if base else None
+    figures = [
+        figure(f"{name}, appended", "records/s", appended, key=key, references=references),
+        *both_percentiles(
+            f"{name}, the ack of a batch", f"{key}-ack", [burst.ack_ms for burst in bursts], base and f"{base}-ack"
+        ),
+        figure(f"{name}, processor of the server for a record", "us", spent, key=f"{key}-record"),
+    ]
+    if not fan_out:
+        return figures
+    rates = [records / burst.copied_s for burst in bursts]
+    left = [burst.copied_s - burst.appended_s for burst in bursts]
+    return [
+        *figures,
+        figure(f"{name}, appended and copied to all dests", "records/s", rates, key=f"{key}-done"),
+        figure(f"{name}, copies in all", "copies/s", [fan_out * rate for rate in rates], key=f"{key}-copies"),
+        figure(f"{name}, all copied after the last ack", "s", left, key=f"{key}-left"),
+        figure(
+            f"{name}, processor of the server for a copy", "us", [one / fan_out for one in spent], key=f"{key}-copy"
+        ),
+    ]
 
 
 def _burst(daemon: DaemonProcess, fan_out: int, requests: list[bytes]) -> Burst:
@@ -449,16 +463,16 @@ def _log_bytes(bench: Bench, daemon: DaemonProcess) -> list[Figure]:
     def tag(number: int) -> str:
         return "ten" if number % 10 else "one"
 
-    cases: list[tuple[str, int, int, dict[str, object], Callable[[int], str] | None]] = [
-        ("batches of 1000", many, BATCH, {}, None),
-        ("batches of 1", few, 1, {}, None),
-        ("batches of 1000, tagged", many, BATCH, {}, tag),
-        ("batches of 1000, tagged, a filter that lets through 1 of 10", many, BATCH, {"filter": pick}, tag),
-        ("batches of 1000, exactly_once", many, BATCH, {"guarantee": "exactly_once"}, None),
-        ("batches of 1, exactly_once", few, 1, {"guarantee": "exactly_once"}, None),
+    cases: list[tuple[str, str, int, int, dict[str, object], Callable[[int], str] | None]] = [
+        ("log-1000", "batches of 1000", many, BATCH, {}, None),
+        ("log-1", "batches of 1", few, 1, {}, None),
+        ("log-tagged", "batches of 1000, tagged", many, BATCH, {}, tag),
+        ("log-filter", "batches of 1000, tagged, a filter lets through 1 of 10", many, BATCH, {"filter": pick}, tag),
+        ("log-once", "batches of 1000, exactly_once", many, BATCH, {"guarantee": "exactly_once"}, None),
+        ("log-once-1", "batches of 1, exactly_once", few, 1, {"guarantee": "exactly_once"}, None),
     ]
     figures = []
-    for name, records, batch, fields, tagged in cases:
+    for key, name, records, batch, fields, tagged in cases:
         bench.say(f"bytes in the log, {name}")
         numbers = range(0, records, 10) if "filter" in fields else range(records)
         requests = batches_of(TOPIC, records, batch, tagged)
@@ -466,9 +480,9 @@ def _log_bytes(bench: Bench, daemon: DaemonProcess) -> list[Figure]:
         beside = _load_log(daemon, requests, batch, numbers, fields)
         more, frames = beside.bytes - without.bytes, beside.frames - without.frames
         figures += [
-            figure(f"reference: log of 100 bytes, {name}, no router", "bytes/record", [without.bytes / records]),
-            figure("... more with one", "bytes/copy", [more / len(numbers)]),
-            figure("... copies for each frame more", "", [len(numbers) / max(frames, 1)]),
+            figure(f"log for records of 100 bytes, {name}", "bytes/record", [without.bytes / records], key=key),
+            figure("... more with a router", "bytes/copy", [more / len(numbers)], key="copy", references=(key,)),
+            figure("... copies for each frame more", "", [len(numbers) / max(frames, 1)], key="frames"),
         ]
     return figures
 
@@ -504,6 +518,9 @@ def _load_log(
 
 # --- catching up -----------------------------------------------------------------------------------------------------
 
+MEMORY, SEGMENTS, LOG = "memory", "segments", "log"
+PLACES = {MEMORY: "memory", SEGMENTS: "segments", LOG: "the log, nothing cached"}
+"""Where a source's records are: in keys, and in names."""
 GUARANTEES = ("at_least_once", "exactly_once")
 AT_ONCE = 10
 """Routers that catch up side by side."""
@@ -515,29 +532,30 @@ def _catching_up(bench: Bench) -> list[Figure]:
     requests = batches_of(TOPIC, records)
     figures = []
     with bench.daemon(checkpoint_ms=NEVER_MS) as daemon:
-        figures += _filled(daemon, requests, records, "memory")
-        figures += _from_earliest(bench, daemon, records, "from memory", bench.repetitions)
+        figures += _filled(daemon, requests, records, MEMORY)
+        figures += _from_earliest(bench, daemon, records, MEMORY, bench.repetitions)
         figures += _side_by_side(bench, daemon, records)
         with closing(Control(daemon.port)) as control:
             alone_s = control.checkpoint()
-        figures += _from_earliest(bench, daemon, records, "from segments", 1)
+        figures += _from_earliest(bench, daemon, records, SEGMENTS, 1)
     with bench.daemon(checkpoint_ms=NEVER_MS, cache_bytes=0) as daemon:
-        figures += _filled(daemon, requests, records, "the log")
-        figures += _from_earliest(bench, daemon, records, "from the log, nothing cached", 1)
+        figures += _filled(daemon, requests, records, LOG)
+        figures += _from_earliest(bench, daemon, records, LOG, 1)
         with closing(Control(daemon.port)) as control:
             control.create("dest")
             route(control, "dest", TOPIC, "dest", **{"from": "earliest"})
             wait_until_copied(control, TOPIC, "dest", records)
             both_s = control.checkpoint()
         expect_copies(daemon.port, "dest", range(records))
+    name = f"checkpoint that puts {records:,} records into segments"
     return [
         *figures,
-        figure(f"reference: checkpoint that puts {records:,} records into segments", "s", [alone_s]),
-        figure("... the same records and a router's copies of them", "s", [both_s]),
+        figure(f"reference: {name}", "s", [alone_s], key="checkpoint-none"),
+        figure(f"{name}, and a router's copies", "s", [both_s], key="checkpoint", references=("checkpoint-none",)),
     ]
 
 
-def _filled(daemon: DaemonProcess, requests: list[bytes], records: int, place: str) -> list[Figure]:
+def _filled(daemon: DaemonProcess, requests: list[bytes], records: int, where: str) -> list[Figure]:
     """The source, and what else one may do with it over one connection."""
     control = Control(daemon.port)
     control.create(TOPIC)
@@ -545,32 +563,39 @@ def _filled(daemon: DaemonProcess, requests: list[bytes], records: int, place: s
     began = time.perf_counter()
     fill(daemon.port, requests)
     appended_s = time.perf_counter() - began
+    rate, place = records / read_all(daemon.port, records), PLACES[where]
+    name = f"reference: append of {records:,} records in batches of {BATCH}, before they are read from {place}"
+    diff = f"reference: diff of {records:,} records, limit 1000, from {place}"
     return [
-        figure(f"reference: append of {records:,} records in batches of {BATCH}", "records/s", [records / appended_s]),
-        figure(f"... diff of them, limit 1000, from {place}", "records/s", [records / read_all(daemon.port, records)]),
+        figure(name, "records/s", [records / appended_s], key=f"{where}-append"),
+        figure(diff, "records/s", [rate], key=f"{where}-diff"),
     ]
 
 
-def _from_earliest(bench: Bench, daemon: DaemonProcess, records: int, where: str, repetitions: int) -> list[Figure]:
-    control = Control(daemon.port)
+def _from_earliest(bench: Bench, daemon: DaemonProcess, records: int, where: str, times: int) -> list[Figure]:
     figures = []
     for guarantee in GUARANTEES:
-        name = f"{guarantee}, from earliest of {records:,} records {where}"
+        name = f"{guarantee}, from earliest of {records:,} records in {PLACES[where]}"
         bench.say(name)
-        rates = []
-        for number in range(repetitions):
-            control.create("dest")
-            began = time.perf_counter()
-            route(control, "dest", TOPIC, "dest", **{"from": "earliest", "guarantee": guarantee})
-            wait_until_copied(control, TOPIC, "dest", records)
-            rates.append(records / (time.perf_counter() - began))
-            control.expect_count("dest", records)
-            if not number:
-                expect_copies(daemon.port, "dest", range(records), stamped=guarantee == "exactly_once")
-            control.delete("dest")
-        figures.append(figure(name, "copies/s", rates))
-    control.close()
+        rates = bench.repeat(_copy_all, daemon, records, guarantee, times=times)
+        # Of the same daemon: a diff that reads segments is not measured here.
+        diff = "log-diff" if where == LOG else "memory-diff"
+        figures.append(figure(name, "copies/s", rates, key=f"{where}-{slug(guarantee)}", references=(diff,)))
     return figures
+
+
+def _copy_all(daemon: DaemonProcess, records: int, guarantee: str) -> float:
+    """One repetition: copies a second into a topic of its own, which must then have everything."""
+    with closing(Control(daemon.port)) as control:
+        control.create("dest")
+        began = time.perf_counter()
+        route(control, "dest", TOPIC, "dest", **{"from": "earliest", "guarantee": guarantee})
+        wait_until_copied(control, TOPIC, "dest", records)
+        rate = records / (time.perf_counter() - began)
+        control.expect_count("dest", records)
+        expect_copies(daemon.port, "dest", range(records), stamped=guarantee == "exactly_once")
+        control.delete("dest")
+    return rate
 
 
 def _side_by_side(bench: Bench, daemon: DaemonProcess, records: int) -> list[Figure]:
@@ -602,9 +627,13 @@ def _side_by_side(bench: Bench, daemon: DaemonProcess, records: int) -> list[Fig
             f"{AT_ONCE} routers, from earliest of {records:,} records from memory",
             "copies/s",
             [AT_ONCE * records / seconds],
+            key="side-by-side",
+            references=("memory-diff",),
         ),
-        *both_percentiles(f"reference: {name}, no router at work", [before.latencies_ms]),
-        *both_percentiles(f"... {name}, beside those {AT_ONCE} routers", [beside.latencies_ms]),
+        *both_percentiles(f"reference: {name}, no router at work", "other-alone", [before.latencies_ms]),
+        *both_percentiles(
+            f"{name}, beside those {AT_ONCE} routers", "other-beside", [beside.latencies_ms], "other-alone"
+        ),
     ]
 
 
@@ -616,7 +645,6 @@ def _starting(bench: Bench) -> list[Figure]:
     records = 10_000 if bench.quick else 100_000
     figures: list[Figure] = []
     requests = batches_of(TOPIC, records)
-    medians: list[float] = []
     for copies in (0, records):
         bench.say(f"start with {records:,} records and {copies:,} copies")
         with bench.scratch() as scratch, DaemonProcess(scratch / "data", **quiet(UNCHECKPOINTED)) as daemon:
@@ -633,28 +661,31 @@ def _starting(bench: Bench) -> list[Figure]:
             control.close()
             daemon.kill()
             snapshots = _snapshots(daemon.data_dir)
-            seconds, spent = [], []
-            for number in range(1 if bench.quick else bench.repetitions):
-                seconds.append(daemon.start())
-                spent.append(cpu_seconds(daemon.pid))
-                control = Control(daemon.port)
-                control.expect_count(TOPIC, records, crashed=True)
-                control.expect_count("dest", copies, crashed=True)
-                if copies:
-                    wait_until_copied(control, TOPIC, "dest", copies)
-                control.close()
-                if not number:
-                    expect_copies(daemon.port, "dest", range(copies))
-                daemon.kill()
+            starts = bench.repeat(_start_and_kill, daemon, records, copies)
             if _snapshots(daemon.data_dir) != snapshots:
                 raise RuntimeError("there is a new snapshot: what was measured is not the WAL")
         what = f"{records:,} records and a router's copies of them" if copies else f"{records:,} records, no router"
-        figures.append(figure(f"{'' if copies else 'reference: '}ready after SIGKILL, {what}", "s", seconds))
-        medians.append(figures[-1].median)
-        if copies:
-            figures.append(figure("... more than without the router", "s", [medians[1] - medians[0]]))
-        figures.append(figure("... processor of the server until then", "s", spent))
+        key, references = ("start", ("start-none",)) if copies else ("start-none", None)
+        name = f"{'' if copies else REFERENCE}ready after SIGKILL, {what}"
+        figures += [
+            figure(name, "s", [seconds for seconds, _ in starts], key=key, references=references),
+            figure("... processor of the server until then", "s", [spent for _, spent in starts], key="cpu"),
+        ]
     return figures
+
+
+def _start_and_kill(daemon: DaemonProcess, records: int, copies: int) -> tuple[float, float]:
+    """One repetition: seconds until it was ready, and of processor time until then. Everything must be there."""
+    seconds = daemon.start()
+    spent = cpu_seconds(daemon.pid)
+    with closing(Control(daemon.port)) as control:
+        control.expect_count(TOPIC, records, crashed=True)
+        control.expect_count("dest", copies, crashed=True)
+        if copies:
+            wait_until_copied(control, TOPIC, "dest", copies)
+    expect_copies(daemon.port, "dest", range(copies))
+    daemon.kill()
+    return seconds, spent
 
 
 def _snapshots(data_dir: Path) -> list[Path]:

@@ -11,15 +11,16 @@ import sys
 import threading
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import IO
 
 from benchmarks.bench import Bench, Control, CountAppended, append_request, full_record, plain_record
 from benchmarks.client import run_load
 from benchmarks.diff import BATCH, fill
-from benchmarks.figures import Figure, figure
+from benchmarks.figures import Figure, figure, slug
 from benchmarks.machine import resident_mib
-from benchmarks.references import echo_reference
+from benchmarks.references import echo_reference, sync_reference
 
 TOPIC, BESIDE = "bench", "beside"
 WAIT_S = 120
@@ -67,8 +68,9 @@ def session() -> Iterator[Session]:
 
 def run(bench: Bench) -> list[Figure]:
     """Rates of both ways; p99 of an append alone, and while a job reads; the daemon's memory."""
+    bench = replace(bench, many=True)
     records = 100_000 if bench.quick else 1_000_000
-    figures = echo_reference(bench)
+    figures = [*sync_reference(bench), *echo_reference(bench)]
     with bench.daemon() as daemon, closing(Control(daemon.port)) as control, session() as spark:
         control.create(BESIDE)
         bench.say(f"{records:,} records")
@@ -89,13 +91,14 @@ def run(bench: Bench) -> list[Figure]:
             }
             for way, options in ways.items():
                 bench.say(f"{kind} records {way}")
-                spark.read(records, **options)
-                rates = [spark.read(records, **options) for _ in range(bench.repetitions)]
+                rates = bench.repeat(partial(spark.read, records, **options), warm_up=1)
                 aim = (200_000 if way == "over REST" else 300_000) if kind == "plain" and not bench.quick else None
-                figures.append(figure(f"batch read, {kind} records, {way}", "records/s", rates, at_least=aim))
+                name, key = f"batch read, {kind} records, {way}", f"{kind}-{slug(way).rpartition('-')[2]}"
+                figures.append(figure(name, "records/s", rates, key=key, at_least=aim, references=("echo-1000",)))
             peak = resident_mib(daemon.pid, peak=True)
-            figures.append(figure(f"memory of the daemon after {kind} records were appended", "MiB", [before]))
-            figures.append(figure("... and its peak by the end of the reads", "MiB", [peak]))
+            name = f"memory of the daemon after {records:,} {kind} records were appended"
+            figures.append(figure(name, "MiB", [before], key=f"memory-{kind}"))
+            figures.append(figure("... its peak by the end of the reads", "MiB", [peak], key="peak"))
         figures += _beside(bench, daemon.port, spark, records, url=daemon.url, topic=f"{TOPIC}-plain")
     return figures
 
@@ -108,7 +111,7 @@ def _beside(bench: Bench, port: int, spark: Session, records: int, **options: ob
         load = run_load(port, 1, bench.warm_up_s, 2 * bench.measured_s, lambda _: request, CountAppended(1))
         return load.percentile_ms(0.99)
 
-    alone = [p99() for _ in range(bench.repetitions)]
+    alone = bench.repeat(p99)
     enough = threading.Event()
 
     def keep_reading() -> None:
@@ -118,11 +121,18 @@ def _beside(bench: Bench, port: int, spark: Session, records: int, **options: ob
     reader = threading.Thread(target=keep_reading)
     reader.start()
     try:
-        beside = [p99() for _ in range(bench.repetitions)]
+        beside = bench.repeat(p99)
     finally:
         enough.set()
         reader.join()
     return [
-        figure("append, one record, p99", "ms", alone),
-        figure("... while Spark reads over REST", "ms", beside, at_most=15),
+        figure("append, one record, p99", "ms", alone, key="alone-p99"),
+        figure(
+            "append, one record, while Spark reads over REST, p99",
+            "ms",
+            beside,
+            key="beside-p99",
+            at_most=15,
+            references=("alone-p99",),
+        ),
     ]

@@ -10,11 +10,12 @@ import contextlib
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 from benchmarks.bench import Bench, Control
 from benchmarks.client import Answer, WrongAnswer, request_bytes
 from benchmarks.fanout import fan_out_server
-from benchmarks.figures import Figure, figure
+from benchmarks.figures import REFERENCE, Figure, figure
 from benchmarks.live import (
     EventWatcher,
     Journal,
@@ -32,7 +33,7 @@ from benchmarks.live import (
     settle,
 )
 from benchmarks.machine import cpu_seconds, resident_mib, tcp_memory_mib
-from benchmarks.references import sync_reference
+from benchmarks.references import echo_reference, sync_reference
 from daemon_process import DaemonProcess
 
 IDLE = 500
@@ -77,7 +78,7 @@ TEN = Case(10, repetitions=2)
 def run(bench: Bench) -> list[Figure]:
     """References first, then deliveries, idle watchers, and slow ones."""
     cases = [case.shorter(bench) for case in CASES]
-    figures = [*sync_reference(bench), *references(bench, cases, open_stream)]
+    figures = [*sync_reference(bench), *echo_reference(bench), *references(bench, cases, open_stream)]
     figures += deliveries(bench, cases, OVERLOAD.shorter(bench), open_stream, "stream")
     figures += _variants(bench)
     figures += idle(bench, open_stream, "streams")
@@ -96,16 +97,17 @@ def references(bench: Bench, cases: Sequence[Case], opener: Opener) -> list[Figu
         for case in cases:
             bench.say(f"reference: bare {kind}, {case.name}")
             with fan_out_server(bench, kind) as (pid, port):
-                run = run_once(
+                runs = bench.repeat(
+                    partial(run_once, interval_s=case.interval_s, seconds=min(case.seconds, 2.0)),
                     pid,
                     port,
                     "t",
                     opener,
                     case.watchers,
-                    interval_s=case.interval_s,
-                    seconds=min(case.seconds, 2.0),
+                    times=1,
                 )
-            figures += brief_figures_of(f"reference: bare {kind}, {case.name}, {case.pace}", [run])
+            name = f"reference: bare {kind}, {case.name}, {case.pace}"
+            figures += brief_figures_of(name, f"{kind}-{case.watchers}", runs)
     return figures
 
 
@@ -116,12 +118,14 @@ def deliveries(bench: Bench, cases: Sequence[Case], overload: Case, opener: Open
         for case in cases:
             runs = run_case(bench, daemon, case, opener, kind)
             name = f"append to delivery, {case.name} ({kind}), {case.pace}"
-            figures += figures_of(name, runs, p99_ms=case.p99_ms)
-        (run,) = run_case(bench, daemon, overload, opener, kind)
+            bare = [f"{other}-{case.watchers}" for other in ("hypercorn", "epoll")]
+            figures += figures_of(name, str(case.watchers), runs, p99_ms=case.p99_ms, references=bare)
+        runs = run_case(bench, daemon, overload, opener, kind)
         name = f"append to delivery, {overload.name} ({kind}), {overload.pace}"
-        figures += brief_figures_of(name, [run])
-        figures.append(figure("... all delivered after the last append", "s", [run.seconds - overload.seconds]))
-        figures.append(figure("... deliveries", "1/s", [run.deliveries / run.seconds]))
+        figures += brief_figures_of(name, "overload", runs)
+        late = [run.seconds - overload.seconds for run in runs]
+        figures.append(figure("... all delivered after the last append", "s", late, key="late"))
+        figures.append(figure("... deliveries", "1/s", [run.deliveries / run.seconds for run in runs], key="rate"))
     return figures
 
 
@@ -130,23 +134,24 @@ def run_case(
 ) -> list[Run]:
     """Repetitions, each on a topic of its own."""
     control = Control(daemon.port)
-    runs = []
-    for number in range(case.repetitions):
-        bench.say(f"{case.name} ({kind}), {case.pace}, {durability}, {number + 1}")
+
+    def once() -> Run:
         control.create("bench", durability=durability)
-        runs.append(
-            run_once(
-                daemon.pid,
-                daemon.port,
-                "bench",
-                opener,
-                case.watchers,
-                interval_s=case.interval_s,
-                seconds=case.seconds,
-            )
+        run = run_once(
+            daemon.pid,
+            daemon.port,
+            "bench",
+            opener,
+            case.watchers,
+            interval_s=case.interval_s,
+            seconds=case.seconds,
         )
         wait_until_left(control)
         control.delete("bench")
+        return run
+
+    bench.say(f"{case.name} ({kind}), {case.pace}, {durability}")
+    runs = bench.repeat(once, times=case.repetitions)
     control.close()
     return runs
 
@@ -175,8 +180,12 @@ def _variants(bench: Bench) -> list[Figure]:
         sessions = run_case(bench, daemon, case, open_session, "session")
         synced = run_case(bench, daemon, case, open_stream, "stream", "fsync")
     return [
-        *figures_of(f"append to delivery, {case.name} (watch session), {case.pace}", sessions),
-        *figures_of(f"append to delivery, {case.name} (stream), fsync, {case.pace}", synced),
+        *figures_of(
+            f"append to delivery, {case.name} (watch session), {case.pace}", "session", sessions, references=["10"]
+        ),
+        *figures_of(
+            f"append to delivery, {case.name} (stream), fsync, {case.pace}", "fsync", synced, references=["10"]
+        ),
     ]
 
 
@@ -205,12 +214,12 @@ def idle(bench: Bench, opener: Opener, kind: str) -> list[Figure]:
         left = resident_mib(daemon.pid)
         control.close()
     return [
-        figure("daemon without watchers, resident", "MiB", [alone]),
-        figure("... processor", "%", [100 * share]),
-        figure(f"{IDLE} idle {kind}, resident", "MiB", [beside]),
-        figure("... for each connection", "KiB", [1024 * (beside - alone) / IDLE]),
-        figure(f"... processor over {seconds:.0f} s", "%", [100 * busy]),
-        figure("... resident after all have left", "MiB", [left]),
+        figure("daemon without watchers, resident", "MiB", [alone], key="none"),
+        figure("... processor", "%", [100 * share], key="cpu"),
+        figure(f"{IDLE} idle {kind}, resident", "MiB", [beside], key="idle"),
+        figure("... for each connection", "KiB", [1024 * (beside - alone) / IDLE], key="each"),
+        figure(f"... processor over {seconds:.0f} s", "%", [100 * busy], key="cpu"),
+        figure("... resident after all have left", "MiB", [left], key="left"),
     ]
 
 
@@ -236,16 +245,20 @@ def bulk_request(topic: str, records: int) -> bytes:
 
 def _one_that_stopped(bench: Bench) -> list[Figure]:
     """Two watchers of a busy topic: what the one notices of the other."""
-    seconds = 2.0 if bench.quick else 6.0
+    seconds = 2.0
     figures = []
     with bench.daemon() as daemon:
-        for name, stops in (("both read", False), ("one has stopped reading", True)):
+        for key, name, stops in (("both", "both read", False), ("stopped", "one has stopped reading", True)):
             bench.say(f"two watchers, {name}")
-            journal = _two_watchers(daemon, seconds, stops)
-            latencies = journal.delivery_ms()
+            journals = bench.repeat(_two_watchers, daemon, seconds, stops, times=bench.few)
+            samples = [journal.delivery_ms() for journal in journals]
             name = f"append to delivery, two watchers of 5 MB/s, {name}: the one that reads"
-            figures.append(figure(f"{name}, p50", "ms", [percentile(latencies, 0.5)]))
-            figures.append(figure("... p99", "ms", [percentile(latencies, 0.99)]))
+            for label, share in (("p50", 0.5), ("p99", 0.99)):
+                references = (f"two-both-{label}",) if stops else None
+                values = [percentile(some, share) for some in samples]
+                figures.append(
+                    figure(f"{name}, {label}", "ms", values, key=f"two-{key}-{label}", references=references)
+                )
     return figures
 
 
@@ -315,12 +328,22 @@ def _many_that_stopped(bench: Bench) -> list[Figure]:
             control.close()
         peaks.append(peak)
         name = f"{total / 1e6:.0f} MB appended, cache 16MiB, {count} watchers that do not read"
-        figures.append(figure(f"{'reference: ' * (not count)}{name}, resident before", "MiB", [before]))
-        figures.append(figure("... highest", "MiB", [peak]))
-        figures.append(figure("... at the end", "MiB", [after]))
-        figures.append(figure("... appended", "MB/s", [total / 1e6 / seconds]))
-    figures.append(figure("... highest, for each of them", "KiB", [1024 * (peaks[1] - peaks[0]) / watchers]))
-    figures.append(figure("... memory of the kernel for all sockets of the machine, more than before", "MiB", [kernel]))
+        key = "many-stopped" if count else "none-stopped"
+        figures += [
+            figure(f"{'' if count else REFERENCE}{name}, resident before", "MiB", [before], key=key),
+            figure("... highest", "MiB", [peak], references=("none-stopped-highest",) if count else None),
+            figure("... at the end", "MiB", [after], key="end"),
+            figure(
+                "... appended",
+                "MB/s",
+                [total / 1e6 / seconds],
+                key="rate",
+                references=("none-stopped-rate",) if count else None,
+            ),
+        ]
+    each = 1024 * (peaks[1] - peaks[0]) / watchers
+    figures.append(figure("... highest, for each of them", "KiB", [each], key="each"))
+    figures.append(figure("... memory of the kernel for all sockets, more than before", "MiB", [kernel], key="kernel"))
     return figures
 
 

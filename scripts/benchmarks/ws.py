@@ -3,21 +3,23 @@
 from __future__ import annotations
 
 import time
+from dataclasses import replace
 
 import msgspec
 
+from benchmarks.append import append_singles
 from benchmarks.bench import Bench, Control, append_request, plain_record
-from benchmarks.client import Load, WrongAnswer, run_load
+from benchmarks.client import Load, WrongAnswer
 from benchmarks.figures import Figure, figure
 from benchmarks.live import SocketWatcher, open_socket
-from benchmarks.references import sync_reference
+from benchmarks.references import echo_reference, percentiles, sync_reference
 from benchmarks.watch import CASES, OVERLOAD, deliveries, idle, references
 
 
 def run(bench: Bench) -> list[Figure]:
     """References first, then deliveries, publishing, and idle sockets."""
-    cases = [case.shorter(bench) for case in CASES]
-    figures = [*sync_reference(bench), *references(bench, cases, open_socket)]
+    cases = [replace(case, repetitions=2).shorter(bench) for case in CASES]
+    figures = [*sync_reference(bench), *echo_reference(bench), *references(bench, cases, open_socket)]
     figures += deliveries(bench, cases, OVERLOAD.shorter(bench), open_socket, "WebSocket")
     figures += _publishing(bench)
     figures += idle(bench, open_socket, "WebSockets")
@@ -26,40 +28,36 @@ def run(bench: Bench) -> list[Figure]:
 
 def _publishing(bench: Bench) -> list[Figure]:
     """One record after the other, each when the one before it is acknowledged; by HTTP for comparison."""
+    bench = replace(bench, many=True)
     figures = []
     with bench.daemon() as daemon:
         control = Control(daemon.port)
         for durability in ("disk", "fsync"):
             bench.say(f"publish to ack, {durability}")
             control.create("bench", durability=durability)
-            loads = [_published(bench, daemon.port) for _ in range(bench.repetitions)]
+            loads = bench.repeat(_published, bench, daemon.port)
             control.expect_count("bench", sum(load.records for load in loads))
             control.delete("bench")
-            name = f"publish to ack, one record, one WebSocket, {durability}"
-            figures += _latencies(name, loads)
-        control.create("bench", durability="disk")
-        request = append_request("bench", [plain_record(0)])
-        loads = [
-            run_load(
-                daemon.port,
-                1,
-                bench.warm_up_s,
-                bench.measured_s,
-                lambda _: request,
-                lambda _, answer: len(answer.expect(200).body) and 1,
+            figures += _latencies(
+                f"publish to ack, one record, one WebSocket, {durability}", "publish", durability, loads
             )
-            for _ in range(bench.repetitions)
-        ]
-        figures += _latencies("reference: append of the same over HTTP, disk", loads)
+            control.create("bench", durability=durability)
+            loads = bench.repeat(append_singles, bench, daemon.port, append_request("bench", [plain_record(0)]))
+            control.delete("bench")
+            figures += _latencies(f"reference: append of the same over HTTP, {durability}", "http", durability, loads)
         control.close()
     return figures
 
 
-def _latencies(name: str, loads: list[Load]) -> list[Figure]:
-    return [
-        figure(f"{name}, p50", "ms", [load.percentile_ms(0.5) for load in loads]),
-        figure("... p99", "ms", [load.percentile_ms(0.99) for load in loads]),
-    ]
+def _latencies(name: str, way: str, durability: str, loads: list[Load]) -> list[Figure]:
+    figures = []
+    for label, share in (("p50", 0.5), ("p99", 0.99)):
+        references = (f"http-{durability}-{label}",) if way == "publish" else None
+        values = percentiles(loads, share)
+        figures.append(
+            figure(f"{name}, {label}", "ms", values, key=f"{way}-{durability}-{label}", references=references)
+        )
+    return figures
 
 
 def _published(bench: Bench, port: int) -> Load:

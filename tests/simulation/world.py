@@ -86,6 +86,8 @@ class World:
         self.settings = config
         self.fs = SimFs(seed) if fs is None else fs
         self.clock = SimClock(now_ms)
+        self.offload: Callable[[int], InlineOffload] | None = None
+        """What makes the `Offload` of a life, given the seed; None for `InlineOffload`."""
         self.events: list[dict[str, Any]] = []
         """What the daemon has logged, in all lives here."""
 
@@ -117,7 +119,7 @@ class World:
         return World(self.seed + 1, config=self.settings, fs=fs, now_ms=self.clock.now_ms())
 
     async def _life(self, scenario: Scenario, end: Literal["stop", "kill"]) -> None:
-        fs, clock, offload = self.fs, self.clock, InlineOffload(self.seed)
+        fs, clock, offload = self.fs, self.clock, (self.offload or InlineOffload)(self.seed)
         engine = Engine(self.settings, fs=fs, clock=clock, offload=offload)
         engine.store.lock("pid 1")
         try:

@@ -16,6 +16,7 @@ _BYTES: Final = {
     **{"k": 1 << 10, "kib": 1 << 10, "m": 1 << 20, "mib": 1 << 20, "g": 1 << 30, "gib": 1 << 30, "tib": 1 << 40},
 }
 _NUMBER: Final = re.compile(r"(\d+(?:\.\d+)?)\s*([a-zA-Z]*)", re.ASCII)
+MOST: Final = 1e18
 NONE: Final = ("none", "off")
 
 
@@ -34,7 +35,7 @@ def parse_duration(text: str, *, plain: str = "ms") -> int:
         if scale is None:
             raise ValueError(f"{text!r} is no duration: there is no unit {unit!r}")
         if "." in number:
-            total += float(number) * scale
+            total += _decimal(number) * scale
         else:
             exact += int(number) * scale
     return exact + round(total)
@@ -49,7 +50,15 @@ def parse_size(text: str) -> int:
     scale = _BYTES.get(unit.lower() or "b")
     if scale is None:
         raise ValueError(f"{text!r} is no size: there is no unit {unit!r}")
-    return int(number) * scale if "." not in number else round(float(number) * scale)
+    return int(number) * scale if "." not in number else round(_decimal(number) * scale)
+
+
+def _decimal(number: str) -> float:
+    """Raises ValueError for one that is beyond all measure."""
+    value = float(number)
+    if value > MOST:
+        raise ValueError(f"{number[:20]}... is too much")
+    return value
 
 
 class Duration(click.ParamType[int]):

@@ -118,7 +118,8 @@ def _wrong_value(text: str) -> ApiError:
     for pattern, message in ((_MISSING, "is required"), (_UNKNOWN, "there is no such field")):
         found = pattern.search(what)
         if found is not None:
-            return invalid(f"{path}.{found['name']}" if path else found["name"], message)
+            name = found["name"] or '""'
+            return invalid(f"{path}.{name}" if path else name, message)
     return invalid(path or "body", what[:1].lower() + what[1:])
 
 

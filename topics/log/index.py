@@ -128,6 +128,14 @@ def little_endian(values: array[int]) -> bytes:
     return values.tobytes()
 
 
+def whole(value: object) -> int:
+    """A number of a dump, which is one already: `int` would take texts, and work for hours on a decimal of CBOR.
+    Raises ValueError."""
+    if type(value) is not int or not 0 <= value < 1 << 64:
+        raise ValueError(f"dump: {type(value).__name__} instead of a number")
+    return value
+
+
 def from_little_endian(typecode: str, value: object) -> array[int]:
     """The inverse of `little_endian`. Raises ValueError if `value` is not bytes of whole items."""
     if not isinstance(value, bytes):

@@ -87,6 +87,7 @@ from topics.log.index import (
     Sum,
     from_little_endian,
     little_endian,
+    whole,
 )
 from topics.log.match import Match
 from topics.log.tags import TagIndex
@@ -1051,17 +1052,17 @@ class TopicLog:
         """
         log = cls()
         try:
-            log.head_seq = int(value["head_seq"])
-            log.earliest_seq = int(value["earliest_seq"])
-            log.evict_floor = int(value["evict_floor"])
-            log.last_ts = int(value["last_ts"])
+            log.head_seq = whole(value["head_seq"])
+            log.earliest_seq = whole(value["earliest_seq"])
+            log.evict_floor = whole(value["evict_floor"])
+            log.last_ts = whole(value["last_ts"])
             log._index = RecordIndex.load(value["spans"])
             if value["tags"] is not None:
                 log._tags = TagIndex.load(value["tags"])
             tags_from = value["tags_from"]
-            log.tags_from = log._index.stored_to + 1 if tags_from is None else int(tags_from)
-            log._holes = [_Hole(int(first), int(last), reason) for first, last, reason in value["holes"]] or None
-            log._causes = {reason: int(last) for reason, last in value["causes"].items()} or None
+            log.tags_from = log._index.stored_to + 1 if tags_from is None else whole(tags_from)
+            log._holes = [_Hole(whole(first), whole(last), reason) for first, last, reason in value["holes"]] or None
+            log._causes = {reason: whole(last) for reason, last in value["causes"].items()} or None
             log._deleted = from_little_endian("Q", value["deleted"]) or None
         except (KeyError, TypeError, AttributeError) as error:
             raise ValueError(f"topic log: {error!r}") from error

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+from topics.log.index import whole
 from topics.routing.origins import OriginSet
 from topics.routing.router import RouterConfig, router_from_wire, router_to_wire
 
@@ -34,7 +35,7 @@ class Router:
     def load(cls, value: Sequence[Any]) -> Router:
         """The inverse. Raises ValueError."""
         name, source_id, cursor, forwarded, config = value
-        return cls(str(name), int(source_id), int(cursor), int(forwarded), router_from_wire(config))
+        return cls(str(name), whole(source_id), whole(cursor), whole(forwarded), router_from_wire(config))
 
 
 def kept_origins(known: OriginSet | None, routers: Iterable[Router]) -> OriginSet | None:

@@ -143,7 +143,7 @@ class Compactor:
             skipped = await self._take(topics)
             starts = [Start(*writer.synced_position()) for writer in self._store.writers]
             written = [writer.figures.bytes_written for writer in self._store.writers]
-            for topic in skipped | self._upkeep.busy | self._storing.stuck:
+            for topic in skipped | self._upkeep.busy | self._storing.stuck | set(self._source.delayed):
                 starts[topic.shard] = self._previous(topic.shard)
             try:
                 await self._storing.store(topics, sync_shards=marks)
@@ -184,7 +184,11 @@ class Compactor:
             topic.shard = self._store.shard_of(topic.id)
 
     async def _write_snapshot(self, starts: Sequence[Start], *, new_layout: bool = False) -> Checkpoint:
-        """What is durable in the parts, with where replay begins."""
+        """What is durable in the parts, with where replay begins.
+
+        A topic that could not be stored since the start is in it as recovery found it, and replay begins where it did
+        then; one that has neither part is younger than that, and all of it is in the log.
+        """
         number = self._store.next_snapshot_number()
         snapshot = Snapshot(
             number=number,
@@ -192,7 +196,7 @@ class Compactor:
             next_topic_id=self._source.next_topic_id,
             clock=self._source.now_ms(),
             positions={i: [*start.position, start.frames] for i, start in enumerate(starts)},
-            topics=[topic.part for topic in self._source.by_id.values() if topic.part is not None],
+            topics=[part for topic in self._source.by_id.values() if (part := topic.part or topic.base) is not None],
             new_layout=new_layout,
             boot_id=self._store.boot_id,
             identity=self._store.identity,
@@ -325,7 +329,7 @@ class Compactor:
             files = self._store.files.of_shard(writer.shard)
             names += [datadir.relative(file.path) for file in files if file.ordinal < end]
         for i, topic in enumerate(topics, 1):
-            if topic.part is not None:
+            if topic.part is not None or topic.base is not None:
                 names.append(_RELATIVE.manifest_path(topic.id))
                 if topic.shelf is not None:
                     copied = needed.get(topic.id, ())

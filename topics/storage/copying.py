@@ -167,6 +167,8 @@ def decode_recipe(payload: Mapping[str, Any], file_of: Callable[[Place], int]) -
         (count, Kind(topic_id, hops, Look(bool(options & DROP_NODE), bool(options & DROP_TAG), stamp)))
         for count, topic_id, hops, options, stamp in payload["kinds"]
     ]
+    if not all(isinstance(kind.look.stamp, str | None) for _, kind in kinds):
+        raise ValueError("a copy is stamped with what is no name")
     lens = from_little_endian("I", payload["lens"])
     sizes = from_little_endian("I", payload["sizes"])
     flags = bytes(payload["flags"])

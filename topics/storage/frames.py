@@ -334,7 +334,9 @@ def scan_window(window: bytes, base: int, *, file_end: int) -> Scan:
 
 
 def origin_at(window: bytes, base: int, frame: Frame) -> Origin:
-    """The origin that an Append carries."""
+    """The origin that an Append carries. Raises ValueError if there is no room for one."""
+    if frame.data_len < ORIGIN_BYTES:
+        raise ValueError(f"the frame at offset {frame.offset} is too short for an origin")
     return Origin(*ORIGIN.unpack_from(window, frame.offset - base + HEADER_BYTES + frame.node_len + frame.tag_len))
 
 

@@ -28,7 +28,7 @@ from topics.storage.frames import Frame, FrameType, decode_append
 from topics.storage.fs import WINDOW_BYTES, File, Fs, join
 from topics.storage.parts import Hole, Part, holes_of, load_part
 from topics.storage.readonly import ReadOnlyFs, size_of
-from topics.storage.recovered import Damage, Progress, shard_of
+from topics.storage.recovered import Damage, Progress, shard_of, understood
 from topics.storage.resync import find_frames
 from topics.storage.segment_reader import Tiers
 from topics.storage.segment_store import DirectorySegmentStore
@@ -422,7 +422,9 @@ class Inspection:
                 reason = "zeros"
                 for scan, window, base in _scans(handle, at, size):
                     for frame in scan.frames:
-                        yield _wal_frame(path, frame, number, window, base, names)
+                        with understood(f"the frame at offset {frame.offset} of {path}"):
+                            facts = _wal_frame(path, frame, number, window, base, names)
+                        yield facts
                         number = number + 1 if number is not None else None
                     at, reason = scan.stop, scan.reason
                 if reason != "bad":
@@ -574,7 +576,10 @@ def _scans(handle: File, at: int, size: int) -> Iterator[tuple[frames.Scan, byte
     length = WINDOW_BYTES
     while True:
         window = handle.pread(min(length, size - at), at)
-        scan = frames.scan_window(window, at, file_end=size)
+        try:
+            scan = frames.scan_window(window, at, file_end=size)
+        except frames.UnknownFrameType as error:
+            raise DataDirError(f"a newer version has written this: {error}") from error
         yield scan, window, at
         if scan.reason != "window" or not window:
             return
@@ -596,7 +601,7 @@ def _wal_frame(
         fields = frames.control_payload(window, base, frame)
         if frame.type == FrameType.TOPIC_CREATE or (frame.type == FrameType.STAGE and "target" in fields):
             names[frame.topic_id] = fields["name"]
-        with suppress(KeyError, TypeError, ValueError):  # else it is shown as it is
+        with suppress(LookupError, TypeError, ValueError):  # else it is shown as it is
             fields = _readable(frame.type, fields, names)
         room = ROUTER_SHOWN if frame.type in (FrameType.ROUTER_CREATE, FrameType.FORWARDED) else SHOWN
         payload = _cut(" ".join(f"{key}={_value(value)}" for key, value in fields.items()), room)

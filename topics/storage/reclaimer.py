@@ -37,7 +37,7 @@ from topics.storage.segment_reader import Tiers
 from topics.storage.segment_store import SegmentStore
 from topics.storage.segments import (
     DELETED_FLAG,
-    HOLE_LOST,
+    HOLE_CORRUPT,
     IDX_DELETED,
     IDX_HOLE,
     MIN_FRAME_BYTES,
@@ -435,7 +435,7 @@ async def _plan(group: Sequence[_Frozen]) -> _Plan:
     plan = _Plan(array("I"), array("I"), array("I"), array("Q"), bytearray(), array("I"))
     for number, (first, columns, since, gone) in enumerate(group):
         for i, (state, size, flag) in enumerate(zip(columns.dead, columns.frame_len, columns.flags, strict=True)):
-            kept = i >= gone and size > 0 and (state != DELETED or first + i in since)
+            kept = i >= gone and size > 0 and state != LOST and (state != DELETED or first + i in since)
             plan.source.append(number)
             plan.offset.append(columns.offset[i])
             plan.frame_len.append(size if kept else 0)
@@ -454,8 +454,8 @@ def _write_replacement(
     first = old[0]
     offsets, at = array("I"), 0
     for size, flag, was in zip(plan.frame_len, plan.flags, plan.offset, strict=True):
-        # A hole's entry has its reason in the place of the offset.
-        offsets.append(at if size else (was if was <= 3 else HOLE_LOST) if flag & IDX_HOLE else 0)
+        # A hole's entry has its reason in the place of the offset. One that has a place yet was found to be damaged.
+        offsets.append(at if size else (was if 1 <= was <= 3 else HOLE_CORRUPT) if flag & IDX_HOLE else 0)
         at += size
     index = encode_index(offsets, plan.frame_len, plan.ts, bytes(plan.flags))
     blob = encode_tags(first.first, plan.size, _surviving(plan, old, tags))

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterator
+from contextlib import contextmanager
 from functools import partial
 from typing import Final, NamedTuple, TypeVar
 
+import cbor2
+
+from topics.errors import ApiError
 from topics.log.copies import CopyTable, Origin
 from topics.log.dedupe import DedupeWindow
 from topics.log.index import NotLoaded, Span
@@ -19,7 +23,7 @@ from topics.queue.leases import Leases
 from topics.routing.origins import OriginSet
 from topics.routing.state import Router
 from topics.storage import frames
-from topics.storage.datadir import DataDir, discover_shards
+from topics.storage.datadir import DataDir, DataDirError, discover_shards
 from topics.storage.fs import Fs
 from topics.storage.segment_reader import Tiers, load_columns
 from topics.storage.shelf import Segment
@@ -38,6 +42,7 @@ class RecoveredTopic:
     """A topic as recovery knows it."""
 
     __slots__ = (
+        "base",
         "ceiling",
         "commit_keys",
         "config",
@@ -72,6 +77,8 @@ class RecoveredTopic:
         self.last_read: int | None = None
         self.part: bytes | None = None
         """Its part of the snapshot, as long as nothing has been found that is newer."""
+        self.base: bytes | None = None
+        """The part that replay began with, which the log leads on from; None if the log has all of it."""
         self.segments: list[Segment] = []
         self.queue = Leases() if config.type == "queue" else None
         self.copies: CopyTable | None = None
@@ -181,6 +188,28 @@ class Damage(Exception):
             f"affected: {affected}. "
             f"Restore the file from a copy, or start with TOPICS_RECOVERY=salvage to give the range up"
         )
+
+
+MALFORMED: Final = (
+    ApiError,
+    ArithmeticError,
+    AssertionError,
+    AttributeError,
+    LookupError,
+    RecursionError,
+    TypeError,
+    ValueError,
+)
+"""What comes of values whose checksum holds and that nobody has written: which of them depends on the value."""
+
+
+@contextmanager
+def understood(what: str) -> Iterator[None]:
+    """Raises DataDirError where something cannot be made sense of, although its checksum holds."""
+    try:
+        yield
+    except (*MALFORMED, cbor2.CBORDecodeError) as error:
+        raise DataDirError(f"{what} holds what no version has written: {type(error).__name__}: {error}") from error
 
 
 class Columns:

@@ -34,7 +34,7 @@ from typing import Any
 from topics.job_queue import dumped_at, load_queue
 from topics.log.copies import PLAIN, CopyTable, Kind, Origin, each_kind
 from topics.log.dedupe import DedupeWindow
-from topics.log.index import FLAG_DERIVED, from_little_endian
+from topics.log.index import FLAG_DERIVED, from_little_endian, whole
 from topics.log.match import parse_match
 from topics.log.stages import CommitKeys, StageOf
 from topics.log.topic_config import config_from_wire
@@ -45,10 +45,19 @@ from topics.routing.origins import OriginSet
 from topics.routing.state import Router, kept_origins
 from topics.storage import frames
 from topics.storage.copying import Recipe, decode_forwarded, decode_recipe, holds, is_staged, read_recipe
-from topics.storage.datadir import DataDir, DataDirError, FoundShard, discover_shards, parse_wal_name, wal_path
+from topics.storage.datadir import (
+    DataDir,
+    DataDirError,
+    FoundShard,
+    discover_shards,
+    parse_wal_name,
+    segment_name,
+    wal_path,
+)
 from topics.storage.frames import CONTINUES, HAS_ORIGIN, HAS_TAG, Frame, FrameType, Row, Scan
 from topics.storage.fs import WINDOW_BYTES, Fs
 from topics.storage.recovered import (
+    MALFORMED,
     NO_LEASES_RUN,
     Columns,
     Damage,
@@ -58,6 +67,7 @@ from topics.storage.recovered import (
     RecoveredTopic,
     shard_count,
     shard_of,
+    understood,
 )
 from topics.storage.resync import find_frames
 from topics.storage.segment_reader import Tiers, load_tags
@@ -69,6 +79,7 @@ from topics.storage.snapshot import (
     TopicPart,
     decode_manifest,
     decode_part,
+    encode_part,
     load_newest,
 )
 from topics.storage.wal import Position, WalFile, WalFiles
@@ -80,14 +91,19 @@ def recover(fs: Fs, datadir: DataDir, tiers: Tiers, progress: Progress, now: Ins
     """Read everything. Changes nothing on disk. `now` is the moment from which leases run on.
 
     Raises `Damage` for the first bad range below a synced position, `DataDirError` where the directory cannot be used
-    at all, `UnknownFrameType` for frames of a newer version.
+    at all, or holds what nobody has written, checksums or not, `UnknownFrameType` for frames of a newer version.
     """
+    with understood(f"the log of {datadir.root}"):
+        return _recover(fs, datadir, tiers, progress, now)
+
+
+def _recover(fs: Fs, datadir: DataDir, tiers: Tiers, progress: Progress, now: Instant) -> Recovered:
     snapshot, damaged = load_newest(fs, datadir)
     for sentence in damaged:
         log.error("snapshot_damaged", problem=sentence)
     try:
         replay = _Replay(fs, datadir, tiers, snapshot, progress, now)
-    except (SnapshotDamaged, ValueError) as error:  # its checksum holds, so it was written like this
+    except (SnapshotDamaged, *MALFORMED) as error:  # its checksum holds, so it was written like this
         raise DataDirError(f"the newest snapshot of {datadir.root} cannot be understood: {error}") from error
     shards = [found for found in discover_shards(fs, datadir) if _ordinals(fs, found.path)]
     if snapshot is not None and snapshot.new_layout:
@@ -254,9 +270,8 @@ class _Replay:
 
     def _load_part(self, part: TopicPart, blob: bytes | None) -> None:
         topic = RecoveredTopic(part.id, part.name, config_from_wire(part.config))
-        # A manifest may be newer than the snapshot, and the frames that it covers are not looked at.
-        self.clock = max(self.clock, part.last_ts)
         topic.part = blob
+        topic.base = encode_part(part) if blob is None else blob
         topic.log = TopicLog.load(part.log)
         topic.segments = [Segment.from_wire(part.id, entry) for entry in part.segments]
         for span, segment in zip(topic.log.stored_spans(), topic.segments, strict=False):
@@ -269,16 +284,22 @@ class _Replay:
         topic.origins = OriginSet.load(part.origins) if part.origins is not None else None
         topic.stage = StageOf(*part.stage) if part.stage is not None else None
         topic.commit_keys = CommitKeys.load(part.commits) if part.commits else None
+        clock = part.last_ts
         if part.queue is not None:
-            self.clock = max(self.clock, dumped_at(part.queue))
-            topic.queue = load_queue(part.queue, self._now)
+            clock = max(clock, dumped_at(part.queue))
+            topic.queue = load_queue(part.queue, self._now_at(clock))
+        # A manifest may be newer than the snapshot, and the frames that it covers are not looked at.
+        self.clock = max(self.clock, clock)
         self.topics[topic.id] = topic
 
     @property
     def _now(self) -> Instant:
         """The moment of the start; the wall clock may have been set back since what is replayed was written, and then
         no lease runs longer than it was given for."""
-        return Instant(self._started.mono, max(self._started.epoch, self.clock))
+        return self._now_at(self.clock)
+
+    def _now_at(self, clock: int) -> Instant:
+        return Instant(self._started.mono, max(self._started.epoch, self.clock, clock))
 
     def check_files(self) -> None:
         """No topic may be without its files. Raises DataDirError."""
@@ -609,7 +630,9 @@ class _Replay:
             shard.failed_shards.update(payload.get("failed", ()))
             if "boot" in payload:
                 shard.boot_id, shard.identity = payload["boot"], payload["identity"]
-                shard.shards = payload["shards"]
+                shard.shards = whole(payload["shards"])
+                if not shard.shards:
+                    raise ValueError("a shard of none")
                 shard.failed_shards = set()
 
     def _fill_up(self, last_seqs: Mapping[int, int]) -> None:
@@ -629,13 +652,35 @@ class _Replay:
                 self._doomed.add(topic_id)
             return topic
         except SnapshotDamaged as error:
-            log.warning("manifest_damaged", topic_id=topic_id, problem=str(error))
-            return topic
-        # One that is just as new may know of segments that were replaced since the snapshot.
-        if part.id == topic_id and (topic is None or Position(*part.end) >= topic.end):
-            self._load_part(part, None)
-            self.next_topic_id = max(self.next_topic_id, topic_id + 1)
+            return self._without_manifest(topic_id, topic, error)
+        try:
+            # One that is just as new may know of segments that were replaced since the snapshot.
+            if part.id == topic_id and (topic is None or Position(*part.end) >= topic.end):
+                self._load_part(part, None)
+                self.next_topic_id = max(self.next_topic_id, topic_id + 1)
+        except MALFORMED as error:
+            return self._without_manifest(topic_id, topic, error)
         return self.topics.get(topic_id)
+
+    def _without_manifest(self, topic_id: int, topic: RecoveredTopic | None, error: Exception) -> RecoveredTopic | None:
+        """The topic as the snapshot has it. Of segments that went cold since then only the manifest knew: they are
+        where their files are."""
+        log.warning("manifest_damaged", topic_id=topic_id, problem=str(error))
+        if topic is not None:
+            self._find_relocated(topic)
+        return topic
+
+    def _find_relocated(self, topic: RecoveredTopic) -> None:
+        for segment in topic.segments:
+            name = segment_name(segment.first, "data")
+            hot, cold = self.columns.tiers.hot, self.columns.tiers.cold
+            if segment.tier != "hot" or cold is None or hot.exists(topic.id, name):
+                continue
+            try:
+                if cold.exists(topic.id, name):
+                    segment.tier = "cold"
+            except OSError:
+                return  # without the store the start goes on, and reads of it fail
 
     def _create(self, topic: RecoveredTopic | None, frame: Frame, payload: dict[str, Any]) -> RecoveredTopic | None:
         self.next_topic_id = max(self.next_topic_id, frame.topic_id + 1)
@@ -790,6 +835,9 @@ class _Replay:
         """Now that the ends of all shards are known: copies whose bytes are not there are lost (`crash.md` 16), or were
         damaged."""
         found: dict[int, list[tuple[int, int, LossReason]]] = {}
+        filled = any(shard.fillers for shard in shards.values())
+        if filled:
+            self._give_up_filled(shards)
         for topic in self.topics.values():
             if topic.copies is None:
                 continue
@@ -800,6 +848,7 @@ class _Replay:
                         continue
                     seq = run.first + i
                     beyond = self._is_beyond(shards, run.file[i], run.offset[i] + run.frame_len[i])
+                    beyond = beyond or (filled and self._is_filled(shards, run.file[i], run.offset[i]))
                     if beyond or seq in topic.missing:
                         given_up = self._is_given_up(shards, run.file[i], run.offset[i])
                         lost.append((seq, seq, "corrupt" if given_up else "lost"))
@@ -811,6 +860,18 @@ class _Replay:
                 found[topic.id] = _joined(lost)
         return found
 
+    def _give_up_filled(self, shards: Mapping[int, RecoveredShard]) -> None:
+        """Records that a part knows of, in the log where salvage has given it up: replay has not looked at them."""
+        for topic in self.topics.values():
+            for run in topic.log.capture_raw(topic.log.head_seq):
+                for i, flag in enumerate(run.flags):
+                    if flag >= FLAG_DERIVED or run.dead[i] or not self._is_filled(shards, run.file[i], run.offset[i]):
+                        continue
+                    seq = run.first + i
+                    log.error("record_damaged", topic=topic.name, seq=seq)
+                    self.columns.run(topic, partial(topic.log.add_hole, seq, seq, "corrupt"))
+                    topic.part = None
+
     def copied_topics(self) -> set[int]:
         """Topics with segments that copies are made of."""
         files = (file for topic in self.topics.values() if topic.copies is not None for file in topic.copies.files)
@@ -818,10 +879,14 @@ class _Replay:
 
     def _is_given_up(self, shards: Mapping[int, RecoveredShard], file: int, offset: int) -> bool:
         """Whether salvage has given up the bytes there, or they are in a segment: then they were on disk."""
+        kind = self.files.place_of(file)[0] if file else ""
+        return kind == "segment" or self._is_filled(shards, file, offset)
+
+    def _is_filled(self, shards: Mapping[int, RecoveredShard], file: int, offset: int) -> bool:
+        """Whether salvage has given up the bytes there: a copy that the snapshot knows of was not looked at before."""
         kind, shard, ordinal = self.files.place_of(file) if file else ("", 0, 0)
-        return kind == "segment" or any(
-            ordinal == filled and start <= offset < end
-            for filled, start, end in (shards[shard].fillers if kind == "wal" else ())
+        return kind == "wal" and any(
+            ordinal == filled and start <= offset < end for filled, start, end in shards[shard].fillers
         )
 
     def _is_beyond(self, shards: Mapping[int, RecoveredShard], file: int, end: int) -> bool:

@@ -23,6 +23,8 @@ from topics.storage.recovered import Damage
 log = get_logger(__name__)
 
 COPY_BYTES: Final = 8 << 20
+MOST_BEYOND: Final = 1 << 30
+"""A file may have lost its end. What was vouched for lies no further behind it than a file and a batch are long."""
 MIN_COPY_BYTES: Final = 9
 """Of a copy in the recipe of a Forwarded frame: its lengths and flags."""
 
@@ -37,6 +39,9 @@ def repair(fs: Fs, damage: Damage) -> None:
     crash between the two leaves the copy under `.repaired`, which is finished by `finish_repairs`.
     """
     handle = fs.open(damage.path, read_only=True)
+    if damage.stop > handle.size() + MOST_BEYOND:
+        handle.close()
+        raise DataDirError(f"{damage.path} should reach to {damage.stop}, which is far behind its end: restore it")
     copy_path = damage.path + ".repaired"
     try:
         size = handle.size()

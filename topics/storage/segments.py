@@ -53,7 +53,7 @@ from bisect import bisect_left, bisect_right
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from functools import partial
-from itertools import accumulate, repeat, starmap
+from itertools import accumulate, pairwise, repeat, starmap
 from operator import add, itemgetter, le, sub
 from typing import Final, NamedTuple, cast
 
@@ -382,8 +382,12 @@ def scan_data(window: bytes, base: int, *, end: int) -> DataScan:
         ):
             reason = "bad"
             break
+        try:
+            tags.append(str(view[payload_at - tag_len : payload_at], "utf-8") if tag_len else None)
+        except UnicodeDecodeError:
+            reason = "bad"
+            break
         found.append((seq, base + at, 4 + frame_len, ts, data_len - fixed))
-        tags.append(str(view[payload_at - tag_len : payload_at], "utf-8") if tag_len else None)
         flags.append(flag)
         delete_flags.append(window[behind - 1])
         at = behind
@@ -442,7 +446,10 @@ def _scan_valid(window: bytes, base: int, end: int) -> DataScan | None:
                 if payload[i] < 4:
                     return None
                 metas[i] = unpack_len(whole[i], meta_at)[0]
-                tags[i] = str(whole[i][meta_at - tag_len : meta_at], "utf-8") if tag_len else None
+                try:
+                    tags[i] = str(whole[i][meta_at - tag_len : meta_at], "utf-8") if tag_len else None
+                except UnicodeDecodeError:
+                    return None
     lengths_hold = min(payload) >= 4 and _column(heads, 25, "I", _HEAD_BYTES) == array("I", payload)
     if not lengths_hold or not all(map(le, map(add, metas, repeat(4)), payload)):
         return None
@@ -749,10 +756,20 @@ def decode_tags(blob: bytes, first: int, count: int) -> SegmentTags:
         and (name_ends[-1] if name_ends else 0) == len(names)
         and sum(counts) == len(positions)
         and max(positions, default=-1) < count
+        and _are_texts(names, name_ends)
     )
     if not fits:
         raise SegmentDamaged("the columns of a .tags file do not fit together")
     return SegmentTags(first, sizes, names, name_ends, counts, positions)
+
+
+def _are_texts(names: bytes, ends: array[int]) -> bool:
+    """Whether these are names in UTF-8, none of which ends within a character, one after the other."""
+    try:
+        names.decode()
+    except UnicodeDecodeError:
+        return False
+    return all(a < b for a, b in pairwise(ends)) and not any(names[end] & 0xC0 == 0x80 for end in ends[:-1])
 
 
 def _seal(inner: bytes) -> bytes:

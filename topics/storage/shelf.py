@@ -13,6 +13,7 @@ from typing import Any, Final, Literal, NamedTuple
 
 import trio
 
+from topics.log.index import whole
 from topics.log.topic_log import RawRun
 
 Tier = Literal["hot", "cold", "gone"]
@@ -81,7 +82,7 @@ class Segment:
         """The inverse. Raises ValueError."""
         if len(value) != ENTRY_FIELDS or value[6] not in ("hot", "cold", "gone"):
             raise ValueError("a segment is not what it should be")
-        first, n, data_bytes, frames, opened_ms = (int(item) for item in value[:5])
+        first, n, data_bytes, frames, opened_ms = map(whole, value[:5])
         return cls(
             topic_id,
             first,

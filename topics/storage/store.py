@@ -27,7 +27,7 @@ from topics.storage import frames, recovery
 from topics.storage.datadir import DataDir, DataDirError, lock_data_dir, open_data_dir, parse_wal_name
 from topics.storage.frames import FrameType
 from topics.storage.fs import TEMPORARY_SUFFIX, Fs, LockHandle, write_atomic
-from topics.storage.recovered import Damage, Progress, Recovered, RecoveredShard, shard_of
+from topics.storage.recovered import Damage, Progress, Recovered, RecoveredShard, shard_of, understood
 from topics.storage.salvage import finish_repairs, repair
 from topics.storage.segment_reader import Tiers
 from topics.storage.segment_store import DirectorySegmentStore, SegmentStore
@@ -124,14 +124,15 @@ class Store:
         self.files = recovered.files
         self.snapshot_number = recovered.snapshot_number
         self._starts = recovered.starts
-        verdicts = decide(
-            recovered,
-            boot_id=self.boot_id,
-            identity=self.identity,
-            failed=self._failure_noted,
-            shards=shards,
-        )
-        settle_queues(recovered)
+        with understood(f"the log of {self.datadir.root}"):
+            verdicts = decide(
+                recovered,
+                boot_id=self.boot_id,
+                identity=self.identity,
+                failed=self._failure_noted,
+                shards=shards,
+            )
+            settle_queues(recovered)
         self._log_found(recovered, verdicts, (self._clock.perf_ns() - began_ns) / 1e6)
         by_number = {shard.shard: shard for shard in recovered.shards}
         # What recovery relied on is made durable first: names may have been visible that no crash would have left.
@@ -205,7 +206,8 @@ class Store:
             except Damage as damage:
                 if self._settings.recovery != "salvage":
                     raise
-                repair(self._fs, damage)
+                with understood(f"what is vouched for in {damage.path}"):
+                    repair(self._fs, damage)
                 self.salvaged = True
                 self.progress.done = self.progress.total = 0
         raise DataDirError(f"the WAL has more than {MAX_REPAIRS} damaged ranges")

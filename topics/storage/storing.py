@@ -128,12 +128,16 @@ class LiveTopic(Protocol):
     last_write_ms: int | None
     last_read_ms: int | None
     part: bytes | None
+    base: bytes | None
     part_end: Position | None
     floor_logged: int
     applied_end: Position | None
     unwritten: Any
-    working: trio.Event | None
     deleted: bool
+
+    def unsettled(self) -> trio.Event | None:
+        """What to wait for before it shows all that the disk holds of it."""
+        ...
 
     def mark_changed(self) -> None:
         """Its part has to be made anew."""
@@ -170,6 +174,11 @@ class Source(Protocol):
     @property
     def attention(self) -> set[Any]:
         """Topics that the reclaimer has to look at."""
+        ...
+
+    @property
+    def delayed(self) -> Iterable[Any]:
+        """Topics with something in the log that does not show in them yet."""
         ...
 
     def now_ms(self) -> int:
@@ -356,9 +365,9 @@ class Storing:
         try:
             for topic in topics:
                 with trio.move_on_after(WORKING_WAIT_S):
-                    while topic.working is not None:
-                        await topic.working.wait()
-                if topic.working is not None:
+                    while (event := topic.unsettled()) is not None:
+                        await event.wait()
+                if topic.unsettled() is not None:
                     # What it waits for may be the lock that our caller holds, to read once more what looks damaged.
                     raise OSError(errno.EAGAIN, f"topic {topic.name!r} is being worked on")
                 if topic.deleted or topic in self.stuck:
@@ -908,7 +917,7 @@ class Storing:
     async def _settle(self, captured: _Captured, moved: Segment | None, tier: Tier) -> None:
         """The index points to the segments: one step for each of them."""
         topic = captured.topic
-        topic.part = captured.encoded
+        topic.part, topic.base = captured.encoded, None
         topic.part_end = Position(*captured.part.end)
         if topic.deleted:
             return

@@ -18,8 +18,10 @@ from __future__ import annotations
 from array import array
 from bisect import bisect_left, bisect_right
 from collections.abc import Generator, Iterator, Mapping, Sequence
+from contextlib import suppress
 from typing import Any, Final, NamedTuple
 
+from topics.log.index import whole
 from topics.log.stages import CommitKeys
 from topics.queue.events import event_from_wire
 from topics.routing.state import Router
@@ -456,9 +458,10 @@ class LogCheck:
             vouched = max(vouched, self._begin.offset)
         if not clean:
             for frame, window, base in find_frames(handle, at, file.size, only=FrameType.SYNCED):
-                payload = frames.control_payload(window, base, frame)
-                if payload.get("file") == file.ordinal:
-                    vouched = max(vouched, int(payload["offset"]))
+                with suppress(Exception):  # what malformed CBOR raises depends on the bytes; it vouches for nothing
+                    payload = frames.control_payload(window, base, frame)
+                    if payload.get("file") == file.ordinal:
+                        vouched = max(vouched, whole(payload["offset"]))
         return vouched
 
     def _end(self, handle: File, file: _File, at: int, clean: bool) -> Iterator[Finding]:

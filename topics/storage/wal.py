@@ -460,6 +460,11 @@ class ShardWriter:
                         nursery.start_soon(self._prepare_spare)
             if self._stopping and self.failed is None:
                 await self._write_clean_stop()
+        except BaseException:
+            # A mistake of ours, or nobody wants the shard any more: who waits for it would do so for ever.
+            self.failed = self.failed or read_only(f"WAL shard {self.shard} has ended")
+            self._refuse_waiting(self.failed)
+            raise
         finally:
             if self._handle is not None:
                 self._handle.close()
@@ -733,22 +738,26 @@ class ShardWriter:
             f"WAL shard {self.shard} has failed ({error.strerror or error}); it stays read-only until a restart"
         )
         self.figures.read_only = 1
-        waiting = [*self._in_group, *self._unsynced, *self._queue]
         log.error(
             "wal_shard_read_only",
             shard=self.shard,
             error=str(error),
             file=self._file.path if self._file is not None else None,
-            batches_failed=len(waiting),
+            batches_failed=len(self._in_group) + len(self._unsynced) + len(self._queue),
             consequence="what changes its topics is refused (503 read_only) until a restart; reads go on",
         )
+        self._refuse_waiting(self.failed)
+        self._on_failure(self.shard)
+
+    def _refuse_waiting(self, error: ApiError) -> None:
+        """Nothing of what is not acked yet will be."""
+        waiting = [*self._in_group, *self._unsynced, *self._queue]
         self._in_group, self._unsynced = [], []
         self._queue.clear()
         self._queue_bytes = 0
         for batch in waiting:
-            batch.on_failed(self.failed)
+            batch.on_failed(error)
         self._room.unpark_all()
-        self._on_failure(self.shard)
 
 
 def write_current(fs: Fs, directory: str, name: str) -> None:

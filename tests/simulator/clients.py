@@ -1,0 +1,572 @@
+"""Clients of one life: what each step of a plan does, and what of it the truth is told.
+
+They talk to the engine as HTTP does, several at a time. A refusal (`ApiError`) leaves a request that may have had any
+effect; which refusals there may be depends on what the disk does, so none is judged except where a client was promised
+something. Once the machine is dead nobody is told anything any more.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from typing import Any, Final
+
+import msgspec
+import trio
+
+from tests.simulation.disk import SimCrash
+from tests.simulation.model import Record, canonical, numbered, view_of
+from tests.simulation.world import Life
+from tests.simulator.plan import Actor
+from tests.simulator.truth import Batch, Commit, Instance, Lease, Stage, Truth, broken, promise_of
+from tests.watching.client import Connection, Frame, Streams
+from topics.errors import ApiError
+from topics.exporting import End, ExportRequest
+from topics.log.match import Match
+from topics.model import (
+    AppendRequest,
+    CheckedAppend,
+    ClaimRequest,
+    HeldRequest,
+    HeldResult,
+    Performance,
+    RecordIn,
+    RouterPatch,
+    TopicConfigPatch,
+    WatchRequest,
+    WatchStart,
+)
+
+WINDOW_MS: Final = 100_000
+"""For how long keys are remembered at the least; the default is a little more."""
+
+REPEATS: Final = 6
+"""Keys that an owner remembers, and leases that a worker does."""
+
+
+class Memory:
+    """What actors remember from one life to the next."""
+
+    def __init__(self) -> None:
+        self.keyed: dict[str, list[tuple[Batch, str]]] = {}
+        self.leases: dict[str, list[Lease]] = {}
+        self.filling: dict[str, dict[str, Stage]] = {}
+        self.commits: dict[str, list[Commit]] = {}
+        self.names: int = 0
+        self.positions: dict[str, dict[str, tuple[Instance, int]]] = {}
+        """How far watchers have got."""
+
+
+class Clients:
+    """The actors of one life."""
+
+    def __init__(self, life: Life, truth: Truth, memory: Memory, offset_ms: int) -> None:
+        self.life = life
+        self.engine = life.engine
+        self.truth = truth
+        self.memory = memory
+        self._offset_ms = offset_ms
+        self._upkeep = trio.Lock()
+        self.followers: list[Follower] = []
+
+    async def run(self, actors: list[Actor]) -> None:
+        """All of them, until they are done."""
+        async with trio.open_nursery() as nursery:
+            for actor in actors:
+                nursery.start_soon(self._act, actor)
+
+    async def _act(self, actor: Actor) -> None:
+        for step in actor.steps:
+            await trio.sleep(step.after / 1000)
+            do: Callable[[str, Any], Awaitable[None]] = getattr(self, f"do_{step.do}")
+            await do(actor.name, step.what)
+
+    def now(self) -> int:
+        """Time that no step moves, over all lives, ms."""
+        return self._offset_ms + self.life.clock.monotonic_ms()
+
+    def _alive(self) -> None:
+        """Nobody is told anything by a dead machine."""
+        if self.life.fs.dead:
+            raise SimCrash("the machine is dead")
+
+    @contextmanager
+    def _refusable(self) -> Iterator[None]:
+        """The body asks for something, and may be refused."""
+        with suppress(ApiError):
+            yield
+        self._alive()
+
+    def _is(self, instance: Instance) -> bool:
+        """Whether a topic is still this instance of it."""
+        return instance.deletion == "no" and self.truth.latest(instance.name) is instance
+
+    # -- topics ------------------------------------------------------------------------------------------------------
+
+    async def do_topic(self, _actor: str, what: Mapping[str, Any]) -> None:
+        """Make a topic, or change its config."""
+        name, patch = what["topic"], what["config"]
+        if name not in self.engine.topics and self.truth.latest(name) is not None and self.truth.current(name).created:
+            return  # it was deleted, and nobody knows
+        await self._put(name, patch)
+
+    async def _put(self, name: str, patch: Mapping[str, Any]) -> None:
+        instance, asked = self.truth.current(name), self.truth.tick()
+        self.truth.config_asked(instance, patch)
+        try:
+            config, _ = await self.engine.put_topic(name, TopicConfigPatch(**patch))
+        except ApiError as error:
+            self._alive()
+            if error.status == 400:
+                self.truth.config_refused(instance)
+            return
+        self._alive()
+        self.truth.config_answered(instance, config, self.engine.topics[name].id, asked)
+        await self._synced(instance)
+
+    async def do_again(self, _actor: str, what: Mapping[str, Any]) -> None:
+        """Delete a topic and make it again."""
+        instance = self.truth.latest(what["topic"])
+        if instance is not None and instance.options:
+            self.truth.topic_deletion_asked(instance)
+            try:
+                await self.engine.delete_topic(instance.name, if_empty=False)
+            except ApiError:
+                self._alive()
+                return
+            self._alive()
+            self.truth.topic_deleted(instance)
+        await self._put(what["topic"], what["config"])
+
+    async def _synced(self, instance: Instance) -> None:
+        """Look how far the disk is known to hold."""
+        with self._refusable():
+            state = await self.engine.topic_state(instance.name, touch=False)
+            self._alive()
+            if state.epoch == instance.epoch and self._is(instance):
+                self.truth.synced(instance, state.synced_seq)
+
+    # -- records -----------------------------------------------------------------------------------------------------
+
+    def _records(self, what: Mapping[str, Any]) -> tuple[list[int], tuple[RecordIn, ...]]:
+        numbers = [self.truth.number() for _ in range(what.get("count", 1))]
+        meta = what.get("meta")
+        return numbers, numbered(
+            numbers, what.get("size", 30), tag=what.get("tag"), node=what.get("node"), meta=meta and dict(meta)
+        )
+
+    async def do_append(self, actor: str, what: Mapping[str, Any]) -> None:
+        """Append a batch; with a key, so that it can be repeated."""
+        instance = self.truth.latest(what["topic"])
+        if instance is None or not instance.options:
+            return
+        numbers, records = self._records(what)
+        batch = self.truth.append_asked(instance, records, numbers)
+        if what.get("key"):
+            batch.key, batch.sent_ms = f"key-{numbers[0]}", self.now()
+            keyed = self.memory.keyed.setdefault(instance.name, [])
+            keyed.append((batch, batch.key))
+            del keyed[:-REPEATS]
+        await self._append(batch)
+        await self._synced(instance)
+
+    async def _append(self, batch: Batch) -> None:
+        request = AppendRequest(records=list(batch.records), idempotency_key=batch.key, create=False)
+        with self._refusable():
+            result = await self.engine.append(batch.instance.name, request, Performance())
+            self._alive()
+            if self._is(batch.instance):
+                self.truth.append_answered(batch, result.first_seq, result.count, deduped=result.deduped)
+
+    async def do_burst(self, actor: str, what: Mapping[str, Any]) -> None:
+        """Several appends at the same time."""
+        async with trio.open_nursery() as nursery:
+            for _ in range(what["writers"]):
+                nursery.start_soon(self.do_append, actor, {"topic": what["topic"], "count": 2})
+
+    async def do_repeat(self, _actor: str, what: Mapping[str, Any]) -> None:
+        """Send a batch again under its key."""
+        for batch, _key in self.memory.keyed.get(what["topic"], ())[-2:]:
+            if self._is(batch.instance) and self.now() - batch.sent_ms < WINDOW_MS and not self.truth.clock_moved:
+                self.truth.repeat_asked(batch)
+                await self._append(batch)
+
+    async def do_delete(self, _actor: str, what: Mapping[str, Any]) -> None:
+        """Delete what is before some place, or what has some tag."""
+        instance = self.truth.latest(what["topic"])
+        if instance is None or not instance.options or instance.name not in self.engine.topics:
+            return
+        before = int(what["share"] * instance.head) + 1 if "share" in what else None
+        match = Match(what["tag"], prefix=what["prefix"]) if "tag" in what else None
+        deletion = self.truth.deletion_asked(instance, before, match)
+        with self._refusable():
+            await self.engine.delete_records(instance.name, before, match, Performance())
+            self._alive()
+            topic = self.engine.topics.get(instance.name)
+            if topic is not None and self._is(instance):
+                self.truth.deletion_answered(instance, deletion, topic.log.head_seq)
+
+    async def do_look(self, _actor: str, what: Mapping[str, Any]) -> None:
+        """Read all of a topic."""
+        instance = self.truth.latest(what["topic"])
+        if instance is None or not instance.options:
+            return
+        since, classes = self.truth.tick(), set(instance.classes)
+        with self._refusable():
+            view = await view_of(self.engine, instance.name)
+            self._alive()
+            if view.epoch == instance.epoch and self._is(instance):
+                for record in view.records.values():
+                    self.truth.seen(instance, record, since, classes)
+
+    async def do_export(self, _actor: str, what: Mapping[str, Any]) -> None:
+        """Read all of a topic in one export."""
+        instance = self.truth.latest(what["topic"])
+        if instance is None or not instance.options:
+            return
+        since, classes = self.truth.tick(), set(instance.classes)
+        with self._refusable():
+            records, _, end = await exported(self.life, instance.name)
+            self._alive()
+            if end.epoch == instance.epoch and self._is(instance):
+                for record in records.values():
+                    self.truth.seen(instance, record, since, classes)
+
+    # -- routers -----------------------------------------------------------------------------------------------------
+
+    async def do_router(self, _actor: str, what: Mapping[str, Any]) -> None:
+        """Make a router, or ask again for what it is."""
+        name = what["router"]
+        if name not in self.truth.plans:
+            return
+        options = self.truth.plans[name]
+        if not all(end in self.engine.topics for end in (options["source"], options["dest"])):
+            return
+        known = self.truth.routers[name]
+        removals = known.removals
+        self.truth.router_asked(name)
+        with self._refusable():
+            try:
+                state, _ = await self.engine.put_router(name, RouterPatch(**options))
+            finally:
+                known.asking -= 1
+            self._alive()
+            self.truth.router_answered(name, state, removals)
+
+    async def do_delete_router(self, _actor: str, what: Mapping[str, Any]) -> None:
+        """Take a router away."""
+        known = self.truth.routers.get(what["router"])
+        if known is None or known.there == "no":
+            return
+        known.there = "maybe"
+        with self._refusable():
+            await self.engine.delete_router(what["router"])
+            self._alive()
+            known.there = "no"
+
+    # -- jobs --------------------------------------------------------------------------------------------------------
+
+    async def do_claim(self, actor: str, what: Mapping[str, Any]) -> None:
+        """Claim jobs."""
+        instance = self.truth.latest(what["topic"])
+        if instance is None or not instance.options:
+            return
+        lease_ms = what["lease_ms"] or min(config.lease_ms for config in instance.options)
+        durable = all(config.leases_durable and config.durability != "ephemeral" for config in instance.options)
+        asked, since = self.now(), self.truth.tick()
+        with self._refusable():
+            result = await self.engine.claim(
+                instance.name,
+                ClaimRequest(node=actor, most=what["most"], lease_ms=what["lease_ms"], wait_ms=0),
+                Performance(),
+            )
+            self._alive()
+            if not self._is(instance) or self.engine.topics[instance.name].id != instance.epoch:
+                return
+            for job in result.jobs:
+                number = msgspec.json.decode(b"{" + job.record)["data"]["n"]
+                end = asked + lease_ms, self.now() + max(lease_ms, *(config.lease_ms for config in instance.configs))
+                lease = Lease(
+                    instance,
+                    job.seq,
+                    number,
+                    actor,
+                    job.lease_id,
+                    *end,
+                    deliveries=job.deliveries,
+                    durable=durable,
+                    asked=since,
+                    life=self.truth.life,
+                )
+                self.truth.claimed(lease, self.now())
+                held = self.memory.leases.setdefault(actor, [])
+                held.append(lease)
+                del held[:-REPEATS]
+
+    async def do_ack(self, actor: str, what: Mapping[str, Any]) -> None:
+        """Done with some of what was claimed."""
+        await self._say(actor, what, "ack")
+
+    async def do_nack(self, actor: str, what: Mapping[str, Any]) -> None:
+        """Give some of it back."""
+        await self._say(actor, what, "nack")
+
+    async def do_extend(self, actor: str, what: Mapping[str, Any]) -> None:
+        """Hold some of it for longer, or for less."""
+        await self._say(actor, what, "extend")
+
+    async def do_stale(self, actor: str, what: Mapping[str, Any]) -> None:
+        """Ack what was claimed long ago, whoever holds it now."""
+        await self._say(actor, {**what, "which": 0.0, "count": 1}, "ack")
+
+    async def _say(self, actor: str, what: Mapping[str, Any], kind: str) -> None:
+        mine = self.memory.leases.get(actor, [])
+        start = int(what["which"] * len(mine))
+        leases = [lease for lease in mine[start : start + what["count"]] if self._is(lease.instance)]
+        leases = list({lease.seq: lease for lease in leases}.values())
+        if not leases or leases[0].instance.name not in self.engine.topics:
+            return
+        instance, ms = leases[0].instance, what.get("ms", 0)
+        asked, classes = self.now(), set(instance.classes)
+        held = self.truth.held(instance, leases, asked)
+        for lease in leases:
+            if kind == "ack":
+                instance.ended[lease.seq] += 1
+            if kind == "extend":
+                lease.earliest_end = min(lease.earliest_end, asked + ms)
+                lease.latest_end = max(lease.latest_end, asked + ms)
+            else:
+                lease.over = True
+        request = HeldRequest(
+            node=actor, seqs=[lease.seq for lease in leases], lease_ids=[lease.lease_id for lease in leases]
+        )
+        with self._refusable():
+            result = await self._send(kind, instance.name, request, ms)
+            self._alive()
+            if not self._is(instance) or self.engine.topics[instance.name].id != instance.epoch:
+                return
+            self.truth.acted(instance, held, result.done)
+            if kind == "ack":
+                instance.remove(result.done, promise_of(classes | instance.classes), self.truth.tick())
+                instance.ended.subtract(result.skipped)
+            for lease in leases:
+                if kind == "extend" and lease.seq in result.done:
+                    lease.earliest_end, lease.latest_end = asked + ms, self.now() + ms
+
+    async def _send(self, kind: str, name: str, request: HeldRequest, ms: int) -> HeldResult:
+        if kind == "ack":
+            return await self.engine.ack(name, request, Performance())
+        if kind == "nack":
+            return await self.engine.nack(name, request, ms, Performance())
+        return await self.engine.extend(name, request, ms, Performance())
+
+    # -- stages ------------------------------------------------------------------------------------------------------
+
+    async def do_stage(self, actor: str, what: Mapping[str, Any]) -> None:
+        """Append to a stage, which is made where there is none."""
+        instance = self.truth.latest(what["topic"])
+        if instance is None or not instance.created:
+            return
+        filling = self.memory.filling.setdefault(actor, {})
+        stage = filling.get(what["stage"])
+        if stage is None or stage.instance is not instance or stage.may_be_gone:
+            self.memory.names += 1
+            stage = filling[what["stage"]] = Stage(instance, f"{actor}-{what['stage']}-{self.memory.names}")
+            self.truth.stages.append(stage)
+        numbers, records = self._records(what)
+        batch = self.truth.stage_asked(stage, records, numbers)
+        request = CheckedAppend(
+            records=list(records), datas=[bytes(one.data) for one in records], tags=None, nodes=None, metas=None
+        )
+        with self._refusable():
+            result = await self.engine.stage(instance.name, stage.name, request, Performance())
+            self._alive()
+            self.truth.stage_answered(stage, batch, result.count)
+
+    async def do_commit(self, actor: str, what: Mapping[str, Any]) -> None:
+        """Publish stages."""
+        instance = self.truth.latest(what["topic"])
+        filling = self.memory.filling.get(actor, {})
+        stages = [stage for stage in filling.values() if stage.instance is instance and stage.batches]
+        stages = stages if what["both"] else stages[:1]
+        if instance is None or not stages:
+            return
+        for stage in stages:
+            filling.pop(next(name for name, one in filling.items() if one is stage))
+        self.memory.names += 1
+        commit = self.truth.commit_asked(instance, f"{actor}/{self.memory.names}", stages)
+        self.memory.commits.setdefault(actor, []).append(commit)
+        await self._commit(commit)
+
+    async def do_recommit(self, actor: str, _what: Mapping[str, Any]) -> None:
+        """Say it again: it is done once."""
+        for commit in self.memory.commits.get(actor, ())[-2:]:
+            if self._is(commit.instance):
+                await self._commit(commit)
+
+    async def _commit(self, commit: Commit) -> None:
+        names = [stage.name for stage in commit.stages]
+        try:
+            result = await self.engine.commit_stages(commit.instance.name, names, commit.key, Performance())
+        except ApiError as error:
+            self._alive()
+            if self._is(commit.instance) and error.code == "stage_not_found":
+                self.truth.commit_refused(commit)
+            return
+        self._alive()
+        if self._is(commit.instance):
+            self.truth.commit_answered(commit, result.first_seq, result.count, deduped=result.deduped)
+
+    async def do_delete_stage(self, actor: str, what: Mapping[str, Any]) -> None:
+        """Drop a stage."""
+        stage = self.memory.filling.get(actor, {}).pop(what["stage"], None)
+        if stage is not None and self._is(stage.instance):
+            stage.may_be_gone = True
+            with self._refusable():
+                await self.engine.delete_stage(stage.instance.name, stage.name)
+
+    # -- watching ----------------------------------------------------------------------------------------------------
+
+    async def do_watch(self, actor: str, what: Mapping[str, Any]) -> None:
+        """Watch topics for some time, from where this actor has got to."""
+        positions = self.memory.positions.setdefault(actor, {})
+        starts, followers = {}, {}
+        for name in what["topics"]:
+            instance = self.truth.latest(name)
+            if instance is None or not instance.created or name not in self.engine.topics:
+                continue
+            known, position = positions.get(name, (instance, 0))
+            position = position if known is instance else 0
+            starts[name] = WatchStart(from_seq=position)
+            followers[name] = Follower(self.truth, instance, position)
+        if not starts:
+            return
+        self.followers += followers.values()
+        async with trio.open_nursery() as nursery:
+            with self._refusable():
+                session, _ = self.engine.watching.open(WatchRequest(topics=starts, include_tags=True))
+                streams = Streams(self.life, nursery)  # type: ignore[arg-type]
+                connection = await streams.connect(
+                    session, stopped=what["slow"], on_frame=lambda got: self._arrived(followers, got.frame)
+                )
+                await self._watch(connection, what)
+            nursery.cancel_scope.cancel()
+        for name, follower in followers.items():
+            positions[name] = follower.instance, follower.position
+
+    async def _watch(self, connection: Connection, what: Mapping[str, Any]) -> None:
+        if what["slow"]:
+            await trio.sleep(what["ms"] / 1000)
+            connection.go_on_reading()
+        await trio.sleep(what["ms"] / 1000)
+        connection.cut()
+
+    def _arrived(self, followers: Mapping[str, Follower], frame: Frame) -> None:
+        self._alive()
+        if frame.topic in followers:
+            followers[frame.topic].take(frame)
+
+    # -- the daemon's own work ---------------------------------------------------------------------------------------
+
+    async def do_checkpoint(self, _actor: str, _what: Mapping[str, Any]) -> None:
+        """As the compactor does by the clock."""
+        async with self._upkeep:
+            with suppress(ApiError, OSError):
+                await self.life.compactor.checkpoint()
+
+    async def do_reclaim(self, _actor: str, _what: Mapping[str, Any]) -> None:
+        """As the reclaimer does."""
+        async with self._upkeep:
+            with suppress(ApiError, OSError):
+                await self.life.reclaimer.pass_over()
+
+    async def do_relocate(self, _actor: str, _what: Mapping[str, Any]) -> None:
+        """As the relocator does, where there is a cold directory."""
+        if self.engine.settings.cold_dir is not None:
+            async with self._upkeep:
+                with suppress(ApiError, OSError):
+                    await self.life.relocator.pass_over()
+
+    async def do_expire(self, _actor: str, _what: Mapping[str, Any]) -> None:
+        """As housekeeping does."""
+        self.engine.expire_stages()
+
+    async def do_clock(self, _actor: str, what: Mapping[str, Any]) -> None:
+        """Set the wall clock."""
+        self.truth.clock_moved = True
+        self.life.clock.step(what["ms"])
+
+
+class Follower:
+    """One topic of one watcher: ranges and gaps follow one another, and what is passed over was asked to go."""
+
+    def __init__(self, truth: Truth, instance: Instance, position: int) -> None:
+        self.truth = truth
+        self.instance = instance
+        self.position = position
+        self.silent: set[int] = set()
+        self.over = False
+
+    def take(self, frame: Frame) -> None:
+        """The next frame. Raises Broken."""
+        if self.over:
+            return
+        if frame.kind == "topic_deleted" or not self._is_current():
+            self.over = True
+        elif frame.kind == "record":
+            self._records(frame)
+        elif frame.kind == "tombstone":
+            self._tombstone(frame)
+        elif frame.kind == "caught_up":
+            self._pass_over(frame.head_seq)
+
+    def _is_current(self) -> bool:
+        return self.truth.latest(self.instance.name) is self.instance and self.instance.deletion == "no"
+
+    def _records(self, frame: Frame) -> None:
+        if frame.from_seq != self.position:
+            broken(f"{self.instance.name}: a watcher at {self.position} is told of what is after {frame.from_seq}")
+        for sent in frame.records:
+            if sent.seq <= self.position:
+                broken(f"{self.instance.name}: a watcher at {self.position} is given seq {sent.seq}")
+            self._pass_over(sent.seq - 1)
+            self.position = sent.seq
+            self.truth.delivered(self.instance, sent.seq, sent.ts, msgspec.json.decode(sent.data)["n"])
+        self._pass_over(frame.to_seq)
+
+    def _tombstone(self, frame: Frame) -> None:
+        if frame.reason == "recreated":
+            self.position = frame.earliest_seq - 1
+            return
+        if frame.gap_from <= self.position:
+            broken(f"{self.instance.name}: a watcher at {self.position} is told of a gap from {frame.gap_from}")
+        self._pass_over(frame.gap_from - 1)
+        self.position = frame.gap_to
+
+    def _pass_over(self, to: int) -> None:
+        self.silent.update(range(self.position + 1, to + 1))
+        self.position = max(self.position, to)
+
+    def judge(self) -> None:
+        """All that was asked for is known now: what it was not told of was asked to go."""
+        if not self._is_current():
+            return
+        for seq in self.silent:
+            if not self.instance.may_be_deleted(seq):
+                broken(f"{self.instance.name}: a watcher was told nothing of seq {seq}")
+        self.silent.clear()
+
+
+async def exported(life: Life, name: str) -> tuple[dict[int, Record], list[tuple[int, int, str]], End]:
+    """A topic by way of an export: its records, its gaps, and the end. Raises ApiError."""
+    export = await life.engine.export(name, ExportRequest())
+    records: dict[int, Record] = {}
+    gaps: list[tuple[int, int, str]] = []
+    while (piece := await export.next_slice()) is not None:
+        if piece.tombstone is not None:
+            gaps.append((piece.tombstone.gap_from, piece.tombstone.gap_to, piece.tombstone.reason))
+        for line in piece.lines.split(b"\n") if piece.lines else ():
+            row = msgspec.json.decode(line)
+            seq, ts = row.pop("$seq"), row.pop("$ts")
+            records[seq] = Record(seq, ts, row["data"]["n"], canonical(row))
+    return records, gaps, export.end

@@ -1,0 +1,405 @@
+"""Runs a plan: the real engine, store, routers, queues, stages, delivery and governor, one life after another, on a
+simulated disk and clock, and judges each recovery.
+
+After every end the machine is recovered once and looked at before anybody moves anything, so that what the end has
+left is judged by itself; then a second time from there, which has to show the same; the life after it goes on from
+that. When the last life is over, forwarders run until they are idle, every job is claimed and acked, everything is
+stored, the daemon stops cleanly, and what the next start shows has to be what was there.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass, field, replace
+from functools import partial
+from pathlib import Path
+from typing import Any, Final
+
+import trio
+
+from tests.engine.walks import SlowOffload
+from tests.simulation.disk import Fault, Op, SimFs
+from tests.simulation.model import View, view_of
+from tests.simulation.queue_lives import nobody_moves
+from tests.simulation.router_lives import until_idle
+from tests.simulation.segment_lives import check_logs
+from tests.simulation.world import COLD, End, Life, World, settings
+from tests.simulator.clients import Clients, Memory, exported
+from tests.simulator.plan import LifePlan, Plan, Rot, Trouble
+from tests.simulator.truth import Broken, Fate, Truth, broken, judge_arrivals, judge_salvaged
+from topics.config import Settings
+from topics.engine import Engine
+from topics.model import ClaimRequest, HeldRequest, Performance, QueueState, RouterState, TopicConfigPatch
+from topics.offload import Kind
+from topics.storage.datadir import DataDirError
+from topics.storage.recovered import Damage
+
+DAMAGES_RECORDS: Final = ".data"
+"""The kind of file in which a bit that changes costs a record; of all others there is a second witness."""
+
+SNAPSHOT: Final = "snapshot"
+
+NEVER_SAID: Final = frozenset({"forwarder_failed", "seqs_repeated", "background_task_failed"})
+STRANGER: Final = "stranger"
+CLAIM_ROUNDS: Final = 60
+LONGEST_S: Final = 1000
+"""Of a life, in its own time."""
+
+
+@dataclass(slots=True)
+class Figures:
+    """What a run was."""
+
+    lives: int = 0
+    recoveries: int = 0
+    operations: int = 0
+    """Changes of the disk."""
+    faults: int = 0
+    rot: int = 0
+    ends: Counter[str] = field(default_factory=Counter)
+    checked: Counter[str] = field(default_factory=Counter)
+
+
+@dataclass(frozen=True, slots=True)
+class Shown:
+    """Everything that can be found out about a daemon that has just started."""
+
+    views: dict[str, View]
+    states: dict[str, QueueState]
+    routers: dict[str, RouterState]
+
+
+def run(plan: Plan) -> Figures:
+    """Run a plan. Raises `Broken`, or whatever the daemon has raised that it should not have."""
+    return _Run(plan).run()
+
+
+class _Run:
+    """One run of a plan."""
+
+    def __init__(self, plan: Plan) -> None:
+        self.plan = plan
+        self.truth = Truth(plan.routers)
+        self.memory = Memory()
+        self.figures = Figures()
+        self.offset_ms = 0
+        self.decayed: Counter[str] = Counter()
+        self.world = World(plan.seed, config=self._settings(plan.lives[0] if plan.lives else None), fs=SimFs(plan.seed))
+
+    def run(self) -> Figures:
+        """All of it."""
+        for number, life in enumerate(self.plan.lives):
+            self.world.settings = self._settings(life)
+            if number:
+                before = self.plan.lives[number - 1]
+                if not self._restart(before, life):
+                    return self._done()
+            self._live(life)
+        if self.plan.lives and self._restart(self.plan.lives[-1], None):
+            self._finish()
+        return self._done()
+
+    def _done(self) -> Figures:
+        self.figures.checked = self.truth.checked
+        return self.figures
+
+    def _settings(self, life: LifePlan | None) -> Settings:
+        changes: dict[str, Any] = dict(self.plan.settings)
+        changes |= {"segment_max_age_ms": 0, "rewrite_live_ratio": 0.8, "min_free_bytes": 0, "stage_ttl_ms": 86_400_000}
+        changes["cold_dir"] = Path(COLD) if self.plan.cold else None
+        changes["wal_shards"] = life.shards if life is not None else 2
+        return settings(**changes)
+
+    # -- a life ------------------------------------------------------------------------------------------------------
+
+    def _live(self, life: LifePlan) -> None:
+        world, fs = self.world, self.world.fs
+        faults = [_fault(trouble, world) for trouble in life.troubles]
+        if life.slow:
+            kinds = {Kind(kind): 0.2 for kind in life.slow}
+            world.offload = partial(SlowOffload, kinds, (life.slow_ms / 1000, 0.001))
+        else:
+            world.offload = None
+        clients: list[Clients] = []
+
+        async def scenario(running: Life) -> None:
+            for fault in faults:
+                fs.inject(fault)
+            if life.crash_at is not None:
+                fs.crash_at = fs.mutations + life.crash_at
+            clients.append(Clients(running, self.truth, self.memory, self.offset_ms))
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(running.engine.governor.run)
+                await _in_time(clients[0].run(life.actors))
+                if life.rot:
+                    await trio.sleep(1)  # what is on the disk is vouched for, and the log silent
+                nursery.cancel_scope.cancel()
+            if life.end == "stop":
+                check_logs(running)
+            elif not fs.dead:
+                fs.crash()
+
+        stopped = self._run_life(world, scenario, end="stop" if life.end == "stop" else "kill")
+        failed = any(fault.error is not None and fault.hits for fault in faults)
+        self.truth.failed = self.truth.failed or failed
+        for follower in clients[0].followers if clients else ():
+            follower.judge()
+        self.figures.lives += 1
+        self.figures.operations += fs.mutations
+        self.figures.faults += sum(fault.hits for fault in faults)
+        self.figures.ends[life.end if stopped or life.end != "stop" else "kill"] += 1
+
+    def _run_life(self, world: World, scenario: Callable[[Life], Any], *, end: Any) -> bool:
+        try:
+            stopped = world.live(scenario, end=end)
+        except (RuntimeError, ExceptionGroup) as error:
+            if not world.fs.dead or not _is_unwinding(error):
+                raise
+            stopped = False
+        for event in world.events:
+            if event["event"] in NEVER_SAID:
+                broken(f"the daemon says {event}")
+        world.events.clear()
+        return stopped
+
+    # -- between two lives -------------------------------------------------------------------------------------------
+
+    def _restart(self, before: LifePlan, following: LifePlan | None) -> bool:
+        """End a life as planned, recover twice, judge. False if the log was damaged: the plan ends with that."""
+        end: End = "kill" if before.end == "stop" else before.end  # type: ignore[assignment]
+        fate: Fate = "stop" if before.end == "stop" else "kill" if end == "kill" else "machine"
+        self._go_on(self.world.after(end, before.end_seed), before.down_ms, before.clock_step)
+        fate = self._crash_in_recovery(before, fate)
+        for rot in before.rot:
+            self._decay(rot)
+        if following is not None:
+            self.world.settings = self._settings(following)
+        try:
+            shown = self._see(self.world)
+        except Damage:
+            if not any(rot.kind == ".log" for rot in before.rot):
+                raise
+            self._salvage()
+            return False
+        self.truth.judge(shown.views, shown.states, fate)
+        self.truth.judge_routers(shown.routers, shown.views)
+        self._go_on(self.world.after("kill" if before.end_seed % 2 else "drop"), 0, 0)
+        again = self._see(self.world)
+        _assert_same(shown, again, "a second recovery shows something else")
+        self.truth.restarted(shown.views, shown.routers, fate)
+        self._go_on(self.world.after("drop" if before.end_seed % 2 else "kill"), 0, 0)
+        return True
+
+    def _go_on(self, world: World, down_ms: int, step: int) -> None:
+        """The next machine, after some time in which nothing ran and the clock may have been set."""
+        self.offset_ms += self.world.clock.monotonic_ms() + down_ms
+        self.truth.clock_moved |= step != 0
+        world.settings = self.world.settings
+        self.world = World(world.seed, config=world.settings, fs=world.fs, now_ms=world.clock.now_ms() + down_ms + step)
+
+    def _crash_in_recovery(self, before: LifePlan, fate: Fate) -> Fate:
+        """Have a recovery end early, and the machine with it."""
+        if before.crash_in_recovery is None or before.rot:
+            return fate
+        fs = self.world.fs
+        fs.crash_at = fs.mutations + before.crash_in_recovery
+
+        async def nothing(_life: Life) -> None:
+            fs.crash()
+
+        self._run_life(self.world, nothing, end="kill")
+        kind: End = "reorder" if before.end_seed % 3 else "kill"
+        self._go_on(self.world.after(kind, before.end_seed + 1), 0, 0)
+        self.figures.recoveries += 1
+        return fate if kind == "kill" else "machine"
+
+    def _see(self, world: World) -> Shown:
+        """What a recovery shows before anything is moved; then the process is killed."""
+        found: list[Shown] = []
+
+        async def look(life: Life) -> None:
+            with nobody_moves(life):
+                found.append(await shown_by(life))
+                life.engine.status.phase = "draining"
+
+        world.offload = None
+        if not self._run_life(world, look, end="kill"):
+            raise AssertionError("the machine has died, and nobody has killed it")
+        if world.fs.open_files:
+            broken(f"{world.fs.open_files} files are left open")
+        self.figures.recoveries += 1
+        return found[0]
+
+    # -- damage ------------------------------------------------------------------------------------------------------
+
+    def _decay(self, rot: Rot) -> None:
+        """Change a bit of a file of this kind, if there is one; of one snapshot only, there are two."""
+        fs = self.world.fs
+        if rot.kind == SNAPSHOT and self.decayed[SNAPSHOT]:
+            return
+        paths = sorted(
+            path for path, content in fs.tree().items() if content and rot.kind in path and not path.endswith(".tmp")
+        )
+        if not paths:
+            return
+        path = paths[min(int(rot.file * len(paths)), len(paths) - 1)]
+        content = fs.tree()[path]
+        assert content
+        length = len(content.rstrip(b"\0")) if rot.kind == ".log" else len(content)
+        if length:
+            fs.flip_bit(path, min(int(rot.place * length), length - 1), rot.bit)
+            self.figures.rot += 1
+            self.decayed[rot.kind] += 1
+            self.truth.rot += rot.kind == DAMAGES_RECORDS
+
+    def _salvage(self) -> None:
+        """A damaged log was refused: salvage takes what there is, once, and nothing of it is made up."""
+        self.world.settings = replace(self.world.settings, recovery="salvage")
+        try:
+            shown = self._see(self.world)
+        except DataDirError as error:
+            if "too short for its verdict" not in str(error):
+                raise
+            self.figures.ends["not salvaged"] += 1  # a documented limit: there is no room for what is to be written
+            return
+        judge_salvaged(self.truth, shown.views)
+        self.world = self.world.after("drop")
+        self.world.settings = replace(self.world.settings, recovery="strict")
+        again = self._see(self.world)
+        _assert_same(shown, again, "a start after a salvage shows something else")
+
+    # -- the end -----------------------------------------------------------------------------------------------------
+
+    def _finish(self) -> None:
+        """Everything comes to rest, and is there after a clean stop."""
+        shown: list[Shown] = []
+
+        async def rest(life: Life) -> None:
+            await _in_time(until_idle(life))
+            before = await shown_by(life)
+            judge_arrivals(self.truth, before.views, before.routers)
+            await self._empty(life, before)
+            for _ in range(3):
+                await life.compactor.checkpoint()
+                await life.reclaimer.pass_over()
+            if life.engine.settings.cold_dir is not None:
+                await life.relocator.pass_over()
+            shown.append(await shown_by(life))
+
+        assert self._run_life(self.world, rest, end="stop")
+        self.world = self.world.after("drop")
+        last = self._see(self.world)
+        _assert_same(shown[0], last, "after a clean stop something else is there", stopped=True)
+
+    async def _empty(self, life: Life, before: Shown) -> None:
+        """Every job comes, or is buried: then the queues are empty."""
+        queues = [name for name, view in before.views.items() if view.config.type == "queue"]
+        came: dict[str, set[int]] = {name: set() for name in queues}
+        for around in range(CLAIM_ROUNDS):
+            for name in queues:
+                await _claim_all(life.engine, name, came[name])
+            if around == CLAIM_ROUNDS // 2:
+                for name in queues:  # what cannot be buried comes back
+                    if life.engine.topics[name].config.dead_letter is not None:
+                        await life.engine.put_topic(name, TopicConfigPatch(dead_letter=None))
+            if not any(life.engine.topics[name].log.count for name in queues):
+                break
+            await trio.sleep(4)
+        left = {name: life.engine.topics[name].log.count for name in queues if life.engine.topics[name].log.count}
+        if left:
+            broken(f"queues do not get empty: {left}")
+        await until_idle(life)
+        for name in queues:
+            self._check_came(name, before.views[name], came[name], (await shown_by(life)).views)
+
+    def _check_came(self, name: str, view: View, came: set[int], after: Mapping[str, View]) -> None:
+        instance = self.truth.latest(name)
+        if instance is None or instance.retained or instance.buries:
+            return
+        missing = view.records.keys() - came
+        if missing:
+            broken(f"{name}: the jobs {missing} never came")
+        self.truth.checked["jobs"] += len(came)
+
+
+def _is_unwinding(error: Exception) -> bool:
+    """Whether this is only what is left of a dead daemon, which wants to begin something."""
+    if isinstance(error, ExceptionGroup):
+        return all(_is_unwinding(one) for one in error.exceptions)
+    return isinstance(error, RuntimeError) and "Nursery is closed" in str(error)
+
+
+async def _in_time(work: Awaitable[None]) -> None:
+    """Somebody who waits for ever waits for what never comes."""
+    with trio.move_on_after(LONGEST_S) as limit:
+        await work
+    if limit.cancelled_caught:
+        broken(f"something is not over after {LONGEST_S} s")
+
+
+async def _claim_all(engine: Engine, name: str, came: set[int]) -> None:
+    """Claim all there is of a queue, and ack it."""
+    while True:
+        jobs = (
+            await engine.claim(name, ClaimRequest(node=STRANGER, most=1000, lease_ms=30_000, wait_ms=0), Performance())
+        ).jobs
+        if not jobs:
+            return
+        came.update(job.seq for job in jobs)
+        held = HeldRequest(node=STRANGER, seqs=[job.seq for job in jobs], lease_ids=[job.lease_id for job in jobs])
+        await engine.ack(name, held, Performance())
+
+
+async def shown_by(life: Life) -> Shown:
+    """Every topic by diff and by export, which have to agree, its counters, and every router."""
+    check_logs(life)
+    views: dict[str, View] = {}
+    states: dict[str, QueueState] = {}
+    for name in list(life.engine.topics):
+        view = views[name] = await view_of(life.engine, name)
+        if not view.config.ttl_ms:
+            records, gaps, _ = await exported(life, name)
+            if records != view.records or _seqs(gaps) != _seqs(view.gaps):
+                broken(f"{name}: a diff shows {view.records} {view.gaps}, an export {records} {gaps}")
+        state = await life.engine.topic_state(name, touch=False)
+        if isinstance(state.queue, QueueState) and not view.config.ttl_ms:
+            states[name] = state.queue
+    routers, more = await life.engine.list_routers("", None, None, None, 1000)
+    assert not more
+    check_logs(life)
+    return Shown(views, states, {state.router: state for state in routers})
+
+
+def _seqs(gaps: list[tuple[int, int, str]]) -> set[int]:
+    return {seq for first, last, _ in gaps for seq in range(first, last + 1)}
+
+
+def _assert_same(before: Shown, after: Shown, problem: str, *, stopped: bool = False) -> None:
+    """Topic by topic; what is gone through ttl meanwhile is let alone, and after a stop what is ephemeral."""
+    for name in before.views.keys() | after.views.keys():
+        one, other = before.views.get(name), after.views.get(name)
+        if one is None or other is None:
+            broken(f"{name}: {problem}\n  {one}\n  {other}")
+        if one.config.ttl_ms or (stopped and one.config.durability == "ephemeral"):
+            continue
+        if one != other:
+            broken(f"{name}: {problem}\n  {one}\n  {other}")
+    if before.routers.keys() != after.routers.keys():
+        broken(f"{problem}: routers {before.routers} and {after.routers}")
+
+
+def _fault(trouble: Trouble, world: World) -> Fault:
+    """A fault of the disk as it is planned, from now on."""
+    if trouble.error:
+        return Fault(
+            error=trouble.error, keep_some=trouble.keep_some, name=trouble.op, nth=trouble.nth, times=trouble.times
+        )
+
+    def wait(_op: Op) -> None:
+        world.clock.advance(trouble.ms)
+
+    return Fault(hook=wait, name=trouble.op, nth=trouble.nth, times=trouble.times)
+
+
+__all__ = ["Broken", "Figures", "run"]

@@ -1,0 +1,159 @@
+"""The simulator: fixed seeds, past failures, and that it says so when something is wrong.
+
+Fresh seeds are for `scripts/simulate`; here nothing is left to chance.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+from msgspec.structs import replace
+
+from tests.everything import EVERYTHING
+from tests.simulation.disk import SimFile
+from tests.simulator import cases, running
+from tests.simulator.__main__ import main
+from tests.simulator.attempt import kind_of, problem_of
+from tests.simulator.clients import Clients
+from tests.simulator.plan import Plan, decode, encode, make
+from tests.simulator.running import run
+from tests.simulator.shrinking import shrink
+from topics.storage.wal import ShardWriter
+
+QUICK = range(24)
+SLOW = range(100, 1100 if EVERYTHING else 220)
+GROUP = 20
+
+
+@pytest.mark.parametrize("seed", QUICK)
+def test_no_promise_is_broken(seed: int) -> None:
+    run(make(seed))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("first", SLOW[::GROUP])
+def test_no_promise_is_broken_by_many_more_seeds(first: int) -> None:
+    for seed in range(first, first + GROUP):
+        problem, _ = problem_of(make(seed))
+        assert problem is None, f"scripts/simulate --from {seed} --seeds 1: {problem}"
+
+
+@pytest.mark.parametrize("name", cases.names())
+def test_what_was_wrong_once_is_not_again(name: str) -> None:
+    problem, _ = problem_of(cases.load(name))
+    assert problem is None
+
+
+@pytest.mark.slow
+def test_seeds_reach_everything() -> None:
+    """Every kind of end, of check, and of damage is in the seeds that are run here."""
+    figures = [run(make(seed)) for seed in range(40)]
+    ends = set().union(*(one.ends for one in figures))
+    assert ends >= {"stop", "kill", "drop", "keep", "tear", "reorder", "garble"}
+    checked = set().union(*(one.checked for one in figures))
+    assert checked >= {"records", "topics", "deliveries", "claims", "jobs", "arrivals"}
+    assert sum(one.rot for one in figures) > 0
+    assert sum(one.faults for one in figures) > 0
+    actors = [actor for seed in range(200) for life in make(seed).lives for actor in life.actors]
+    steps = {step.do for actor in actors for step in actor.steps}
+    assert steps == {name.removeprefix("do_") for name in dir(Clients) if name.startswith("do_")}
+
+
+# ----------------------------------------------------------------- a seed decides everything
+
+
+def test_a_plan_is_the_same_every_time_and_survives_being_written_down() -> None:
+    for seed in range(20):
+        assert make(seed) == make(seed)
+        assert decode(encode(make(seed))) == make(seed)
+
+
+def test_a_run_is_the_same_every_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    journals: list[list[tuple[str, str, str]]] = []
+    original = running._Run._restart
+
+    def restart(self: running._Run, *args: object) -> bool:
+        journals[-1] += [(op.name, op.path, op.detail) for op in self.world.fs.ops]
+        return original(self, *args)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(running._Run, "_restart", restart)
+    for seed in (3, 7):
+        for _ in range(2):
+            journals.append([])
+            run(make(seed))
+        assert journals[-1] == journals[-2]
+        assert len(journals[-1]) > 100
+
+
+# ----------------------------------------------------------------- it notices
+
+
+def failures(seeds: range) -> list[str]:
+    return [problem for seed in seeds if (problem := problem_of(make(seed))[0]) is not None]
+
+
+def test_a_disk_that_says_synced_and_is_not_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    def lie(file: SimFile) -> None:
+        with file._operation("fdatasync", mutates=True):
+            return
+
+    monkeypatch.setattr(SimFile, "fdatasync", lie)
+    assert failures(range(12))
+
+
+def test_a_log_that_forgets_what_was_acked_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every second group of a shard is acknowledged and not written."""
+    original = ShardWriter._write_blocking
+    calls = [0]
+
+    def forget(self: ShardWriter, file: object, handle: object, data: object, *args: object) -> object:
+        calls[0] += 1
+        if calls[0] % 2 and isinstance(data, bytes | bytearray):
+            data = bytes(len(data))
+        return original(self, file, handle, data, *args)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(ShardWriter, "_write_blocking", forget)
+    assert failures(range(12))
+
+
+def test_what_fails_is_cut_down_and_fails_in_the_same_way(monkeypatch: pytest.MonkeyPatch) -> None:
+    plan = make(5)
+    wanted = next(step.do for life in plan.lives for actor in life.actors for step in actor.steps)
+
+    def fails(smaller: Plan) -> bool:
+        return any(step.do == wanted for life in smaller.lives for actor in life.actors for step in actor.steps)
+
+    small = shrink(plan, fails)
+    assert fails(small)
+    assert small.size() == 2, "one life with one step"
+    assert shrink(plan, fails, tries=0) == plan
+
+
+def test_failures_are_alike_but_for_their_numbers() -> None:
+    assert kind_of("Broken: a: seq 4 was promised\n  more") == kind_of("Broken: a: seq 17 was promised")
+
+
+# ----------------------------------------------------------------- the command
+
+
+def test_the_command_runs_a_case_and_shows_a_plan(tmp_path: Path) -> None:
+    shown = CliRunner().invoke(main, ["--show", "--from", "3"])
+    assert decode(shown.stdout_bytes) == make(3)
+    path = tmp_path / "plan.json"
+    path.write_bytes(encode(replace(make(3), lives=make(3).lives[:1])))
+    ran = CliRunner().invoke(main, ["--case", str(path)])
+    assert (ran.exit_code, "nothing is wrong" in ran.output) == (0, True)
+
+
+def test_the_command_says_what_fails_and_how_to_see_it_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(SimFile, "fdatasync", lambda file: None)
+    path = tmp_path / "plan.json"
+    failing = next(plan for seed in range(40) if problem_of(plan := make(seed))[0] is not None)
+    path.write_bytes(encode(failing))
+    saved = tmp_path / "small.json"
+    ran = CliRunner().invoke(main, ["--case", str(path), "--save", str(saved)])
+    assert ran.exit_code == 1
+    assert "cut down from" in ran.output
+    assert decode(saved.read_bytes()).size() < failing.size()
