@@ -362,7 +362,7 @@ class StageCommits:
             if target.pending and evicts(target) and not only_appends(target):
                 await target.next_change()  # as for an append
                 continue
-            if target.ephemeral is not any(piece.columns is not None for piece in pieces) and pieces:
+            if any(target.ephemeral is not (piece.columns is not None) for piece in pieces):
                 raise ApiError("not_ready", "the class of the topic has changed meanwhile", retry_after_s=1)
             try:
                 watermark = self._appending.watermark(target, sizes) if sizes else 0

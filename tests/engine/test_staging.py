@@ -22,6 +22,7 @@ from tests.simulation.disk import Fault, SimFs
 from tests.simulation.world import quiet
 from topics.log.stages import WINDOW_MS
 from topics.model import CheckedAppend, ClaimRequest, CommitResult, Performance, RecordIn, RouterPatch, StageResult
+from topics.offload import Kind
 from topics.storage.frames import FrameType
 from topics.storage.shelf import Shelf
 from topics.topic import Topic
@@ -199,6 +200,52 @@ async def test_a_client_that_hangs_up_changes_only_who_hears_of_it(autojump_cloc
         offload.let_go()
         await settle()
         assert await datas(life) == [1]
+        assert (await commit(life, "k", "a")).deduped
+
+
+async def test_a_stage_that_goes_while_it_is_read_for_a_commit_ends_the_commit(autojump_clock: Any) -> None:
+    offload = HeldOffload()
+    async with living(offload=offload) as life, trio.open_nursery() as nursery:
+        await stage(life, "a", *range(20))
+        await life.compactor.checkpoint()
+        staged = (life.engine.topics["t"].stages or {})["a"]
+        for span in staged.log.stored_spans():
+            life.engine._indexes.forget_columns(span)
+            staged.log.detach(span)
+        offload.hold(Kind.HOT_READ)
+        call = Called(nursery, lambda: commit(life, "k", "a"))
+        await settle()
+        assert await life.engine.delete_topic("t", if_empty=False)
+        offload.let_go(Kind.HOT_READ)
+        await trio.sleep(5)
+        assert call.done
+        assert call.error is not None
+        assert call.error.code in ("stage_not_found", "topic_not_found")
+        assert "?" not in call.error.message, "nobody is told how a stage is called inside"
+
+
+async def test_a_checkpoint_does_not_pass_a_commit_that_is_on_disk_and_not_published_yet(autojump_clock: Any) -> None:
+    fs = SimFs()
+    with pytest.MonkeyPatch.context() as patch:
+        slow = topics.stage_commits.StageCommits._index
+
+        async def index(self: Any, *args: Any) -> None:
+            await trio.sleep(1)
+            await slow(self, *args)
+
+        patch.setattr(topics.stage_commits.StageCommits, "_index", index)
+        async with living(fs=fs) as life, trio.open_nursery() as nursery:
+            await stage(life, "a", 1, 2, 3)
+            call = Called(nursery, lambda: commit(life, "k", "a"))
+            await trio.sleep(0.5)
+            assert not call.done
+            for _ in range(2):
+                await life.compactor.checkpoint()
+            await trio.sleep(5)
+            assert call.done
+            killed = fs.after_process_kill()
+    async with living(fs=killed) as life:
+        assert await datas(life) == [1, 2, 3]
         assert (await commit(life, "k", "a")).deduped
 
 

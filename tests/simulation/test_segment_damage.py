@@ -12,6 +12,7 @@ from pathlib import Path
 
 import msgspec
 import pytest
+import trio
 
 from tests.simulation.segment_model import Row
 from tests.simulation.test_segment_models import seeds
@@ -311,3 +312,45 @@ def put_back(world: World) -> None:
     if fs.exists(COLD):
         fs.rename(COLD, "/below")
     fs.rename("/elsewhere", COLD)
+
+
+def test_a_record_that_was_found_to_be_damaged_leaves_its_segment_once_and_stays_announced_as_such() -> None:
+    """The reclaimer takes its bytes away; it does not rewrite the segment for ever, nor call it lost afterwards."""
+    world = World(config=CONFIG)
+
+    async def write(life: Life) -> None:
+        await life.engine.put_topic("t", TopicConfigPatch(durability="fsync"))
+        for n in range(12):
+            records = [RecordIn(data=msgspec.Raw(b'{"n":%d,"x":"%b"}' % (n, b"y" * (500 if n == 3 else 5))))]
+            await life.engine.append("t", AppendRequest(records=records), Performance())
+        await life.compactor.checkpoint()
+
+    assert world.live(write)
+    (path,) = (name for name in files(world, ".data") if segment_of(name)[1] == 1)
+    content = world.fs.tree()[path]
+    assert content is not None
+    again = copy_of(world)
+    again.fs.flip_bit(path, content.index(b"y" * 500) + 7, 3)
+    sizes: list[int] = []
+
+    async def reclaim(life: Life) -> None:
+        rows, corrupt = await everything(life, "t")
+        assert (sorted(rows), corrupt) == ([1, 2, 3, *range(5, 13)], {4})
+        await life.compactor.checkpoint()
+        for _ in range(3):
+            with trio.fail_after(60):
+                await life.reclaimer.pass_over()
+            await life.compactor.checkpoint()
+        rows, corrupt = await everything(life, "t")
+        assert (sorted(rows), corrupt) == ([1, 2, 3, *range(5, 13)], {4})
+        sizes.append(len(again.fs.tree()[path] or b""))
+
+    assert again.live(reclaim)
+    assert sizes[0] < len(content) - 500
+    last = again.after("drop")
+
+    async def look(life: Life) -> None:
+        rows, corrupt = await everything(life, "t")
+        assert (sorted(rows), corrupt) == ([1, 2, 3, *range(5, 13)], {4})
+
+    assert last.live(look)

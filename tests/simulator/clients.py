@@ -7,8 +7,9 @@ something. Once the machine is dead nobody is told anything any more.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from typing import Any, Final
 
 import msgspec
@@ -29,6 +30,7 @@ from topics.model import (
     ClaimRequest,
     HeldRequest,
     HeldResult,
+    Job,
     Performance,
     RecordIn,
     RouterPatch,
@@ -55,6 +57,22 @@ class Memory:
         self.names: int = 0
         self.positions: dict[str, dict[str, tuple[Instance, int]]] = {}
         """How far watchers have got."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Claim:
+    """A claim on its way: by whom, for how long, and when it was asked for, by the clock and by the truth's."""
+
+    instance: Instance
+    node: str
+    lease_ms: int | None
+    now: int
+    since: int
+
+    @property
+    def durable(self) -> bool:
+        """Whether the queue may promise now that leases survive."""
+        return all(config.leases_durable for config in self.instance.options)
 
 
 class Clients:
@@ -271,37 +289,62 @@ class Clients:
         instance = self.truth.latest(what["topic"])
         if instance is None or not instance.options:
             return
-        lease_ms = what["lease_ms"] or min(config.lease_ms for config in instance.options)
-        durable = all(config.leases_durable and config.durability != "ephemeral" for config in instance.options)
-        asked, since = self.now(), self.truth.tick()
+        claim = _Claim(instance, actor, what["lease_ms"], self.now(), self.truth.tick())
+        request = ClaimRequest(node=actor, most=what["most"], lease_ms=what["lease_ms"], wait_ms=what.get("wait_ms", 0))
         with self._refusable():
-            result = await self.engine.claim(
-                instance.name,
-                ClaimRequest(node=actor, most=what["most"], lease_ms=what["lease_ms"], wait_ms=0),
-                Performance(),
-            )
+            result = await self.engine.claim(instance.name, request, Performance())
             self._alive()
-            if not self._is(instance) or self.engine.topics[instance.name].id != instance.epoch:
-                return
-            for job in result.jobs:
-                number = msgspec.json.decode(b"{" + job.record)["data"]["n"]
-                end = asked + lease_ms, self.now() + max(lease_ms, *(config.lease_ms for config in instance.configs))
-                lease = Lease(
-                    instance,
-                    job.seq,
-                    number,
-                    actor,
-                    job.lease_id,
-                    *end,
-                    deliveries=job.deliveries,
-                    durable=durable,
-                    asked=since,
-                    life=self.truth.life,
-                )
-                self.truth.claimed(lease, self.now())
-                held = self.memory.leases.setdefault(actor, [])
-                held.append(lease)
-                del held[:-REPEATS]
+            self._claimed(claim, result.jobs)
+
+    async def do_work(self, actor: str, what: Mapping[str, Any]) -> None:
+        """Follow a stream of jobs for some time; what it holds in the end is released."""
+        instance = self.truth.latest(what["topic"])
+        if instance is None or not instance.options:
+            return
+        taken: list[Lease] = []
+        with self._refusable():
+            work = await self.engine.open_work(instance.name, actor, what["most"], what["lease_ms"])
+            try:
+                with trio.move_on_after(what["ms"] / 1000):
+                    while True:
+                        claim = _Claim(instance, actor, what["lease_ms"], self.now(), self.truth.tick())
+                        jobs = await self.engine.next_jobs(work)
+                        self._alive()
+                        taken += self._claimed(claim, jobs)
+            finally:
+                for lease in taken:
+                    lease.over = True
+                self.engine.close_work(work)
+
+    def _claimed(self, claim: _Claim, jobs: Sequence[Job]) -> list[Lease]:
+        """Jobs were given out."""
+        instance = claim.instance
+        if not self._is(instance) or self.engine.topics[instance.name].id != instance.epoch:
+            return []
+        lengths = [config.lease_ms for config in instance.configs]
+        durable = claim.durable and all(config.leases_durable for config in instance.options)
+        durable = durable and "ephemeral" not in instance.classes
+        leases = []
+        for job in jobs:
+            lease = Lease(
+                instance,
+                job.seq,
+                msgspec.json.decode(b"{" + job.record)["data"]["n"],
+                claim.node,
+                job.lease_id,
+                claim.now + (claim.lease_ms or min(lengths)),
+                self.now() + max(claim.lease_ms or 0, *lengths),
+                deliveries=job.deliveries,
+                durable=durable,
+                asked=claim.since,
+                life=self.truth.life,
+            )
+            self.truth.claimed(lease, self.now())
+            leases.append(lease)
+        held = self.memory.leases.setdefault(claim.node, [])
+        held += leases
+        del held[:-REPEATS]
+        return leases
 
     async def do_ack(self, actor: str, what: Mapping[str, Any]) -> None:
         """Done with some of what was claimed."""
@@ -444,7 +487,8 @@ class Clients:
         self.followers += followers.values()
         async with trio.open_nursery() as nursery:
             with self._refusable():
-                session, _ = self.engine.watching.open(WatchRequest(topics=starts, include_tags=True))
+                asked = WatchRequest(topics=starts, include_tags=True, strong=what.get("strong", False))
+                session, _ = self.engine.watching.open(asked)
                 streams = Streams(self.life, nursery)  # type: ignore[arg-type]
                 connection = await streams.connect(
                     session, stopped=what["slow"], on_frame=lambda got: self._arrived(followers, got.frame)

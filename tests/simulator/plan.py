@@ -80,6 +80,8 @@ class LifePlan(msgspec.Struct, frozen=True):
     slow: list[str] = []
     slow_ms: int = 0
     troubles: list[Trouble] = []
+    room: int = 0
+    """Bytes that the disk takes in this life, 0 for any number."""
     rot: list[Rot] = []
     down_ms: int = 0
     clock_step: int = 0
@@ -194,6 +196,7 @@ class _Maker:
             slow=rng.sample(("hot_read", "cold_read", "files", "cpu"), 2) if rng.random() < 0.3 else [],
             slow_ms=rng.choice((1, 20, 200)),
             troubles=list(self.troubles()),
+            room=rng.choice((3_000, 20_000, 60_000)) if rng.random() < 0.07 else 0,
             rot=list(self.rot()) if rotten else [],
             down_ms=rng.choice((0, 0, 50, 5000, 100_000)),
             clock_step=rng.choice((0, 0, 0, 0, -5000, 3_000, -3_600_000)),
@@ -328,10 +331,16 @@ class _Maker:
         rng = self.random
 
         def step() -> Step:
-            kind = rng.choices(("claim", "ack", "nack", "extend", "stale"), (45, 30, 12, 8, 4))[0]
-            if kind == "claim":
+            kinds = ("claim", "work", "ack", "nack", "extend", "stale")
+            kind = rng.choices(kinds, (40, 10, 30, 12, 8, 4))[0]
+            if kind in ("claim", "work"):
                 lease_ms = rng.choice((None, 20, 3000, 60_000))
-                return self.step("claim", topic=queue, most=rng.choice((1, 2, 5)), lease_ms=lease_ms)
+                claim = self.step(kind, topic=queue, most=rng.choice((1, 2, 5)), lease_ms=lease_ms)
+                if kind == "work":
+                    claim.what["ms"] = rng.choice((1, 50, 3000))
+                else:
+                    claim.what["wait_ms"] = rng.choice((0, 0, 40, 2000))
+                return claim
             what: dict[str, Any] = {"topic": queue, "which": rng.random(), "count": rng.choice((1, 1, 3))}
             if kind == "nack":
                 what["ms"] = rng.choice((0, 0, 40, 5000))
@@ -375,7 +384,10 @@ class _Maker:
 
         def step() -> Step:
             topics = rng.sample((*PLAIN, DEAD), rng.choice((1, 2, 3)))
-            return self.step("watch", topics=topics, ms=rng.choice((1, 50, 2000)), slow=rng.random() < 0.2)
+            strong = rng.random() < 0.2
+            return self.step(
+                "watch", topics=topics, ms=rng.choice((1, 50, 2000)), slow=rng.random() < 0.2, strong=strong
+            )
 
         return self.actor(name, 4, step)
 

@@ -594,7 +594,11 @@ class Truth:
         for lease in leases:
             current = self.leases.get((instance.epoch, lease.seq))
             over = now > lease.latest_end and lease.life == self.life
-            if current is not None and current.lease_id == lease.lease_id and not over:
+            if current is None:
+                continue
+            # What of the leases of an earlier life is forgotten may bring an older one back.
+            open_ = lease.life < self.life and current.life < self.life and current.over
+            if (current.lease_id == lease.lease_id and not over) or open_:
                 found.add(lease.seq)
         return found
 
@@ -610,7 +614,7 @@ class Truth:
         """What a recovery shows, before anything is moved."""
         for name in views:
             known = self.latest(name)
-            if known is None or (not known.created and self._is_grave(name)):
+            if known is None or (not known.created and self._may_be_made(name)):
                 self._found(name, views[name])
         for name in self.instances:
             instance = self.instances[name][-1]
@@ -632,14 +636,16 @@ class Truth:
             if total != views[name].count:
                 broken(f"{name}: {state} for {views[name].count} jobs")
 
-    def _is_grave(self, name: str) -> bool:
-        """Whether dead letters may go to this topic."""
+    def _may_be_made(self, name: str) -> bool:
+        """Whether the daemon makes this topic where there is none: dead letters go to it, or a router reads from it."""
+        if any(self.plans[router]["source"] == name for router in self.ever_routed):
+            return True
         known = [instance for instances in self.instances.values() for instance in instances]
         return any(config.dead_letter == name for instance in known for config in instance.configs)
 
     def _found(self, name: str, view: View) -> None:
-        """A topic that no client has made: the daemon makes the one that dead letters go to, where there is none."""
-        if not self._is_grave(name):
+        """A topic that no client has made."""
+        if not self._may_be_made(name):
             broken(f"{name} is there, and nobody has made it")
         self.current(name).options.append(view.config)
         self.current(name).configs.append(view.config)
@@ -823,6 +829,8 @@ class _Case:
 
     def _grave_leaks(self) -> bool:
         """Whether a dead letter may be missing where it went."""
+        if self.truth.rot:
+            return True
         for config in self.instance.configs:
             for grave in self.truth.instances.get(config.dead_letter or "", ()):
                 if grave.retained or grave.deletions or grave.gone or grave.deletion != "no" or grave.lost:

@@ -540,3 +540,24 @@ async def test_figures(autojump_clock: Any) -> None:
         assert figures.frames == sum(len(frames) for _, frames in shard.log()) - 1, "all but the opening"
         assert figures.fsyncs == figures.fsync_latency.cumulative()[-1][1] + figures.rotations
         assert figures.queue_depth_peak >= 1
+
+
+async def test_who_waits_for_a_writer_that_ends_by_a_mistake_is_told(autojump_clock: Any) -> None:
+    """Not to be told is to wait for ever, and the daemon could not even stop."""
+    fs, control = SimFs(), ControlBatch(b"", 0, wants_sync=True)
+
+    def mistake(_op: Op) -> None:
+        raise ZeroDivisionError
+
+    batch = Batch(1, sync=True)
+    with pytest.RaisesGroup(ZeroDivisionError, flatten_subgroups=True, allow_unwrapped=True):
+        async with running(fs=fs, stop=False) as shard:
+            await trio.sleep(0.1)
+            fs.inject(Fault(hook=mistake, name="pwrite"))
+            shard.writer.submit(batch)
+            shard.writer.submit(control)
+            await trio.sleep(1)
+    assert batch.diary == ["failed 1"]
+    assert (await refusal(control.wait_synced())).code == "read_only"
+    with pytest.raises(ApiError):
+        shard.writer.submit(Batch(2))
