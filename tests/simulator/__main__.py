@@ -18,7 +18,7 @@ from typing import Any, Final
 import click
 
 from tests.simulator import cases
-from tests.simulator.attempt import Outcome, kind_of, outcome_of, problem_of
+from tests.simulator.attempt import Outcome, end_with_parent, kind_of, outcome_of, problem_of
 from tests.simulator.plan import Plan, decode, encode, make
 from tests.simulator.shrinking import shrink
 
@@ -127,7 +127,7 @@ def _run_all(seeds: Iterator[int], jobs: int, minutes: float | None) -> tuple[To
     """Run plans in processes, no more at a time than there are of these, until there are no seeds or no time left."""
     began = time.monotonic()
     totals, failures = Totals(), list[Outcome]()
-    with ProcessPoolExecutor(jobs, multiprocessing.get_context("spawn")) as pool:
+    with ProcessPoolExecutor(jobs, multiprocessing.get_context("spawn"), end_with_parent) as pool:
         running: set[Future[Outcome]] = set()
         while len(failures) < MOST_FAILURES:
             while len(running) < 2 * jobs and (minutes is None or time.monotonic() - began < 60 * minutes):

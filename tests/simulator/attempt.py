@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import ctypes
 import signal
+from contextlib import suppress
 from dataclasses import dataclass
 from types import FrameType
 from typing import Final
@@ -10,6 +12,7 @@ from typing import Final
 from tests.simulator.plan import Plan, make
 from tests.simulator.running import Figures, run
 
+PR_SET_PDEATHSIG: Final = 1
 HANG_S: Final = 120
 """A plan takes about half a second; one that takes so long will not end."""
 
@@ -21,6 +24,12 @@ class Outcome:
     seed: int
     problem: str | None
     figures: Figures
+
+
+def end_with_parent() -> None:
+    """Have this process killed when the one that has started it ends, however it does (Linux)."""
+    with suppress(OSError, AttributeError):
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
 def problem_of(plan: Plan) -> tuple[str | None, Figures]:
