@@ -64,6 +64,13 @@ class DeadLetters:
         self._appending = appending
         self._loader = loader
         self._background = background
+        self._tries: set[trio.Event] = set()
+        """The ends of what is being moved."""
+
+    async def ended(self) -> None:
+        """Wait until what is being moved has come to an end; nothing new is begun once the daemon is draining."""
+        for end in list(self._tries):
+            await end.wait()
 
     def attend(self, topic: Topic, queue: JobQueue) -> None:
         """There may be parked jobs, or another place to move them to."""
@@ -99,10 +106,15 @@ class DeadLetters:
 
     async def _try(self, topic: Topic, queue: JobQueue, seqs: Sequence[int], backoff: _Backoff) -> None:
         """Move jobs, and note which of them have to wait."""
+        end = trio.Event()
+        self._tries.add(end)
         try:
             failed = await self._move_some(topic, queue, seqs)
         except ApiError as error:
             failed = dict.fromkeys(seqs, error)
+        finally:
+            self._tries.remove(end)
+            end.set()
         backoff.note(seqs, failed, self._lease_commits.now().mono)
         if failed:
             seq, why = next(iter(failed.items()))

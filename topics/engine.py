@@ -271,7 +271,7 @@ class Engine:
     def _make_queues(self) -> None:
         """Jobs: who is given which, and what becomes of them."""
         lease_commits = LeaseCommits(self.clock, self.registry, commits=self._commits, loader=self._loader)
-        dead_letters = DeadLetters(
+        self._dead_letters = dead_letters = DeadLetters(
             self.status,
             self.registry,
             commits=self._commits,
@@ -370,6 +370,7 @@ class Engine:
         await self._configuring.creations_ended()
         await self._staging.ended()
         await self._stage_commits.ended()
+        await self._dead_letters.ended()
         for topic in list(self.by_id.values()):
             if topic.barrier is not None:
                 await topic.barrier.wait()
