@@ -23,7 +23,7 @@ import sys
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from functools import partial
 from pathlib import Path
-from typing import Final, cast
+from typing import Final, TypeVar, cast
 
 import trio
 from hypercorn.typing import ASGIFramework
@@ -76,6 +76,13 @@ class Refused(Exception):
     """The start is refused; the message is for the operator."""
 
 
+class Failed(Exception):
+    """The start has failed for a reason that may pass, such as a full disk; the message is for the operator."""
+
+
+E = TypeVar("E", bound=Exception)
+
+
 def run(settings: Settings, cold: SegmentStore | None = None) -> int:
     """Run the daemon to its end; the process's exit code: 0 after a clean stop, 1 after a failure, 2 when the start is
     refused.
@@ -89,13 +96,17 @@ def run(settings: Settings, cold: SegmentStore | None = None) -> int:
         for error in _leaves(group):
             log.error("start_refused", reason=str(error))
         code = EXIT_REFUSED
+    except* Failed as failures:
+        for failure in _leaves(failures):
+            log.error("start_failed", reason=str(failure))
+        code = EXIT_FAILED
     except* Exception as group:
         log.error("daemon_failed", exc_info=group)
         code = EXIT_FAILED
     return code
 
 
-def _leaves(group: BaseExceptionGroup[Refused]) -> Iterator[Refused]:
+def _leaves(group: BaseExceptionGroup[E]) -> Iterator[E]:
     for error in group.exceptions:
         if isinstance(error, BaseExceptionGroup):
             yield from _leaves(error)
@@ -272,6 +283,8 @@ class Daemon:
                 await engine.recover()
             except (Damage, DataDirError, UnknownFrameType) as error:
                 raise Refused(str(error)) from error
+            except OSError as error:
+                raise Failed(f"the data directory cannot be recovered now: {error}") from error
             nursery.cancel_scope.cancel()
         log.info(
             "recovered",

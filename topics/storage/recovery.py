@@ -647,9 +647,13 @@ class _Replay:
         """The topic as of its manifest, if that is newer than what the snapshot has."""
         try:
             part = decode_manifest(self._fs.read(self._datadir.manifest_path(topic_id)))
-        except FileNotFoundError:
-            if topic is not None and any(segment.tier == "cold" for segment in topic.segments):
-                self._doomed.add(topic_id)
+        except FileNotFoundError as error:
+            if topic is None or all(segment.tier != "cold" for segment in topic.segments):
+                return topic
+            if self._fs.exists(self._datadir.topic_dir(topic_id)):
+                # One that is removed has lost its name before it loses a file. So it is damaged.
+                return self._without_manifest(topic_id, topic, error)
+            self._doomed.add(topic_id)
             return topic
         except SnapshotDamaged as error:
             return self._without_manifest(topic_id, topic, error)

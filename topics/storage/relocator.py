@@ -129,6 +129,10 @@ def _keep_derived(tiers: Tiers, segment: Segment) -> None:
 def _copy(tiers: Tiers, segment: Segment) -> None:
     """Blocking: the segment's files in the cold store, `.data` last."""
     assert tiers.cold is not None
+    data = segment_name(segment.first, "data")
+    if not tiers.hot.exists(segment.topic_id, data) and not tiers.cold.exists(segment.topic_id, data):
+        # Its records are known to be damaged. In the cold tier they would seem to be away, and reads wait for them.
+        raise FileNotFoundError(2, f"segment {segment.first} of topic {segment.topic_id} has no {data}")
     for kind in ("idx", "tags", "data"):
         name = segment_name(segment.first, kind)
         if tiers.hot.exists(segment.topic_id, name):
