@@ -14,8 +14,10 @@ from hypothesis import HealthCheck, settings
 from tests.everything import EVERYTHING
 
 SWEEPS = (
+    "crash/test_table.py",
     "engine/test_queue_lives.py",
     "engine/test_router_lives.py",
+    "fuzz/test_fuzz.py",
     "log/test_stored_spans.py",
     "log/test_topic_log_model.py",
     "queue/test_lease_machine.py",

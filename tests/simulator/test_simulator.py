@@ -22,7 +22,7 @@ from tests.simulator.running import run
 from tests.simulator.shrinking import shrink
 from topics.storage.wal import ShardWriter
 
-QUICK = range(24)
+QUICK = range(12)
 SLOW = range(100, 1100 if EVERYTHING else 220)
 GROUP = 20
 

@@ -1,0 +1,1305 @@
+"""The mutations that `scripts/mutate` tries, subsystem by subsystem. See `mutation` for what one is.
+
+Each breaks a promise: a change that nobody could ever notice is not in here. Where code that is mutated changes, so
+does its entry; a test sees to it that all of them still fit.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from mutating.mutation import Mutation
+
+WAL: Final = (
+    Mutation(
+        "wal-sync-skipped",
+        "wal",
+        "topics/storage/wal.py",
+        """
+            handle.fdatasync()
+            return self._clock.perf_ns() - file.written_ns
+        """,
+        """
+            pass
+            return self._clock.perf_ns() - file.written_ns
+        """,
+        "8.1: an acked fsync record survives any crash",
+        "crash",
+    ),
+    Mutation(
+        "ack-before-sync",
+        "wal",
+        "topics/topic.py",
+        """
+            elif self.gate is not Gate.SYNCED:
+                self.ready = True
+        """,
+        """
+            else:
+                self.ready = True
+        """,
+        "8.1: fsync is published and acked after the sync that covers it",
+        "unit",
+    ),
+    Mutation(
+        "publish-before-write",
+        "wal",
+        "topics/topic.py",
+        "self.ready = gate is Gate.HANDED",
+        "self.ready = gate is not Gate.SYNCED",
+        "8.1: disk is published and acked after write(2)",
+        "unit",
+    ),
+    Mutation(
+        "batch-bit-dropped",
+        "wal",
+        "topics/storage/frames.py",
+        "flags = [base | own | MORE | CONTINUES for own in kept]",
+        "flags = [base | own | CONTINUES for own in kept]",
+        "8.3: a batch is there whole or not at all",
+        "crash",
+    ),
+    Mutation(
+        "batch-continuation-unmarked",
+        "wal",
+        "topics/storage/frames.py",
+        "flags = [base | own | MORE | CONTINUES for own in kept]",
+        "flags = [base | own | MORE for own in kept]",
+        "8.3, rule 15: salvage drops a batch whole that the bad range has cut",
+        "crash",
+    ),
+    Mutation(
+        "control-frames-stand-alone",
+        "wal",
+        "topics/storage/frames.py",
+        "flags = (CONTINUES if opened or i else 0) | (MORE if i < last else 0)",
+        "flags = CONTINUES if opened or i else 0",
+        "8.3: the frames of one change stand or fall together",
+        "unit",
+    ),
+    Mutation(
+        "vouches-for-what-is-not-synced",
+        "wal",
+        "topics/storage/wal.py",
+        'pieces.append(frames.encode_control(FrameType.SYNCED, {"file": file.ordinal, "offset": self._synced_end}))',
+        'pieces.append(frames.encode_control(FrameType.SYNCED, {"file": file.ordinal, "offset": start + 4096}))',
+        "8.10: a torn end is never mistaken for damage",
+        "crash",
+    ),
+    Mutation(
+        "rotation-without-sync",
+        "wal",
+        "topics/storage/wal.py",
+        """
+            handle.truncate(at + len(ending))
+            handle.fdatasync()
+        """,
+        """
+            handle.truncate(at + len(ending))
+            pass
+        """,
+        "rule 5: a file is synced whole before its successor gets its name",
+        "crash",
+    ),
+    Mutation(
+        "successor-before-sync",
+        "wal",
+        "topics/storage/wal.py",
+        """
+            handle.fdatasync()
+            entered = self._enter_spare(ordinal)
+        """,
+        """
+            entered = self._enter_spare(ordinal)
+            handle.fdatasync()
+        """,
+        "rule 5: a file is synced whole before its successor gets its name",
+        "crash",
+    ),
+    Mutation(
+        "failed-sync-shrugged-off",
+        "wal",
+        "topics/storage/wal.py",
+        """
+            except OSError as error:
+                self._fail(error)
+
+        async def _write(self, group: list[Batch], *, vouch: bool, sync: bool) -> None:
+        """,
+        """
+            except OSError as error:
+                self._synced()
+
+        async def _write(self, group: list[Batch], *, vouch: bool, sync: bool) -> None:
+        """,
+        "8.1, rule 27: after a failed sync nothing is acked any more",
+        "unit",
+    ),
+)
+
+DIRECTORIES: Final = (
+    Mutation(
+        "wal-name-not-synced",
+        "directories",
+        "topics/storage/wal.py",
+        """
+            self._fs.sync_dir(self._directory)
+            write_current(self._fs, self._directory, name)
+        """,
+        """
+            pass
+            write_current(self._fs, self._directory, name)
+        """,
+        "8.1: what was synced stays, its file's name included",
+        "crash",
+    ),
+    Mutation(
+        "root-not-synced",
+        "directories",
+        "topics/storage/datadir.py",
+        """
+                fs.mkdir(directory)
+            fs.sync_dir(datadir.root)
+        """,
+        """
+                fs.mkdir(directory)
+            pass
+        """,
+        "8.1: what was synced stays, the directories above it included",
+        "unit",
+    ),
+    Mutation(
+        "atomic-file-name-not-synced",
+        "directories",
+        "topics/storage/fs.py",
+        """
+                _unlink_quietly(fs, temporary)
+                raise
+            fs.sync_dir(parent(path))
+        """,
+        """
+                _unlink_quietly(fs, temporary)
+                raise
+            pass
+        """,
+        "rule 9: a snapshot is durable before the log that it replaces goes",
+        "unit",
+    ),
+    Mutation(
+        "atomic-file-renamed-before-sync",
+        "directories",
+        "topics/storage/fs.py",
+        """
+                file.truncate(0)
+                write_all(file, data, 0)
+                file.fdatasync()
+        """,
+        """
+                file.truncate(0)
+                write_all(file, data, 0)
+                pass
+        """,
+        "rule 9: a snapshot is the old one or the new one, whole",
+        "unit",
+    ),
+    Mutation(
+        "manifest-name-not-synced",
+        "directories",
+        "topics/storage/storing.py",
+        """
+            for directory, _, _ in manifests:
+                self._fs.sync_dir(directory)
+        """,
+        """
+            for directory, _, _ in manifests:
+                pass
+        """,
+        "rule 8: a topic's part is durable before replay begins behind it",
+        "crash",
+    ),
+    Mutation(
+        "segment-names-not-synced",
+        "directories",
+        "topics/storage/storing.py",
+        """
+            for directory in sorted({parent(path) for path in paths}):
+                self._fs.sync_dir(directory)
+        """,
+        """
+            for directory in sorted({parent(path) for path in paths}):
+                pass
+        """,
+        "8.1: a segment is durable before the manifest that names it",
+        "crash",
+    ),
+    Mutation(
+        "store-object-not-synced",
+        "directories",
+        "topics/storage/segment_store.py",
+        """
+                    length += len(chunk)
+                file.fdatasync()
+        """,
+        """
+                    length += len(chunk)
+                pass
+        """,
+        "rule 12: a copy is whole before it takes the name of what it replaces",
+        "unit",
+    ),
+    Mutation(
+        "store-name-not-synced",
+        "directories",
+        "topics/storage/segment_store.py",
+        """
+                self._unlink_quietly(temporary)
+                raise
+            self._fs.sync_dir(parent(path))
+        """,
+        """
+                self._unlink_quietly(temporary)
+                raise
+            pass
+        """,
+        "rule 12: a copy is durable before the original goes",
+        "unit",
+    ),
+)
+
+CEILINGS: Final = (
+    Mutation(
+        "raise-not-waited-for",
+        "ceilings",
+        "topics/ceilings.py",
+        "return gate if last_seq <= topic.ceiling else Gate.SYNCED",
+        "return gate",
+        "8.2: no seq is given out twice, whatever a crash takes",
+        "crash",
+    ),
+    Mutation(
+        "reserve-given-back-too-early",
+        "ceilings",
+        "topics/ceilings.py",
+        "if idle and synced and topic.quiet and topic.ceiling >= topic.ceiling_queued:",
+        "if idle and topic.quiet and topic.ceiling >= topic.ceiling_queued:",
+        "rule 1: a ceiling falls only while every assigned seq is synced",
+        "crash",
+    ),
+    Mutation(
+        "late-raise-undoes-the-lowering",
+        "ceilings",
+        "topics/ceilings.py",
+        "if self.ceiling <= self.topic.ceiling_queued:  # else it was lowered again behind this frame",
+        "if self.ceiling:",
+        "rule 1: after the step that lowers a ceiling the next append waits for a new raise",
+        "unit",
+    ),
+    Mutation(
+        "seqs-used-again",
+        "ceilings",
+        "topics/storage/verdicts.py",
+        "if ceiling > head and not exempt:",
+        "if ceiling > head and False:",
+        "8.2: after a crash the head is the ceiling, and no seq is used again",
+        "crash",
+    ),
+    Mutation(
+        "routed-seqs-used-again",
+        "ceilings",
+        "topics/storage/verdicts.py",
+        'ceiling = max(topic.forwarded_to, 0 if durability == "fsync" else ceiling)',
+        'ceiling = 0 if durability == "fsync" else ceiling',
+        "rule 15: no router's cursor stands above its source's head",
+        "crash",
+    ),
+    Mutation(
+        "part-forgets-the-raise-on-its-way",
+        "ceilings",
+        "topics/storage/storing.py",
+        "ceiling=max(topic.ceiling, topic.ceiling_queued),",
+        "ceiling=log_.head_seq,",
+        "rule 1: a part holds the ceiling",
+        "crash",
+    ),
+)
+
+EVICTION: Final = (
+    Mutation(
+        "evict-watermark-not-logged",
+        "eviction",
+        "topics/appending.py",
+        "return tail + eviction_frames(topic, watermark)",
+        "return tail",
+        "8.2: what was evicted never comes back",
+        "crash",
+    ),
+    Mutation(
+        "ttl-floor-not-logged",
+        "eviction",
+        "topics/committing.py",
+        'return {"below": floor, "reason": "ttl"}',
+        "return None",
+        "8.4: replay knows what had expired before a deletion took the rest",
+        "crash",
+    ),
+    Mutation(
+        "ttl-floor-not-latched",
+        "eviction",
+        "topics/configuring.py",
+        "if topic.log.evict_floor > 1:",
+        "if topic.log.evict_floor < 1:",
+        "rule 6: what has expired stays so under a longer ttl",
+        "crash",
+    ),
+    Mutation(
+        "one-record-above-the-cap",
+        "eviction",
+        "topics/log/topic_log.py",
+        "if cap_records and (over := self.count + new_records - cap_records) > 0:",
+        "if cap_records and (over := self.count + new_records - cap_records - 1) > 0:",
+        "8.5: a cap is exact",
+        "unit",
+    ),
+    Mutation(
+        "bytes-of-deleted-records-counted",
+        "eviction",
+        "topics/log/topic_log.py",
+        "self.bytes -= gone.bytes",
+        "pass",
+        "8.5: bytes is what a full read would show",
+        "unit",
+    ),
+)
+
+CHECKPOINT: Final = (
+    Mutation(
+        "position-later-than-the-parts",
+        "checkpoint",
+        "topics/storage/compactor.py",
+        "checkpoint = await self._write_snapshot(starts)",
+        "checkpoint = await self._write_snapshot([Start(*one.synced_position()) for one in self._store.writers])",
+        "rule 8: replay begins where the parts end, or before",
+        "crash",
+    ),
+    Mutation(
+        "captured-before-the-queue-is-drained",
+        "checkpoint",
+        "topics/storage/storing.py",
+        """
+            if sync_shards:
+                await self._store.sync_shards()
+        """,
+        """
+            if sync_shards:
+                await trio.lowlevel.checkpoint()
+        """,
+        "rule 8: a part is written when everything queued by its capture is synced",
+        "unit",
+    ),
+    Mutation(
+        "wal-file-dropped-one-snapshot-too-early",
+        "checkpoint",
+        "topics/storage/compactor.py",
+        "if any(kept[writer.shard].position.ordinal < following.ordinal for kept in self._kept):",
+        "if any(kept[writer.shard].position.ordinal < following.ordinal for kept in self._kept[1:]):",
+        "rule 9: a WAL file goes when both kept snapshots are past it",
+        "crash",
+    ),
+    Mutation(
+        "wal-file-dropped-under-copies",
+        "checkpoint",
+        "topics/storage/compactor.py",
+        "if file.file_id in needed:",
+        "if not file.file_id:",
+        "rule 18: bytes that copies are made of stay",
+        "unit",
+    ),
+    Mutation(
+        "skipped-topics-forgotten",
+        "checkpoint",
+        "topics/storage/compactor.py",
+        "starts[topic.shard] = self._previous(topic.shard)",
+        "pass",
+        "rule 8: the log of a topic that was not stored stays",
+        "crash",
+    ),
+    Mutation(
+        "manifest-renamed-before-sync",
+        "checkpoint",
+        "topics/storage/storing.py",
+        """
+            if sync:
+                handle.fdatasync()
+        """,
+        """
+            if sync:
+                pass
+        """,
+        "rule 8: a manifest is the old one or the new one, whole",
+        "crash",
+    ),
+    Mutation(
+        "segment-data-not-synced",
+        "checkpoint",
+        "topics/storage/storing.py",
+        """
+            handle = self._fs.open(path)
+            try:
+                handle.fdatasync()
+        """,
+        """
+            handle = self._fs.open(path)
+            try:
+                pass
+        """,
+        "rule 10: the length in a manifest is synced",
+        "crash",
+    ),
+    Mutation(
+        "one-snapshot-kept",
+        "checkpoint",
+        "topics/storage/snapshot.py",
+        "for number in numbers[:-KEPT]:",
+        "for number in numbers[:-1]:",
+        "rule 9: the newest snapshot may be damaged, the one before is there",
+        "unit",
+    ),
+    Mutation(
+        "one-snapshot-names-the-new-layout",
+        "checkpoint",
+        "topics/storage/compactor.py",
+        "for _ in range(KEPT):",
+        "for _ in range(1):",
+        "rule 14: two snapshots before the old layout goes",
+        "unit",
+    ),
+    Mutation(
+        "uncertain-manifest-trusted",
+        "checkpoint",
+        "topics/storage/storing.py",
+        "self.stuck.update(one.topic for one in captured)",
+        "pass",
+        "rule 8: what a manifest that may be on disk names is not written again",
+        "crash",
+    ),
+)
+
+RECOVERY: Final = (
+    Mutation(
+        "damage-mistaken-for-the-end",
+        "recovery",
+        "topics/storage/recovery.py",
+        "if following is None and batch_at >= vouched:",
+        "if following is None:",
+        "8.10: damage is never mistaken for the end of a log",
+        "crash",
+    ),
+    Mutation(
+        "zeros-taken-for-the-end",
+        "recovery",
+        "topics/storage/recovery.py",
+        'clean = reason == "zeros" and self._only_zeros(handle, at, size)',
+        'clean = reason == "zeros"',
+        "rule 4: zeros end the log only with nothing behind them",
+        "crash",
+    ),
+    Mutation(
+        "verdict-not-synced",
+        "recovery",
+        "topics/storage/wal.py",
+        """
+            write_all(handle, data, file.end)
+            handle.fdatasync()
+        """,
+        """
+            write_all(handle, data, file.end)
+            pass
+        """,
+        "8.6, rule 2: a second crash decides the same",
+        "crash",
+    ),
+    Mutation(
+        "names-relied-on-not-synced",
+        "recovery",
+        "topics/storage/store.py",
+        "fs.sync_dir(self.datadir.meta_dir)",
+        "pass",
+        "8.6, rule 2: what recovery has relied on is there for the next",
+        "crash",
+    ),
+    Mutation(
+        "another-boot-forgiven",
+        "recovery",
+        "topics/storage/verdicts.py",
+        "and shard.boot_id == boot_id",
+        "and shard.boot_id",
+        "rule 3: only the boot that wrote has its page cache",
+        "crash",
+    ),
+    Mutation(
+        "frames-replayed-twice",
+        "recovery",
+        "topics/storage/recovery.py",
+        "if Position(file.ordinal, first.offset) < topic.end:",
+        "if Position(file.ordinal, first.offset) < Position(0, 0):",
+        "rule 8: frames before a part's own position are in it",
+        "crash",
+    ),
+    Mutation(
+        "older-part-wins",
+        "recovery",
+        "topics/storage/recovery.py",
+        "if part.id == topic_id and (topic is None or Position(*part.end) >= topic.end):",
+        "if part.id == topic_id and (topic is None or Position(*part.end) > topic.end):",
+        "rule 12: the manifest decides where segments are",
+        "crash",
+    ),
+    Mutation(
+        "keys-of-parts-not-restored",
+        "recovery",
+        "topics/storage/recovery.py",
+        "topic.keys = DedupeWindow.load(part.keys) if part.keys else None",
+        "topic.keys = None",
+        "8.2: a repeat under a key that was acked makes no second record",
+        "life",
+    ),
+    Mutation(
+        "keys-of-the-log-not-restored",
+        "recovery",
+        "topics/storage/recovery.py",
+        'topic.keys.remember(payload["key"], payload["first"], payload["count"], max(frame.ts, topic.log.last_ts))',
+        "pass",
+        "8.2: a repeat under a key that was acked makes no second record",
+        "life",
+    ),
+    Mutation(
+        "salvage-without-a-hole",
+        "recovery",
+        "topics/storage/recovery.py",
+        "losses[topic_id] = (head + 1, None)",
+        "pass",
+        "rule 15: the head advances by the most that a lost range can have held",
+        "crash",
+    ),
+    Mutation(
+        "clock-of-retention-not-restored",
+        "recovery",
+        "topics/storage/recovery.py",
+        "self.clock = snapshot.clock",
+        "self.clock = 0",
+        "8.2, rule 6: what has expired does not come back when the clock is set back",
+        "life",
+    ),
+)
+
+RECLAIMER: Final = (
+    Mutation(
+        "rewrite-takes-undecided-deletions",
+        "reclaimer",
+        "topics/storage/reclaimer.py",
+        "kept = i >= gone and size > 0 and state != LOST and (state != DELETED or first + i in since)",
+        "kept = i >= gone and size > 0 and state != LOST and state != DELETED",
+        "8.1, rule 12: files never forget more than the part on disk knows",
+        "crash",
+    ),
+    Mutation(
+        "rewrite-loses-flags",
+        "reclaimer",
+        "topics/storage/reclaimer.py",
+        "plan.flags.append(flag if kept else flag | (IDX_HOLE if state == LOST else IDX_DELETED))",
+        "plan.flags.append(flag)",
+        "8.4: what was deleted is silent, what was lost is announced",
+        "unit",
+    ),
+    Mutation(
+        "cold-flag-before-its-deletion-is-synced",
+        "reclaimer",
+        "topics/storage/reclaimer.py",
+        """
+            if topic in self._source.changed:
+                return 0  # not every one of them is in a part yet: after the next checkpoint
+        """,
+        """
+            if topic.deleted:
+                return 0  # not every one of them is in a part yet: after the next checkpoint
+        """,
+        "rule 11: a flag is written only after its Delete frame is synced",
+        "crash",
+    ),
+    Mutation(
+        "segment-dropped-under-copies",
+        "reclaimer",
+        "topics/storage/reclaimer.py",
+        """
+            if segment.first in needed:
+                continue
+        """,
+        """
+            if not segment.first:
+                continue
+        """,
+        "rule 18: bytes that copies are made of stay",
+        "crash",
+    ),
+    Mutation(
+        "directory-removed-under-copies",
+        "reclaimer",
+        "topics/storage/reclaimer.py",
+        "if self._upkeep.needed_segments(topic_id):",
+        "if not topic_id:",
+        "rule 18: bytes that copies are made of stay, whatever becomes of their topic",
+        "crash",
+    ),
+    Mutation(
+        "topic-removed-file-by-file",
+        "reclaimer",
+        "topics/storage/segment_store.py",
+        """
+            self._fs.sync_dir(self._dirs.topics_dir)
+            for path in present:
+        """,
+        """
+            pass
+            for path in present:
+        """,
+        "8.2: a deleted topic does not come back without some of its files",
+        "unit",
+    ),
+)
+
+RELOCATOR: Final = (
+    Mutation(
+        "flip-before-the-copy",
+        "relocator",
+        "topics/storage/relocator.py",
+        """
+            await self._offload.run(Kind.COLD_READ, partial(_copy, tiers, segment))
+            await self._storing.store([topic], moved=segment, tier="cold")
+        """,
+        """
+            await self._storing.store([topic], moved=segment, tier="cold")
+            await self._offload.run(Kind.COLD_READ, partial(_copy, tiers, segment))
+        """,
+        "rule 12: the pointer decides, so the copy is there before it",
+        "crash",
+    ),
+    Mutation(
+        "hot-copy-goes-before-the-flip",
+        "relocator",
+        "topics/storage/relocator.py",
+        """
+            await self._storing.store([topic], moved=segment, tier="cold")
+            if topic.deleted or segment.tier != "cold":
+                return False
+            if topic.part is not None:
+                manifest = encode_manifest(topic.part)
+                await self._offload.run(Kind.COLD_READ, partial(tiers.cold.put, topic.id, "topic.cbor", [manifest]))
+            await self._offload.run(Kind.FILES, partial(_remove_hot, tiers, segment))
+        """,
+        """
+            await self._offload.run(Kind.FILES, partial(_remove_hot, tiers, segment))
+            await self._storing.store([topic], moved=segment, tier="cold")
+            if topic.deleted or segment.tier != "cold":
+                return False
+            if topic.part is not None:
+                manifest = encode_manifest(topic.part)
+                await self._offload.run(Kind.COLD_READ, partial(tiers.cold.put, topic.id, "topic.cbor", [manifest]))
+        """,
+        "rule 12: before the flip the hot copy counts",
+        "crash",
+    ),
+    Mutation(
+        "segment-moved-under-copies",
+        "relocator",
+        "topics/storage/relocator.py",
+        "if segment.first in self._upkeep.needed_segments(topic.id):",
+        "if not segment.first:",
+        "rule 18: copies are not left to a cold store",
+        "unit",
+    ),
+    Mutation(
+        "flags-of-a-moving-segment-written-to-its-old-files",
+        "relocator",
+        "topics/storage/storing.py",
+        "captured.unflagged = [(span, seqs) for span, seqs in captured.unflagged if span.segment is not moved]",
+        "captured.unflagged = [(span, seqs) for span, seqs in captured.unflagged]",
+        "8.2, rule 12: a deletion during a move does not come back",
+        "crash",
+    ),
+)
+
+ROUTERS: Final = (
+    Mutation(
+        "origin-ignored",
+        "routers",
+        "topics/forwarding.py",
+        "chosen = [i for i in chosen if origins[i][0].topic_id != dest.id and origins[i][0].hops < MAX_HOPS]",
+        "chosen = [i for i in chosen if origins[i][0].hops < MAX_HOPS]",
+        "semantics 5: a copy is never forwarded into its origin",
+        "life",
+    ),
+    Mutation(
+        "hops-not-counted",
+        "routers",
+        "topics/taking.py",
+        "return Kind(kind.topic_id, kind.hops + 1, Look(*drops, look.stamp or kind.look.stamp))",
+        "return Kind(kind.topic_id, kind.hops, Look(*drops, look.stamp or kind.look.stamp))",
+        "semantics 5: no copy goes beyond 15 hops",
+        "life",
+    ),
+    Mutation(
+        "cursor-in-a-batch-of-its-own",
+        "routers",
+        "topics/copy_commits.py",
+        """
+            durable=dest.gate is Gate.SYNCED,
+            closes_batch=False,
+        """,
+        """
+            durable=dest.gate is Gate.SYNCED,
+            closes_batch=True,
+        """,
+        "rules 18 and 19: a cursor is in the same batch as what it has made",
+        "crash",
+    ),
+    Mutation(
+        "cursor-not-restored",
+        "routers",
+        "topics/storage/recovery.py",
+        "router.cursor = max(router.cursor, forwarded.last)",
+        "pass",
+        "rule 19: a single path never duplicates",
+        "crash",
+    ),
+    Mutation(
+        "pins-not-kept",
+        "routers",
+        "topics/copy_commits.py",
+        "dest.copy_table().need(set(recipe.files), seqs.last)",
+        "pass",
+        "rule 18: bytes that copies are made of stay until the copies are stored",
+        "life",
+    ),
+    Mutation(
+        "origins-of-parts-not-restored",
+        "routers",
+        "topics/storage/recovery.py",
+        "topic.origins = OriginSet.load(part.origins) if part.origins is not None else None",
+        "topic.origins = OriginSet() if part.origins is not None else None",
+        "rule 19: exactly_once remembers what it has taken across restarts",
+        "life",
+    ),
+    Mutation(
+        "origins-on-their-way-ignored",
+        "routers",
+        "topics/forwarding.py",
+        "if origin not in known and origin not in arriving:",
+        "if origin not in known:",
+        "semantics 5: exactly_once takes each origin once, over several paths too",
+        "life",
+    ),
+    Mutation(
+        "copy-stronger-than-its-source",
+        "routers",
+        "topics/forwarding.py",
+        """
+            if self._waits_for_sync(forwarder):
+                return min(source.synced_seq, source.log.head_seq)
+        """,
+        """
+            if self._waits_for_sync(forwarder):
+                return source.log.head_seq
+        """,
+        "8.1: a copy into a stronger class is made of what is synced",
+        "life",
+    ),
+    Mutation(
+        "copy-synced-before-its-source",
+        "routers",
+        "topics/topic.py",
+        "if not missing and not self.lagging:",
+        "if not self.lagging:",
+        "rule 16: a copy counts as synced when the bytes it is made of are",
+        "unit",
+    ),
+    Mutation(
+        "source-trim-not-told",
+        "routers",
+        "topics/forwarding.py",
+        """
+            else:
+                self._copy_commits.trim(forwarder, last)
+        """,
+        """
+            else:
+                self._copy_commits.move(forwarder, last)
+        """,
+        "8.4: what a source has lost is announced in the dest",
+        "life",
+    ),
+    Mutation(
+        "router-outlives-its-source",
+        "routers",
+        "topics/storage/recovery.py",
+        "gone = [name for name, router in topic.incoming.items() if router.source_id not in self.topics]",
+        "gone = list[str]()",
+        "rule 20: recovery drops a router whose source instance is gone",
+        "crash",
+    ),
+)
+
+QUEUES: Final = (
+    Mutation(
+        "ack-answered-before-its-sync",
+        "queues",
+        "topics/lease_commits.py",
+        "gate = topic.gate",
+        "gate = Gate.HANDED",
+        "8.1: an acked fsync ack survives any crash",
+        "unit",
+    ),
+    Mutation(
+        "ack-not-logged",
+        "queues",
+        "topics/lease_commits.py",
+        "data, count = deletion_batch(topic, selector, ts, moved)",
+        'data, count = b"", 0',
+        "8.2: a job whose ack was synced does not come back",
+        "life",
+    ),
+    Mutation(
+        "lease-id-not-checked",
+        "queues",
+        "topics/queue/leases.py",
+        "and (lease_id is None or page.lease_ids[slot] == lease_id)",
+        "and lease_id != -1",
+        "8.9: an ack never removes a job that its caller does not hold",
+        "unit",
+    ),
+    Mutation(
+        "holder-not-checked",
+        "queues",
+        "topics/queue/leases.py",
+        "and (node is None or holder == node)",
+        "and holder",
+        "8.9: an ack never removes a job that its caller does not hold",
+        "unit",
+    ),
+    Mutation(
+        "two-holders",
+        "queues",
+        "topics/queue/leases.py",
+        """
+            self._reserve(seqs)
+            self._reserve(exhausted)
+        """,
+        """
+            pass
+            self._reserve(exhausted)
+        """,
+        "8.9: a job never has two holders",
+        "unit",
+    ),
+    Mutation(
+        "durable-lease-not-waited-for",
+        "queues",
+        "topics/lease_commits.py",
+        "gate = Gate.SYNCED if topic.config.leases_durable and data else Gate.HANDED",
+        "gate = Gate.HANDED",
+        "8.9: with leases_durable no crash makes a second holder",
+        "unit",
+    ),
+    Mutation(
+        "leases-not-restored",
+        "queues",
+        "topics/storage/recovery.py",
+        "topic.queue.apply(event_from_wire(payload, self._now))",
+        "pass",
+        "8.9: with leases_durable no restart makes a second holder",
+        "life",
+    ),
+    Mutation(
+        "dead-letter-deleted-before-its-copy-is-synced",
+        "queues",
+        "topics/dead_letters.py",
+        """
+            await self._sync(config.dead_letter)
+            await self._delete(topic, queue, moved)
+        """,
+        """
+            await self._delete(topic, queue, moved)
+            await self._sync(config.dead_letter)
+        """,
+        "semantics 6: a crash leaves the job, its dead letter or both, never neither",
+        "crash",
+    ),
+    Mutation(
+        "nack-delay-ignored",
+        "queues",
+        "topics/queue/leases.py",
+        "available_at = now.after(delay_ms) if delay_ms else None",
+        "available_at = None",
+        "semantics 6: a delayed job is not claimed before its time",
+        "unit",
+    ),
+    Mutation(
+        "one-poisoned-job-holds-up-all",
+        "queues",
+        "topics/dead_letters.py",
+        "elif len(failed) < SINGLES or moved:",
+        "elif len(failed) < 0:",
+        "8.7: one poisoned job holds up nobody else",
+        "life",
+    ),
+)
+
+STAGING: Final = (
+    Mutation(
+        "stages-not-synced",
+        "staging",
+        "topics/stage_commits.py",
+        """
+            for stage in {stage.shard: stage for stage in stages}.values():
+                await self._commits.sync_shard(stage)
+        """,
+        """
+            for stage in {stage.shard: stage for stage in stages}.values():
+                await trio.lowlevel.checkpoint()
+        """,
+        "8.3, rule 23: a commit refers to nothing that can be lost without it",
+        "crash",
+    ),
+    Mutation(
+        "commit-in-pieces",
+        "staging",
+        "topics/storage/frames.py",
+        """
+            flags = (CONTINUES if i else 0) | (MORE if i < last else 0)
+            head = _BODY.pack(kind, flags, topic_id, seq, ts, 0, 0, len(blob))
+        """,
+        """
+            flags = CONTINUES if i else 0
+            head = _BODY.pack(kind, flags, topic_id, seq, ts, 0, 0, len(blob))
+        """,
+        "8.3: a staged commit is there whole or not at all",
+        "crash",
+    ),
+    Mutation(
+        "commit-key-not-remembered",
+        "staging",
+        "topics/stage_commits.py",
+        "target.commit_keys.remember(decided.key, decided.first_seq, commit.records, ts, names)",
+        "pass",
+        "rule 23: a commit is repeated as it was",
+        "life",
+    ),
+    Mutation(
+        "commit-key-not-restored",
+        "staging",
+        "topics/storage/recovery.py",
+        "topic.commit_keys.remember(*commit)",
+        "pass",
+        "rule 23: a commit is repeated as it was, after a restart too",
+        "life",
+    ),
+    Mutation(
+        "committed-stage-comes-back",
+        "staging",
+        "topics/storage/verdicts.py",
+        "if target is None or closed or topic.log.count != topic.log.head_seq:",
+        "if target is None or topic.log.count != topic.log.head_seq:",
+        "rule 23: a committed stage is closed, whatever a crash takes",
+        "crash",
+    ),
+    Mutation(
+        "partial-stage-kept",
+        "staging",
+        "topics/storage/verdicts.py",
+        "if target is None or closed or topic.log.count != topic.log.head_seq:",
+        "if target is None or closed:",
+        "8.3: no commit publishes a part of what was staged",
+        "crash",
+    ),
+    Mutation(
+        "damaged-stage-committed",
+        "staging",
+        "topics/stage_commits.py",
+        "if stage.deleted or stage.log.count != stage.log.head_seq:  # its target has gone, or bytes were damaged",
+        "if stage.deleted:",
+        "8.3: no commit publishes a part of what was staged",
+        "life",
+    ),
+)
+
+IDEMPOTENCY: Final = (
+    Mutation(
+        "repeat-does-not-wait-for-the-first",
+        "idempotency",
+        "topics/idempotency.py",
+        "topic.keys_in_flight[key] = commit.done",
+        "pass",
+        "api 1: an append and its repeat make one record, at the same time too",
+        "unit",
+    ),
+    Mutation(
+        "key-of-a-failed-append-remembered",
+        "idempotency",
+        "topics/idempotency.py",
+        "commit.on_fail = partial(self._fail, topic, key)",
+        "commit.on_fail = partial(self.remember, topic, key, commit.last_seq, commit.records, 0)",
+        "8.1: a repeat is acked only if the first append was",
+        "life",
+    ),
+    Mutation(
+        "key-not-logged",
+        "idempotency",
+        "topics/appending.py",
+        'tail.append((FrameType.IDEMPOTENCY, {"key": key, "first": first_seq, "count": count}))',
+        "pass",
+        "8.2: a repeat after a restart makes no second record",
+        "life",
+    ),
+)
+
+CLASSES: Final = (
+    Mutation(
+        "ephemeral-records-not-written-out",
+        "classes",
+        "topics/configuring.py",
+        "await self._write_out(topic)",
+        "pass",
+        "rule 24: leaving ephemeral writes its live records",
+        "life",
+    ),
+    Mutation(
+        "barrier-without-sync",
+        "classes",
+        "topics/configuring.py",
+        "await self._commits.sync_shard(topic)",
+        "pass",
+        "rule 24: everything before a change of class is synced",
+        "crash",
+    ),
+    Mutation(
+        "full-disk-not-noticed",
+        "classes",
+        "topics/committing.py",
+        "if self._store.space_low:",
+        "if self._store.space_low and self.saturated:",
+        "rule 27: below TOPICS_MIN_FREE_BYTES appends are refused",
+        "life",
+    ),
+    Mutation(
+        "dead-letters-may-be-ephemeral",
+        "classes",
+        "topics/configuring.py",
+        'if config.durability == "ephemeral" and named:',
+        'if config.durability == "ephemeral" and not named:',
+        "rule 26: a referenced dead-letter topic does not turn ephemeral",
+        "life",
+    ),
+)
+
+READING: Final = (
+    Mutation(
+        "floor-gap-not-told",
+        "reading",
+        "topics/log/topic_log.py",
+        "if from_seq + 1 < self.evict_floor:",
+        "if from_seq + 1 < 0:",
+        "8.4: no involuntary loss without a tombstone",
+        "unit",
+    ),
+    Mutation(
+        "hole-not-told",
+        "reading",
+        "topics/collecting.py",
+        "self.tombstone = log.tombstone_of(step)",
+        "pass",
+        "8.4: no involuntary loss without a tombstone",
+        "unit",
+    ),
+    Mutation(
+        "floor-not-advanced",
+        "reading",
+        "topics/collecting.py",
+        "self._registry.expire(self.topic)",
+        "pass",
+        "rule 7: a read advances the floor first",
+        "life",
+    ),
+    Mutation(
+        "times-go-back",
+        "reading",
+        "topics/appending.py",
+        "ts = topic.last_ts = max(self._registry.now_ms(), topic.last_ts)",
+        "ts = topic.last_ts = self._clock.now_ms()",
+        "semantics 1: $ts never decreases, whatever the clock does",
+        "life",
+    ),
+    Mutation(
+        "export-without-tombstones",
+        "reading",
+        "topics/exporting.py",
+        "tombstone = self._within(found.tombstone)",
+        "tombstone = None",
+        "8.4: diff, SSE, WebSocket and export agree",
+        "life",
+    ),
+    Mutation(
+        "deletion-outlives-its-bound",
+        "reading",
+        "topics/log/topic_log.py",
+        "end = min(before_seq, bound + 1, self.head_seq + 1)",
+        "end = min(before_seq, self.head_seq + 1)",
+        "rule 11: a deletion takes what was there when it was decided",
+        "unit",
+    ),
+)
+
+DELIVERY: Final = (
+    Mutation(
+        "wakeup-lost",
+        "delivery",
+        "topics/sched/audience.py",
+        "self.due.update(self.live)",
+        "pass",
+        "8.4: a watcher is told what a diff would show",
+        "unit",
+    ),
+    Mutation(
+        "frames-of-other-places",
+        "delivery",
+        "topics/watching/delivery.py",
+        "key = (state, feed.epoch, feed.position, feed.wish, feed.outbox and feed.outbox.form)",
+        "key = (state, feed.epoch, feed.wish, feed.outbox and feed.outbox.form)",
+        "8.4: frames are shared only by those in the same place",
+        "life",
+    ),
+    Mutation(
+        "delivered-before-the-sync",
+        "delivery",
+        "topics/watching/feed.py",
+        "return min(head, self.topic.synced_seq) if self.strong and not self.topic.ephemeral else head",
+        "return head",
+        "semantics 2: a strong watcher sees what is synced",
+        "life",
+    ),
+    Mutation(
+        "id-ignored",
+        "delivery",
+        "topics/watching/sessions.py",
+        "session.rewind(cursors)",
+        "pass",
+        "8.4: a stream goes on where its id says",
+        "unit",
+    ),
+    Mutation(
+        "id-ahead-of-what-was-sent",
+        "delivery",
+        "topics/watching/sessions.py",
+        "text = msgspec.json.encode({feed.name: feed.position for feed in self._order if self._goes_on(feed)})",
+        "text = msgspec.json.encode({feed.name: feed.position + 1 for feed in self._order if self._goes_on(feed)})",
+        "8.4: a stream goes on behind what its id was sent with",
+        "unit",
+    ),
+    Mutation(
+        "dropped-frames-forgotten",
+        "delivery",
+        "topics/watching/outbox.py",
+        "feed.go_back(marks[-1] if marks else feed.sent)",
+        "pass",
+        "8.8: what a slow client was spared for now it gets later",
+        "unit",
+    ),
+    Mutation(
+        "recreated-topic-not-told",
+        "delivery",
+        "topics/watching/delivery.py",
+        "return Collector(self._registry, topic, wish, feed.position, same_epoch=feed.epoch == topic.id, up_to=up_to)",
+        "return Collector(self._registry, topic, wish, feed.position, same_epoch=True, up_to=up_to)",
+        "8.4: a watcher of an older instance is told `recreated`",
+        "life",
+    ),
+)
+
+PRESSURE: Final = (
+    Mutation(
+        "coalescing-drops-news",
+        "pressure",
+        "topics/sched/workers.py",
+        """
+            shard.hold(item, until)
+            return
+        """,
+        """
+            pass
+            return
+        """,
+        "8.8: pressure changes when, never whether",
+        "unit",
+    ),
+    Mutation(
+        "paused-topics-dropped",
+        "pressure",
+        "topics/sched/workers.py",
+        "shard.ready.resume_lowest(_now_ms())",
+        "pass",
+        "8.8: pressure changes when, never whether",
+        "unit",
+    ),
+    Mutation(
+        "room-not-told",
+        "pressure",
+        "topics/storage/wal.py",
+        """
+            self._urgent = bool(self._queue)
+            if not self.full:
+                self._room.unpark_all()
+            return group
+        """,
+        """
+            self._urgent = bool(self._queue)
+            if self.failed:
+                self._room.unpark_all()
+            return group
+        """,
+        "8.8: an append that waits for room gets it",
+        "unit",
+    ),
+    Mutation(
+        "control-frames-wait-for-appends",
+        "pressure",
+        "topics/storage/wal.py",
+        """
+            if self._stopping:
+                raise ApiError("shutting_down", "the daemon is shutting down", retry_after_s=1)
+        """,
+        """
+            if self._stopping or self.full:
+                raise ApiError("shutting_down", "the daemon is shutting down", retry_after_s=1)
+        """,
+        "rule 25: control frames use reserved room",
+        "unit",
+    ),
+)
+
+MUTATIONS: Final = (
+    *WAL,
+    *DIRECTORIES,
+    *CEILINGS,
+    *EVICTION,
+    *CHECKPOINT,
+    *RECOVERY,
+    *RECLAIMER,
+    *RELOCATOR,
+    *ROUTERS,
+    *QUEUES,
+    *STAGING,
+    *IDEMPOTENCY,
+    *CLASSES,
+    *READING,
+    *DELIVERY,
+    *PRESSURE,
+)
+"""All of them."""

@@ -1,0 +1,26 @@
+"""The table: every operation that writes, whatever feature it is of.
+
+The rows are next to the scripts they run, by what they are about; this is where they come together. A new operation of
+the product is a new row in one of these modules, and `test_table` fails until it is there.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from tests.crash.copy_operations import COPY_OPERATIONS
+from tests.crash.job_operations import JOB_OPERATIONS
+from tests.crash.rows import Operation
+from tests.crash.salvage_operations import SALVAGE_OPERATIONS
+from tests.crash.segment_operations import FILE_OPERATIONS
+from tests.crash.stage_operations import STAGE_OPERATIONS
+from tests.crash.topic_operations import LOG_OPERATIONS
+
+OPERATIONS: Final[tuple[Operation, ...]] = (
+    *LOG_OPERATIONS,
+    *FILE_OPERATIONS,
+    *COPY_OPERATIONS,
+    *JOB_OPERATIONS,
+    *STAGE_OPERATIONS,
+    *SALVAGE_OPERATIONS,
+)

@@ -1,0 +1,293 @@
+"""A disk that is really full: a small tmpfs, a daemon on it, and the kernel's own "no space left on device".
+
+Whatever was acked stays readable and is there after a SIGKILL, with a reserve (`TOPICS_MIN_FREE_BYTES`) and without;
+below the reserve only appends are refused (`crash.md` 27); a checkpoint that finds no room harms nothing. Who may not
+mount a file system skips these tests.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from tests.conformance.client import Daemon
+from tests.crash.processes.ledger import Batch, Numbering, TopicLedger, number_in
+from tests.end_to_end.test_sigkill import Client, read_all
+
+MIB = 1 << 20
+MOST_BATCHES = 400
+WITHIN_S = 30.0
+PAD = "p" * 3000
+CLASSES = ("memory", "disk", "fsync")
+
+pytestmark = pytest.mark.slow
+
+
+class Disk:
+    """A file system of so many MiB."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    @property
+    def free(self) -> int:
+        return shutil.disk_usage(self.path).free
+
+    def fill(self, leave: int) -> Path:
+        """Take all of it but so many bytes with a file, which is returned."""
+        ballast = self.path / "ballast"
+        with ballast.open("wb") as file:
+            os.posix_fallocate(file.fileno(), 0, self.free - leave)
+        return ballast
+
+    def resize(self, mib: int) -> None:
+        subprocess.run(["mount", "-o", f"remount,size={mib}m", str(self.path)], check=True, timeout=20)
+
+
+@contextmanager
+def mounted(path: Path, mib: int) -> Iterator[Disk]:
+    path.mkdir()
+    command = ["mount", "-t", "tmpfs", "-o", f"size={mib}m,mode=0700", "tmpfs", str(path)]
+    try:
+        done = subprocess.run(command, check=False, capture_output=True, text=True, timeout=20)
+        problem = done.stderr.strip() if done.returncode else ""
+    except OSError as error:
+        problem = str(error)
+    if problem:
+        pytest.skip(f"no file system can be mounted here: {problem}")
+    try:
+        yield Disk(path)
+    finally:
+        # Lazily if something still has a file open: it is gone as soon as nobody has.
+        if subprocess.run(["umount", str(path)], check=False, capture_output=True, timeout=20).returncode:
+            subprocess.run(["umount", "-l", str(path)], check=True, timeout=20)
+
+
+class Site:
+    """A daemon whose data are on the small disk, and its log elsewhere."""
+
+    def __init__(self, root: Path, disk: Disk, **settings: object) -> None:
+        small: dict[str, object] = {
+            "data_dir": disk.path / "data",
+            "wal_file_bytes": MIB,
+            "wal_shards": 2,
+            "segment_max_events": 50,
+            "cache_bytes": 200_000,
+            "checkpoint_ms": 200,
+            "reclaim_ms": 200,
+        }
+        self.disk = disk
+        self.daemon = Daemon(root, **(small | settings))
+        self.ledgers = {name: TopicLedger(name, name, Numbering()) for name in CLASSES}
+        self.acked: dict[str, dict[int, int]] = {name: {} for name in CLASSES}
+        self.sent: dict[str, list[Batch]] = {name: [] for name in CLASSES}
+
+    def start(self) -> None:
+        self.daemon.start().close()
+
+    def kill(self) -> None:
+        assert self.daemon.end(signal.SIGKILL) == -signal.SIGKILL
+
+    def call(self, method: str, path: str, body: Any = None) -> tuple[int, Any]:
+        return Client(self.daemon.port).call(method, f"/v0{path}", body)
+
+    def create(self) -> None:
+        for name in CLASSES:
+            assert self.call("PUT", f"/topics/{name}", {"durability": name})[0] == 201
+
+    def append(self, name: str, count: int = 50) -> tuple[int, Any]:
+        """A batch of about 160 KiB; what was answered."""
+        batch = self.ledgers[name].send(count)
+        self.sent[name].append(batch)
+        records = batch.records()
+        for record in records:
+            # It only takes room.
+            record.setdefault("meta", {})["_pad"] = PAD
+        status, answer = self.call("POST", f"/topics/{name}", {"records": records})
+        if status == 200:
+            self.acked[name].update(zip(answer["seqs"], batch.numbers, strict=True))
+        return status, answer
+
+    def fill(self, pause: float = 0.0) -> dict[str, Any]:
+        """Append to every topic until each has been refused; how. The daemon looks at what is free now and then: who is
+        faster than its reserve meets the end of the disk."""
+        refused: dict[str, Any] = {}
+        for _ in range(MOST_BATCHES):
+            time.sleep(pause)
+            for name in sorted(set(CLASSES) - refused.keys()):
+                status, answer = self.append(name)
+                if status != 200:
+                    assert (status, answer["error"]["code"]) == (503, "read_only"), answer
+                    refused[name] = answer
+            if len(refused) == len(CLASSES):
+                return refused
+        raise AssertionError(f"the disk does not get full: {self.disk.free} bytes are free")
+
+    def read(self, name: str) -> tuple[dict[int, int], list[tuple[int, int, str]]]:
+        """Numbers by seq, and gaps; every record is as it was sent."""
+        records, gaps, _ = read_all(Client(self.daemon.port), name)
+        found = {}
+        for seq, record in records.items():
+            assert record["meta"].pop("_pad") == PAD
+            found[seq] = number_in(name, record)
+        return found, gaps
+
+    def check(self, deleted_before: int = 0) -> None:
+        """All that was acked is there, but for what was deleted from `fsync`; nothing else is, but whole batches that
+        had no good answer. Only `memory` may have lost something, and says so."""
+        for name in CLASSES:
+            found, gaps = self.read(name)
+            wanted = {
+                seq: number for seq, number in self.acked[name].items() if name != "fsync" or seq >= deleted_before
+            }
+            lost = {seq for first, last, reason in gaps if reason == "lost" for seq in range(first, last + 1)}
+            assert {reason for _, _, reason in gaps} <= ({"lost"} if name != "fsync" else set()), gaps
+            missing = wanted.keys() - found.keys()
+            assert missing <= lost if name == "memory" else not missing, f"{name} has lost {sorted(missing)[:10]}"
+            assert all(found[seq] == wanted[seq] for seq in wanted.keys() & found.keys())
+            there = set(found.values()) - set(wanted.values())
+            for batch in self.sent[name]:
+                assert there.isdisjoint(batch.numbers) or there.issuperset(batch.numbers), "half a batch"
+                there.difference_update(batch.numbers)
+            assert not there, "records that nobody sent"
+            self.acked[name].update(found)
+
+    def until_appends_go_on(self) -> None:
+        """Deletions are worked off in the background."""
+        deadline = time.monotonic() + WITHIN_S
+        while self.append("fsync", 1)[0] != 200:
+            assert time.monotonic() < deadline, f"{self.disk.free} bytes are free, and appends are refused"
+            time.sleep(0.1)
+
+    def end(self) -> None:
+        self.daemon.kill()
+
+
+@contextmanager
+def site_on(tmp_path: Path, mib: int, **settings: object) -> Iterator[Site]:
+    root = tmp_path / "daemon"
+    root.mkdir()
+    with mounted(tmp_path / "disk", mib) as disk:
+        site = Site(root, disk, **settings)
+        try:
+            site.start()
+            site.create()
+            yield site
+        finally:
+            site.end()
+
+
+def test_without_a_reserve_a_full_disk_takes_nothing_that_was_acked(tmp_path: Path) -> None:
+    with site_on(tmp_path, 24, min_free_bytes=0) as site:
+        refused = site.fill()
+        assert all("No space left" in answer["error"]["message"] for answer in refused.values()), refused
+        site.check()
+        assert site.call("GET", "/ready")[0] == 200
+        # The shard has failed: nothing that is to be written goes on, and reads do.
+        status, answer = site.call("POST", "/topics/fsync/delete", {"before_seq": 5})
+        assert (status, answer["error"]["code"]) == (503, "read_only")
+        site.kill()
+        site.disk.fill(leave=0)
+        restart_where_nothing_is_left(site)
+        site.disk.resize(64)
+        site.start()
+        site.check()
+        for name in CLASSES:
+            assert site.append(name)[0] == 200
+        site.kill()
+        site.start()
+        site.check()
+
+
+def restart_where_nothing_is_left(site: Site) -> None:
+    """A start that needs room it has not got ends by itself; one that goes well shows everything."""
+    for _ in range(2):
+        try:
+            site.start()
+        except (RuntimeError, httpx.TransportError):
+            # It has ended, whenever it was that it noticed.
+            assert site.daemon.wait() not in (0, -signal.SIGKILL)
+        else:
+            site.check()
+            site.kill()
+
+
+def test_below_the_reserve_only_appends_are_refused_and_deleting_makes_room(tmp_path: Path) -> None:
+    with site_on(tmp_path, 32, min_free_bytes=8 * MIB) as site:
+        queue = {"type": "queue", "durability": "fsync", "leases_durable": True}
+        assert site.call("PUT", "/topics/jobs", queue)[0] == 201
+        assert site.call("POST", "/topics/jobs", {"records": [{"data": n} for n in range(20)]})[0] == 200
+        refused = site.fill(pause=0.1)
+        assert all("are free" in answer["error"]["message"] for answer in refused.values()), refused
+        check_that_the_rest_goes_on(site, 300)
+        assert site.call("POST", "/topics/jobs", {"records": [{"data": 1}]})[0] == 503
+        ingested = site.call("POST", "/topics/disk?stage=one", {"records": [{"data": 1}]})
+        assert ingested[0] == 503
+        ballast = site.disk.fill(leave=4 * MIB)
+        site.kill()
+        site.start()
+        site.check(deleted_before=300)
+        assert site.append("fsync")[0] == 503
+        check_that_the_rest_goes_on(site, 400)
+        site.kill()
+        site.start()
+        site.check(deleted_before=400)
+        assert site.call("GET", "/topics/jobs")[1]["count"] == 10
+        ballast.unlink()
+        # Deleting makes room without a restart.
+        head = max(site.acked["fsync"])
+        assert site.call("POST", "/topics/fsync/delete", {"before_seq": head})[0] == 200
+        site.until_appends_go_on()
+        site.kill()
+        site.start()
+        site.check(deleted_before=head)
+
+
+def check_that_the_rest_goes_on(site: Site, before: int) -> None:
+    """Deletions, claims, acks, configs and checkpoints."""
+    status, answer = site.call("POST", "/topics/fsync/delete", {"before_seq": before})
+    assert (status, answer["earliest_seq"]) == (200, before)
+    status, answer = site.call("POST", "/topics/jobs/claim", {"node": "worker", "max": 5, "lease_ms": 60_000})
+    assert (status, answer["count"]) == (200, 5)
+    seqs = [job["$seq"] for job in answer["claimed"]]
+    status, answer = site.call("POST", "/topics/jobs/ack", {"node": "worker", "seqs": seqs})
+    assert (status, answer["acked"]) == (200, 5)
+    assert site.call("PUT", "/topics/disk", {"cap_records": 1_000_000 + before})[0] == 200
+    assert site.call("POST", "/admin/checkpoint")[0] == 200
+
+
+def test_a_checkpoint_that_finds_no_room_harms_nothing(tmp_path: Path) -> None:
+    seldom = 3_600_000
+    with site_on(tmp_path, 40, min_free_bytes=0, wal_file_bytes=4 * MIB, checkpoint_ms=seldom) as site:
+        for name in CLASSES:
+            assert site.append(name)[0] == 200
+        ballast = site.disk.fill(leave=64 << 10)
+        for _ in range(3):
+            status, answer = site.call("POST", "/admin/checkpoint")
+            assert status >= 500, answer
+            site.check()
+            # There is room in the log, which was allocated before.
+            assert site.append("fsync")[0] == 200
+            assert site.append("disk")[0] == 200
+        ballast.unlink()
+        site.kill()
+        site.start()
+        site.check()
+        ballast = site.disk.fill(leave=64 << 10)
+        assert site.call("POST", "/admin/checkpoint")[0] >= 500
+        site.check()
+        ballast.unlink()
+        assert site.call("POST", "/admin/checkpoint")[0] == 200
+        site.kill()
+        site.start()
+        site.check()

@@ -1,0 +1,313 @@
+"""The crash table: a sample of every row, that the table is complete, and that it finds what it is there to find.
+
+All of it, at every operation and with every end, is `python -m tests.crash.sweep`, or TOPICS_TEST_EVERYTHING=1 here.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from fnmatch import fnmatchcase
+from importlib import import_module
+from pathlib import Path
+from typing import Any, Final
+
+import msgspec
+import pytest
+
+from tests.crash import sweep
+from tests.crash.damages import DAMAGES, WAYS
+from tests.crash.operations import OPERATIONS
+from tests.crash.rows import AnySweep, lived
+from tests.crash.sweep import DAMAGE, NAMES, VARIANTS, Case, Figures, Task
+from tests.everything import EVERYTHING
+from tests.simulation.disk import SimFile, SimFs
+from topics.engine import Engine
+from topics.storage import frames
+from topics.storage.compactor import Compactor
+from topics.storage.frames import FrameType
+from topics.storage.reclaimer import Reclaimer
+from topics.storage.relocator import Relocator
+
+STRIDE: Final = 1 if EVERYTHING else 29
+
+# ----------------------------------------------------------------- a sample of every row
+
+
+def assert_whole(figures: Figures) -> None:
+    """No promise of a row was broken."""
+    said = "\n\n".join(f"{failure.command}\n{failure.problem}" for failure in figures.failures)
+    assert not figures.failed, f"{figures.failed} of {figures.crashes} crashes broke a promise:\n\n{said}"
+
+
+@pytest.mark.sweep
+@pytest.mark.parametrize("name", [row.name for row in OPERATIONS])
+def test_no_promise_is_broken_by_a_crash_before_a_sample_of_the_operations_of_every_row(name: str) -> None:
+    figures = sweep.run(Task(name, STRIDE, every_end=EVERYTHING))
+    assert figures.crashes
+    assert_whole(figures)
+
+
+@pytest.mark.sweep
+@pytest.mark.parametrize("name", [row.name for row in DAMAGES])
+def test_damage_of_every_kind_is_met_as_the_specification_says(name: str) -> None:
+    assert_whole(sweep.run(Task(DAMAGE + name, 1 if EVERYTHING else VARIANTS)))
+
+
+# ----------------------------------------------------------------- the table is complete
+
+WRITES: Final[dict[type, tuple[str, ...]]] = {
+    Engine: (
+        "ack",
+        "announce_last_checkpoint",
+        "append",
+        "catch_up",
+        "checkpoint",
+        "claim",
+        "close_work",
+        "commit_stages",
+        "delete_records",
+        "delete_router",
+        "delete_stage",
+        "delete_topic",
+        "expire_stages",
+        "extend",
+        "lower_all_ceilings",
+        "lower_idle_ceilings",
+        "nack",
+        "next_jobs",
+        "open_work",
+        "put_router",
+        "put_topic",
+        "recover",
+        "stage",
+    ),
+    Compactor: ("announce", "change_layout", "checkpoint", "files", "try_checkpoint"),
+    Reclaimer: ("pass_over", "remove_topic"),
+    Relocator: ("pass_over",),
+}
+"""What has an effect on the disk, or may have."""
+READS: Final[dict[type, tuple[str, ...]]] = {
+    Engine: (
+        "caps_of",
+        "expire_keys",
+        "export",
+        "figures",
+        "has_window",
+        "list_routers",
+        "list_topics",
+        "now_ms",
+        "open_for_business",
+        "quiesce",
+        "read",
+        "router_ends",
+        "router_state",
+        "run",
+        "start_draining",
+        "topic",
+        "topic_state",
+        "wake_all",
+    ),
+    Compactor: ("run",),
+    Reclaimer: ("run",),
+    Relocator: ("run",),
+}
+"""What has none, but for what it waits for or calls of the others."""
+
+RULES_ELSEWHERE: Final[dict[int, tuple[str, ...]]] = {
+    3: ("tests.simulation.test_recovery_rules:test_rule_3_a_copied_directory_is_no_excuse",),
+    4: ("tests.simulation.test_recovery_rules:test_rule_4_zeros_end_the_log_only_with_nothing_but_zeros_behind_them",),
+    5: ("tests.simulation.test_recovery_rules:test_rule_5_an_idle_shard_vouches_once_and_then_is_silent",),
+    7: ("tests.simulation.test_recovery_rules:test_rule_7_a_reader_inside_a_hole_is_told_from_where_it_stands",),
+    13: (
+        "tests.simulation.test_segment_crashes:"
+        "test_rule_13_what_a_hold_names_stays_as_it_is_and_a_copy_of_it_is_a_directory",
+    ),
+    25: ("tests.simulation.test_recovery_rules:test_rule_25_a_full_queue_holds_up_no_control_frame",),
+    26: (
+        "tests.simulation.test_queue_crashes:"
+        "test_rule_26_of_two_calls_that_would_make_a_dead_letter_topic_ephemeral_one_is_refused",
+    ),
+    27: (
+        "tests.simulation.test_recovery_rules:test_rule_27_on_a_failed_shard_every_mutation_is_503_and_reads_go_on",
+        "tests.simulation.test_recovery_rules:test_rule_27_below_the_free_minimum_only_appends_are_refused",
+    ),
+}
+"""Where a rule of `crash.md`, or a part of one, is shown that is not about a crash at some operation."""
+PROMISES_ELSEWHERE: Final[dict[int, tuple[str, ...]]] = {
+    8: ("tests.sched.test_governor:test_the_paused_do_not_keep_up_the_pressure_that_pauses_them",),
+}
+"""The same for section 8 of `semantics.md`."""
+
+
+@contextmanager
+def calls_written_down() -> Iterator[set[str]]:
+    """What of `WRITES` is called meanwhile."""
+    called: set[str] = set()
+
+    def watched(name: str, method: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(method)
+        def call(*args: Any, **kwargs: Any) -> Any:
+            called.add(name)
+            return method(*args, **kwargs)
+
+        return call
+
+    with pytest.MonkeyPatch.context() as patch:
+        for owner, names in WRITES.items():
+            for name in names:
+                patch.setattr(owner, name, watched(f"{owner.__name__}.{name}", getattr(owner, name)))
+        yield called
+
+
+def frame_types_in(fs: SimFs) -> set[int]:
+    """The types of all frames in the log."""
+    found: set[int] = set()
+    for path, content in fs.tree().items():
+        if content and path.endswith(".log"):
+            found.update(frame.type for frame in frames.scan_window(content, 0, file_end=len(content)).frames)
+    return found
+
+
+def frame_types_of(run: AnySweep) -> set[int]:
+    """Those that a row has left in the log at some time."""
+    found = frame_types_in(run.world.fs)
+    for point in run.points[::12]:
+        found |= frame_types_in(point.wreck.fs)
+    return found
+
+
+@pytest.mark.slow
+def test_the_rows_write_every_type_of_frame_and_call_everything_that_writes() -> None:
+    types: set[int] = set()
+    with calls_written_down() as called:
+        for operation in OPERATIONS:
+            run = lived(operation)
+            assert run.points, f"{operation.name} writes nothing"
+            types |= frame_types_of(run)
+    assert types == set(FrameType)
+    assert called == {f"{owner.__name__}.{name}" for owner, names in WRITES.items() for name in names}
+
+
+@pytest.mark.parametrize("owner", WRITES, ids=lambda owner: owner.__name__)
+def test_everything_that_can_be_called_is_said_to_write_or_not_to(owner: type) -> None:
+    public = {name for name, _ in inspect.getmembers(owner, inspect.isfunction) if not name.startswith("_")}
+    assert public == {*WRITES[owner], *READS[owner]}
+
+
+def exists(test: str) -> bool:
+    """Whether there is such a test."""
+    module, name = test.split(":")
+    return callable(getattr(import_module(module), name, None))
+
+
+def test_every_rule_and_every_promise_is_named_by_a_row_or_shown_by_another_test() -> None:
+    rules = {rule for row in OPERATIONS for rule in row.rules}
+    promises = {promise for row in OPERATIONS for promise in row.promises}
+    assert rules | RULES_ELSEWHERE.keys() == set(range(1, 28))
+    assert promises | PROMISES_ELSEWHERE.keys() == set(range(1, 11))
+    named = [test for tests in (*RULES_ELSEWHERE.values(), *PROMISES_ELSEWHERE.values()) for test in tests]
+    assert [test for test in named if not exists(test)] == []
+
+
+def test_every_row_has_a_name_of_its_own_and_every_kind_of_file_is_damaged_in_more_ways_than_one() -> None:
+    assert len(set(NAMES)) == len(NAMES) == len(OPERATIONS) + len(DAMAGES)
+    files: dict[str, set[str]] = {}
+    for row in DAMAGES:
+        name, _, way = row.name.rpartition("-")
+        files.setdefault(name, set()).add(way)
+    assert len(files) == 16
+    assert all({"bit", "sector", "truncated"} <= ways <= set(WAYS) for ways in files.values())
+
+
+# ----------------------------------------------------------------- it finds what it is there to find
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("pattern", "task"),
+    [
+        pytest.param("/data/wal/*.log", Task("append-fsync"), id="the log"),
+        pytest.param("/data/topics/*.data", Task("drop-wal-files", 5, every_end=False), id="records in segments"),
+    ],
+)
+def test_a_sync_that_does_nothing_is_found_and_the_command_shows_it_again(
+    pattern: str, task: Task, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    original = SimFile.fdatasync
+
+    def fdatasync(file: SimFile) -> None:
+        if not fnmatchcase(file._node.path, pattern):
+            original(file)
+
+    monkeypatch.setattr(SimFile, "fdatasync", fdatasync)
+    figures = sweep.run(task)
+    assert figures.failed, "nobody has noticed"
+    failure = figures.failures[0]
+    options = sweep.options_of(failure.command.split()[3:])
+    assert options.row == [task.row]
+    again = sweep.run(task, Case(options.point, options.end, options.end_seed))
+    assert (again.crashes, again.failed) == (1, 1)
+    assert again.failures[0].command == failure.command
+
+
+@pytest.mark.slow
+def test_a_daemon_that_logs_no_claims_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("topics.lease_commits.encode_control", releasing)
+    figures = sweep.run(Task("claim"))
+    assert figures.failed
+    assert all("AssertionError" in failure.problem for failure in figures.failures)
+
+
+def releasing(kind: FrameType, payload: dict[str, Any], **fields: Any) -> bytes:
+    """The frame of a claim says that the jobs are free."""
+    if payload.get("op") == "claimed":
+        payload = {"op": "released", "seqs": payload["seqs"], "available_at": 0}
+    return frames.encode_control(kind, payload, **fields)
+
+
+# ----------------------------------------------------------------- the command
+
+
+def test_the_command_prints_a_table_and_writes_its_figures(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = tmp_path / "figures.json"
+    assert sweep.main(["--row", "create-topic", "--point", first_point("create-topic"), "--json", str(out)]) == 0
+    shown = capsys.readouterr().out
+    assert "create-topic" in shown
+    assert "1 rows" in shown
+    figures = msgspec.json.decode(out.read_bytes())
+    assert figures["totals"]["crashes"] == figures["rows"][0]["crashes"] == 6
+    assert figures["totals"]["failed"] == 0
+
+
+def first_point(name: str) -> str:
+    """The first point of a row, as an argument."""
+    operation = next(row for row in OPERATIONS if row.name == name)
+    return str(lived(operation).points[0].wreck.point)
+
+
+@pytest.mark.slow
+def test_the_command_runs_rows_in_processes_and_gives_up_when_the_time_is_over(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    rows = ["--row", "append-fsync", "damage:current-bit", "--stride", "8"]
+    assert sweep.main(rows) == 0
+    assert "2 rows" in capsys.readouterr().out
+    assert sweep.main([*rows, "--minutes", "0"]) == 2
+    assert "there is nothing of append-fsync" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        pytest.param(["--row", "no-such-row"], id="no such row"),
+        pytest.param(["--row", "append-*", "--point", "3"], id="a point of several rows"),
+        pytest.param(["--end", "kill"], id="an end of no point"),
+        pytest.param(["--stride", "0"], id="no stride"),
+    ],
+)
+def test_what_makes_no_sense_is_refused(arguments: list[str]) -> None:
+    with pytest.raises(SystemExit):
+        sweep.main(arguments)
