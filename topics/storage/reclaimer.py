@@ -150,6 +150,8 @@ class Reclaimer:
             try:
                 done += await self._look_after(topic, topic.shelf)
             except (OSError, ApiError) as error:
+                if topic.deleted:
+                    continue
                 failure = failure or error
                 self._source.attention.add(topic)
             except BaseException:

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable
 from functools import partial
 from typing import Final, Protocol, TypeVar
 
+from topics.errors import topic_not_found
 from topics.log.index import NotLoaded, Span
 from topics.log.match import Match
 from topics.log.topic_log import TopicLog
@@ -66,12 +67,14 @@ class SpanLoader:
 
     async def prepared(self, topic: Owner, operation: Callable[[], T]) -> T:
         """Call `operation`, as often as it asks for columns; its result. Nothing waits between its success and the
-        return."""
+        return. Raises `404 topic_not_found` when the topic is gone: nothing of it is loaded any more."""
         needed: dict[Span, None] = {}
         for _ in range(ATTEMPTS):
             try:
                 return operation()
             except NotLoaded as missing:
+                if topic.deleted:
+                    raise topic_not_found(topic.name) from None
                 # All it has asked for so far: loading one must not drop another.
                 needed.update(dict.fromkeys(missing.spans))
                 await self.load(topic, tuple(needed))
