@@ -124,7 +124,7 @@ def test_what_does_not_end_is_caught_and_is_ended_with_all_that_it_has_started(c
 
 def test_a_test_that_does_not_end_is_a_hang(copy: Copy) -> None:
     code = (
-        "print('Timeout (0:00:40)!'); print('  File \"/x/tests/a/test_b.py\", line 7 in test_c'); raise SystemExit(1)"
+        "print('..Timeout (0:00:40)!'); print('  File \"/x/tests/a/test_b.py\", line 7 in test_c'); raise SystemExit(1)"
     )
     trial = tried(copy, HARMLESS, stage(code))
     assert [(look.verdict, look.what) for look in trial.looks] == [("hang", "tests/a/test_b.py")]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import signal
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
@@ -48,7 +48,9 @@ def main(
         console.print(f"{len(mutations)} mutations")
         return
     stages = _stages(chosen)
-    report = trio.run(_run, console, mutations, stages, jobs, all_stages, not no_control)
+    report = trio.run(_until_a_signal, partial(_run, console, mutations, stages, jobs, all_stages, not no_control))
+    if report is None:
+        raise click.Abort
     if json_path is not None:
         json_path.write_text(json.dumps(report, indent=2) + "\n")
     if not report["passed"]:
@@ -69,6 +71,22 @@ def _stages(chosen: Sequence[str]) -> list[Stage]:
     if unknown:
         raise click.UsageError(f"there is no stage {', '.join(sorted(unknown))}: {', '.join(s.name for s in stages)}")
     return [stage for stage in stages if not chosen or stage.name in chosen]
+
+
+async def _until_a_signal(work: Callable[[], Awaitable[dict[str, Any]]]) -> dict[str, Any] | None:
+    """Its report; None if a signal has come before: then all that was started is ended, and the copies are gone."""
+    report = None
+    with trio.open_signal_receiver(signal.SIGINT, signal.SIGTERM) as signals:
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(_cancel_at, signals, nursery.cancel_scope)
+            report = await work()
+            nursery.cancel_scope.cancel()
+    return report
+
+
+async def _cancel_at(signals: AsyncIterator[int], scope: trio.CancelScope) -> None:
+    async for _ in signals:
+        scope.cancel()
 
 
 async def _run(
@@ -133,5 +151,4 @@ def _sum_up(console: Console, trials: Sequence[Trial], seconds: int) -> None:
 
 
 if __name__ == "__main__":
-    signal.signal(signal.SIGTERM, signal.default_int_handler)  # what was started is ended, and the copies go
     main()

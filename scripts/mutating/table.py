@@ -277,15 +277,6 @@ CEILINGS: Final = (
         "crash",
     ),
     Mutation(
-        "reserve-given-back-too-early",
-        "ceilings",
-        "topics/ceilings.py",
-        "if idle and synced and topic.quiet and topic.ceiling >= topic.ceiling_queued:",
-        "if idle and topic.quiet and topic.ceiling >= topic.ceiling_queued:",
-        "rule 1: a ceiling falls only while every assigned seq is synced",
-        "crash",
-    ),
-    Mutation(
         "late-raise-undoes-the-lowering",
         "ceilings",
         "topics/ceilings.py",
@@ -404,15 +395,6 @@ CHECKPOINT: Final = (
         "if any(kept[writer.shard].position.ordinal < following.ordinal for kept in self._kept[1:]):",
         "rule 9: a WAL file goes when both kept snapshots are past it",
         "crash",
-    ),
-    Mutation(
-        "wal-file-dropped-under-copies",
-        "checkpoint",
-        "topics/storage/compactor.py",
-        "if file.file_id in needed:",
-        "if not file.file_id:",
-        "rule 18: bytes that copies are made of stay",
-        "unit",
     ),
     Mutation(
         "skipped-topics-forgotten",
@@ -555,24 +537,6 @@ RECOVERY: Final = (
         "crash",
     ),
     Mutation(
-        "keys-of-parts-not-restored",
-        "recovery",
-        "topics/storage/recovery.py",
-        "topic.keys = DedupeWindow.load(part.keys) if part.keys else None",
-        "topic.keys = None",
-        "8.2: a repeat under a key that was acked makes no second record",
-        "life",
-    ),
-    Mutation(
-        "keys-of-the-log-not-restored",
-        "recovery",
-        "topics/storage/recovery.py",
-        'topic.keys.remember(payload["key"], payload["first"], payload["count"], max(frame.ts, topic.log.last_ts))',
-        "pass",
-        "8.2: a repeat under a key that was acked makes no second record",
-        "life",
-    ),
-    Mutation(
         "salvage-without-a-hole",
         "recovery",
         "topics/storage/recovery.py",
@@ -624,30 +588,6 @@ RECLAIMER: Final = (
                 return 0  # not every one of them is in a part yet: after the next checkpoint
         """,
         "rule 11: a flag is written only after its Delete frame is synced",
-        "crash",
-    ),
-    Mutation(
-        "segment-dropped-under-copies",
-        "reclaimer",
-        "topics/storage/reclaimer.py",
-        """
-            if segment.first in needed:
-                continue
-        """,
-        """
-            if not segment.first:
-                continue
-        """,
-        "rule 18: bytes that copies are made of stay",
-        "crash",
-    ),
-    Mutation(
-        "directory-removed-under-copies",
-        "reclaimer",
-        "topics/storage/reclaimer.py",
-        "if self._upkeep.needed_segments(topic_id):",
-        "if not topic_id:",
-        "rule 18: bytes that copies are made of stay, whatever becomes of their topic",
         "crash",
     ),
     Mutation(
@@ -709,15 +649,6 @@ RELOCATOR: Final = (
         "crash",
     ),
     Mutation(
-        "segment-moved-under-copies",
-        "relocator",
-        "topics/storage/relocator.py",
-        "if segment.first in self._upkeep.needed_segments(topic.id):",
-        "if not segment.first:",
-        "rule 18: copies are not left to a cold store",
-        "unit",
-    ),
-    Mutation(
         "flags-of-a-moving-segment-written-to-its-old-files",
         "relocator",
         "topics/storage/storing.py",
@@ -729,6 +660,48 @@ RELOCATOR: Final = (
 )
 
 ROUTERS: Final = (
+    Mutation(
+        "wal-file-dropped-under-copies",
+        "routers",
+        "topics/storage/compactor.py",
+        "if file.file_id in needed:",
+        "if not file.file_id:",
+        "rule 18: bytes that copies are made of stay",
+        "unit",
+    ),
+    Mutation(
+        "segment-dropped-under-copies",
+        "routers",
+        "topics/storage/reclaimer.py",
+        """
+            if segment.first in needed:
+                continue
+        """,
+        """
+            if not segment.first:
+                continue
+        """,
+        "rule 18: bytes that copies are made of stay",
+        "crash",
+    ),
+    Mutation(
+        "directory-removed-under-copies",
+        "routers",
+        "topics/storage/reclaimer.py",
+        "if self._upkeep.needed_segments(topic_id):",
+        "if not topic_id:",
+        "rule 18: bytes that copies are made of stay, whatever becomes of their topic",
+        "crash",
+    ),
+    Mutation(
+        "segment-moved-under-copies",
+        "routers",
+        "topics/storage/relocator.py",
+        "if segment.first in self._upkeep.needed_segments(topic.id):",
+        "if not segment.first:",
+        "rule 18: copies are not left to a cold store",
+        "unit",
+    ),
     Mutation(
         "origin-ignored",
         "routers",
@@ -836,15 +809,6 @@ ROUTERS: Final = (
         """,
         "8.4: what a source has lost is announced in the dest",
         "life",
-    ),
-    Mutation(
-        "router-outlives-its-source",
-        "routers",
-        "topics/storage/recovery.py",
-        "gone = [name for name, router in topic.incoming.items() if router.source_id not in self.topics]",
-        "gone = list[str]()",
-        "rule 20: recovery drops a router whose source instance is gone",
-        "crash",
     ),
 )
 
@@ -1033,6 +997,24 @@ STAGING: Final = (
 
 IDEMPOTENCY: Final = (
     Mutation(
+        "keys-of-parts-not-restored",
+        "idempotency",
+        "topics/storage/recovery.py",
+        "topic.keys = DedupeWindow.load(part.keys) if part.keys else None",
+        "topic.keys = None",
+        "8.2: a repeat under a key that was acked makes no second record",
+        "life",
+    ),
+    Mutation(
+        "keys-of-the-log-not-restored",
+        "idempotency",
+        "topics/storage/recovery.py",
+        'topic.keys.remember(payload["key"], payload["first"], payload["count"], max(frame.ts, topic.log.last_ts))',
+        "pass",
+        "8.2: a repeat under a key that was acked makes no second record",
+        "life",
+    ),
+    Mutation(
         "repeat-does-not-wait-for-the-first",
         "idempotency",
         "topics/idempotency.py",
@@ -1070,15 +1052,6 @@ CLASSES: Final = (
         "pass",
         "rule 24: leaving ephemeral writes its live records",
         "life",
-    ),
-    Mutation(
-        "barrier-without-sync",
-        "classes",
-        "topics/configuring.py",
-        "await self._commits.sync_shard(topic)",
-        "pass",
-        "rule 24: everything before a change of class is synced",
-        "crash",
     ),
     Mutation(
         "full-disk-not-noticed",

@@ -1,0 +1,100 @@
+"""Rules that every other test would let be broken: each story is here because a build that was wrong in one line
+(`scripts/mutate`) has passed all the rest.
+"""
+
+from __future__ import annotations
+
+import pytest
+import trio
+
+from tests.simulation.model import Client
+from tests.simulation.test_crash_sweep import see
+from tests.simulation.test_damage import appended, corrupt, salvaged, wal_files
+from tests.simulation.test_recovery_rules import lived, lives_on
+from tests.simulation.world import Life, settings
+
+HOLD_S = 5.0
+"""Longer than a checkpoint waits for a topic's files."""
+
+
+@pytest.mark.parametrize("end", ["kill", "drop"])
+def test_rule_8_the_log_of_a_topic_that_a_checkpoint_has_passed_over_is_replayed(end: str) -> None:
+    async def script(life: Life, client: Client) -> None:
+        for name in ("held", "other"):
+            await client.create(name, durability="fsync")
+            await client.append(name, 1)
+        await life.compactor.checkpoint()
+        for name in ("held", "other"):
+            await client.append(name, 2)
+        shelf = life.engine.topics["held"].shelf
+        assert shelf is not None
+
+        async def hold() -> None:
+            async with shelf.upkeep:
+                await trio.sleep(HOLD_S)
+
+        async with trio.open_nursery() as holder:
+            holder.start_soon(hold)
+            await trio.testing.wait_all_tasks_blocked()
+            await life.compactor.checkpoint()
+            holder.cancel_scope.cancel()
+
+    views = see(lived(script).after("drop" if end == "drop" else "kill"))
+    assert {name: (sorted(view.records), view.gaps) for name, view in views.items()} == {
+        "held": ([1, 2, 3], []),
+        "other": ([1, 2, 3], []),
+    }
+
+
+@pytest.mark.parametrize("shards", [1, 3])
+def test_rule_14_the_older_snapshot_of_a_new_number_of_shards_does_as_well(shards: int) -> None:
+    async def script(life: Life, client: Client) -> None:
+        for i in range(4):
+            await client.create(f"topic-{i}", durability="fsync")
+            await client.append(f"topic-{i}", 2)
+
+    async def look(life: Life, client: Client) -> None:
+        pass
+
+    world = lived(script, wal_shards=2).after("kill")
+    world.settings = settings(wal_shards=shards)
+    lives_on(world, look)
+    again = world.after("kill")
+    newest = max(path for path in again.fs.tree() if path.startswith("/data/meta/snapshot."))
+    again.fs.flip_bit(newest, 40, 0)
+    views = see(again)
+    assert [(view.count, view.gaps) for view in views.values()] == [(2, [])] * 4
+
+
+def test_rule_6_what_has_expired_stays_so_after_a_kill_though_nobody_has_looked_and_the_clock_is_set_back() -> None:
+    """The time of a checkpoint is all that tells."""
+
+    async def script(life: Life, client: Client) -> None:
+        await client.create("short", durability="fsync", ttl_ms=1000)
+        await client.append("short", 2)
+        await trio.sleep(5)
+        await life.compactor.checkpoint()
+
+    again = lived(script).after("kill")
+    again.clock.step(-1_000_000)
+    view = see(again)["short"]
+    assert (view.count, view.gaps) == (0, [(1, 2, "ttl")])
+
+
+def test_rule_15_where_nothing_behind_a_lost_range_tells_how_many_records_it_held_no_seq_of_them_is_used_again() -> (
+    None
+):
+    async def script(life: Life, client: Client) -> None:
+        await client.create("safe", durability="fsync")
+        await client.append("safe", 3, size=60)
+        await client.append("safe", 2, size=60)
+        await trio.sleep(0.1)
+
+    world = lived(script).after("drop")
+    (path,) = wal_files(world.fs)
+    world.fs.flip_bit(path, appended(world.fs, path, 1, 4).offset + 60, 0)
+    view = salvaged(world)["safe"]
+    ((first, last),) = corrupt(view)
+    assert first == 4
+    assert last >= 5
+    assert view.head == last
