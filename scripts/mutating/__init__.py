@@ -1,1 +1,1 @@
-"""Deliberately broken builds, and which proofs notice them: `scripts/mutate` (`docs/design/mutations.md`)."""
+"""Deliberately broken builds, and which proofs notice them: `scripts/mutate` (`docs/design/proof.md`)."""

@@ -15,7 +15,7 @@ from typing import Final, NamedTuple
 from mutating.mutation import Mutation, Subsystem
 
 SEEDS: Final = 40
-"""Histories of the simulator; a figure of the table of `docs/design/mutations.md`."""
+"""Histories of the simulator; a figure of the table of `docs/design/proof.md`."""
 
 STRIDE: Final = 7
 """Of the crash table: every so manieth operation is crashed."""
@@ -123,6 +123,7 @@ CRASHES: Final[Mapping[Subsystem, tuple[str, ...]]] = {
 
 _FAILED: Final = r"^(?:FAILED|ERROR) (\S+?::.+?|\S+)(?: - .*)?$"
 _SEED: Final = r"^.*\bseed \d+.*$"
+_CASE: Final = r"^python -m tests\.crash\.sweep --row (.+)$"
 FAILED: Final = 1
 """The exit code that means that something was noticed; others mean that the stage could not be run."""
 
@@ -183,6 +184,6 @@ STAGES: Final = (
     Stage("targeted", _targeted, 240, _FAILED),
     Stage("simulator", _simulator, 240, _SEED, "tests/simulator/__main__.py"),
     Stage("crashes", _crashes, 900, _FAILED),
-    Stage("crash table", _crash_table, 900, _SEED, "tests/crash/sweep.py"),
+    Stage("crash table", _crash_table, 900, _CASE, "tests/crash/sweep.py"),
     Stage("rest", _rest, 900, _FAILED),
 )

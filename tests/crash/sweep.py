@@ -273,15 +273,15 @@ def options_of(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--ends", choices=("all", "one"), default="all", help="kinds of end at each point")
     parser.add_argument("--seeds", type=int, default=1, help="how often for the ends that are random")
     parser.add_argument("--order", type=int, default=0, help="seed of the order of what runs side by side")
-    parser.add_argument("--processes", type=int, default=PROCESSES)
+    parser.add_argument("--jobs", type=int, default=PROCESSES)
     parser.add_argument("--minutes", type=float, default=MINUTES, help="give up after so long")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures there as well")
     parser.add_argument("--point", type=int, help="of one row: just this operation, or this case of damage")
     parser.add_argument("--end", choices=ENDS, help="of one point: just this end")
     parser.add_argument("--end-seed", type=int, help="and this seed of it")
     options = parser.parse_args(arguments)
-    if min(options.stride, options.seeds, options.processes) < 1:
-        parser.error("--stride, --seeds and --processes begin at 1")
+    if min(options.stride, options.seeds, options.jobs) < 1:
+        parser.error("--stride, --seeds and --jobs begin at 1")
     if options.end is not None and options.point is None:
         parser.error("--end is an end at a --point")
     if options.point is not None and len(chosen(options.row)) != 1:
@@ -300,7 +300,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         rows = [run(tasks[0], Case(options.point, options.end, options.end_seed))]
     else:
         try:
-            rows = run_all(tasks, processes=options.processes, minutes=options.minutes, console=console)
+            rows = run_all(tasks, processes=options.jobs, minutes=options.minutes, console=console)
         except TimeoutError as error:
             console.print(str(error), highlight=False)
             return 2

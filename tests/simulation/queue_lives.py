@@ -455,6 +455,13 @@ def live_of(topic: Any) -> set[int]:
 @contextmanager
 def nobody_moves(life: Life) -> Iterator[None]:
     """Nothing goes to a dead-letter topic, nor back from being parked, and routers forward nothing."""
+    with nobody_buries(), nobody_forwards(life):
+        yield
+
+
+@contextmanager
+def nobody_buries() -> Iterator[None]:
+    """Nothing goes to a dead-letter topic, nor back from being parked, of what has not been begun."""
     movers: Any = DeadLetters
     original = movers._try
     go_on = trio.Event()
@@ -465,8 +472,7 @@ def nobody_moves(life: Life) -> Iterator[None]:
 
     movers._try = held
     try:
-        with nobody_forwards(life):
-            yield
+        yield
     finally:
         movers._try = original
         go_on.set()

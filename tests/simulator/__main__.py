@@ -24,6 +24,8 @@ from tests.simulator.shrinking import shrink
 
 MOST_FAILURES: Final = 10
 """After so many failures it stops: there is enough to look at."""
+SHOWN_CHARS: Final = 400
+"""Of a problem, among others; alone it is shown whole."""
 FRESH: Final = 1 << 40
 
 
@@ -151,7 +153,8 @@ def _note(outcome: Outcome, totals: Totals, failures: list[Outcome]) -> None:
     totals.add(outcome)
     if outcome.problem is not None:
         failures.append(outcome)
-        click.echo(f"seed {outcome.seed}: {outcome.problem}")
+        cut = "" if len(outcome.problem) <= SHOWN_CHARS else " ..."
+        click.echo(f"seed {outcome.seed}: {outcome.problem[:SHOWN_CHARS]}{cut}")
         click.echo(f"  scripts/simulate --from {outcome.seed} --seeds 1")
 
 

@@ -21,7 +21,7 @@ import trio
 from tests.engine.walks import SlowOffload
 from tests.simulation.disk import UNLIMITED, Fault, Op, SimFs
 from tests.simulation.model import View, view_of
-from tests.simulation.queue_lives import nobody_moves
+from tests.simulation.queue_lives import nobody_buries, nobody_moves
 from tests.simulation.router_lives import until_idle
 from tests.simulation.segment_lives import check_logs
 from tests.simulation.world import COLD, End, Life, World, settings
@@ -282,8 +282,9 @@ class _Run:
         shown: list[Shown] = []
 
         async def rest(life: Life) -> None:
-            await _in_time(until_idle(life))
-            before = await shown_by(life)
+            with nobody_buries():  # else jobs go while they are looked at
+                await _in_time(until_idle(life))
+                before = await shown_by(life)
             judge_arrivals(self.truth, before.views, before.routers)
             await self._empty(life, before)
             for _ in range(3):

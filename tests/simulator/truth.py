@@ -520,7 +520,9 @@ class Truth:
             return
         if known.start is None:
             known.start = state.cursor_seq
-        known.there = "yes"
+        ends = (self.instances.get(self.plans[name][end], [])[-1:] for end in ("source", "dest"))
+        if not any(instance.deletion == "asked" for found in ends for instance in found):
+            known.there = "yes"  # else it goes with the topic, and a machine that dies now may have done that
 
     # -- stages ------------------------------------------------------------------------------------------------------
 

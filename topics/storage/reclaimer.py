@@ -211,13 +211,15 @@ class Reclaimer:
             self._source.attention.add(topic)  # once nobody needs them any more, there may be something to do
         for span in sealed:
             segment = _sealed(span)
-            assert segment is not None
+            if segment is None or not topic.log.holds(span):
+                continue  # evicted while another one was loaded
             if segment.tier == "gone" or _lacks_flags(span) or segment.first in needed:
                 continue
             if _all_deleted(span):
                 return [span]
             if await self._mostly_dead(topic, span, segment):
                 return [span]
+        sealed = [span for span in topic.log.stored_spans() if _sealed(span) is not None]
         events, size = self._settings.segment_max_events, self._settings.segment_max_bytes
         group: list[Span] = []
         total = slots = 0
@@ -247,7 +249,9 @@ class Reclaimer:
         if span.bytes + MIN_FRAME_BYTES * span.live >= enough:
             return False
         if segment.measured is None or segment.measured[0] != span.live:
-            columns = await self._loader.prepared(topic, partial(topic.log.columns_of, span))
+            columns = await self._loader.prepared(topic, partial(_columns_if_held, topic, span))
+            if columns is None:
+                return False
             live = columns.dead[span.start :].translate(_ONE_IF_LIVE)
             segment.measured = (live.count(1), sum(compress(columns.frame_len[span.start :], live)))
         return segment.measured[1] < enough
@@ -413,6 +417,11 @@ class _Frozen(NamedTuple):
     """Seqs deleted since the part on disk was made; at least."""
     gone: int
     """Slots that the part on disk knows to be below the front."""
+
+
+def _columns_if_held(topic: LiveTopic, span: Span) -> SpanColumns | None:
+    """The columns of a span; None if it has been evicted: nothing loads it any more. Raises NotLoaded."""
+    return topic.log.columns_of(span) if topic.log.holds(span) else None
 
 
 def _freeze(topic: LiveTopic, shelf: Shelf, group: Sequence[Span]) -> list[_Frozen] | None:
