@@ -80,7 +80,11 @@ TARGETS: Final[Mapping[str, tuple[str, ...]]] = {
     "topics/storage/snapshot.py": ("storage/test_snapshot.py", "simulation/test_damage.py"),
     "topics/storage/store.py": ("simulation/test_recovery_rules.py",),
     "topics/storage/storing.py": ("storage/test_compactor.py", "simulation/test_recovery_rules.py"),
-    "topics/storage/verdicts.py": ("simulation/test_recovery_rules.py", "simulation/test_staging_crashes.py"),
+    "topics/storage/verdicts.py": (
+        "simulation/test_recovery_rules.py",
+        "simulation/test_staging_crashes.py",
+        "simulation/test_unguarded_rules.py",
+    ),
     "topics/storage/wal.py": ("storage/test_wal.py", "simulation/test_crash_sweep.py"),
     "topics/taking.py": ("engine/test_routers.py",),
     "topics/topic.py": ("engine/test_commit.py", "engine/test_routers.py"),

@@ -4,17 +4,24 @@
 
 from __future__ import annotations
 
+from os.path import dirname
+from typing import Any, Final
+
 import pytest
 import trio
 
 from tests.simulation.model import Client
+from tests.simulation.router_lives import until_idle
 from tests.simulation.test_crash_sweep import see
 from tests.simulation.test_damage import appended, corrupt, salvaged, wal_files
 from tests.simulation.test_recovery_rules import lived, lives_on
 from tests.simulation.world import Life, settings
+from topics.model import RouterPatch
+from topics.storage.recovered import shard_of
 
-HOLD_S = 5.0
+HOLD_S: Final = 5.0
 """Longer than a checkpoint waits for a topic's files."""
+PATH: Final = "/data/wal/shard-00/wal-00000000000000000000.log"
 
 
 @pytest.mark.parametrize("end", ["kill", "drop"])
@@ -98,3 +105,34 @@ def test_rule_15_where_nothing_behind_a_lost_range_tells_how_many_records_it_hel
     assert first == 4
     assert last >= 5
     assert view.head == last
+
+
+def test_rule_15_a_log_that_ends_early_unnoticed_uses_no_seq_again_that_was_copied_from_elsewhere() -> None:
+    """The file of a shard is put back as it was before: it vouches for nothing that is missing. Copies do."""
+
+    async def script(life: Life, client: Client) -> None:
+        names: dict[int, str] = {}
+        for name in ("a", "b", "c", "d", "e", "f"):
+            await client.create(name, durability="fsync")
+            names.setdefault(shard_of(life.engine.topics[name].id, 2), name)
+        source, dest = names[0], names[1]
+        await client.append(source, 2)
+        await life.engine.put_router("copies", RouterPatch(source=source, dest=dest, start="earliest"))
+        await until_idle(life)
+        await trio.sleep(0.1)
+        before.update(source=source, dest=dest, file=life.fs.tree()[PATH])
+        await client.append(source, 3)
+        await until_idle(life)
+        await trio.sleep(0.1)
+
+    before: dict[str, Any] = {}
+    world = lived(script, wal_shards=2).after("drop")
+    world.fs.unlink(PATH)
+    handle = world.fs.open(PATH, create=True)
+    handle.pwrite(before["file"], 0)
+    handle.fdatasync()
+    handle.close()
+    world.fs.sync_dir(dirname(PATH))
+    views = see(world)
+    for name in (before["source"], before["dest"]):
+        assert (views[name].head, views[name].count, views[name].gaps) == (5, 2, [(3, 5, "lost")])
