@@ -136,6 +136,8 @@ async def judge(life: Life, known: Known, fate: End, durability: str) -> list[tu
         return []
     target = engine.topics[TOPIC]
     may_lose = fate != "kill" and durability != "fsync"
+    for name in target.stages or {}:
+        assert target.commit_keys is None or not target.commit_keys.has_closed(name), f"{name!r} has come back"
     before = numbers_of(await everything(life))
     for key, stages in known.keys.items():
         wanted = [(stage, n) for stage in stages for n in known.acked.get(stage, [])]
