@@ -4,18 +4,22 @@
 
 from __future__ import annotations
 
+import errno
+from collections.abc import Callable
 from os.path import dirname
 from typing import Any, Final
 
 import pytest
 import trio
 
-from tests.simulation.model import Client
+from tests.simulation.disk import Fault, Op, SimFs
+from tests.simulation.model import Client, History
 from tests.simulation.router_lives import until_idle
+from tests.simulation.segment_lives import exactly
 from tests.simulation.test_crash_sweep import see
 from tests.simulation.test_damage import appended, corrupt, salvaged, wal_files
 from tests.simulation.test_recovery_rules import lived, lives_on
-from tests.simulation.world import Life, settings
+from tests.simulation.world import Life, World, settings
 from topics.model import RouterPatch
 from topics.storage.recovered import shard_of
 
@@ -136,3 +140,32 @@ def test_rule_15_a_log_that_ends_early_unnoticed_uses_no_seq_again_that_was_copi
     views = see(world)
     for name in (before["source"], before["dest"]):
         assert (views[name].head, views[name].count, views[name].gaps) == (5, 2, [(3, 5, "lost")])
+
+
+@pytest.mark.parametrize("operations", range(2, 20))
+def test_rule_8_what_a_manifest_names_that_may_be_on_disk_is_not_written_again(operations: int) -> None:
+    """The sync behind a rename fails. Had the files been written anew, less of them as a record is deleted, a crash
+    would have found the manifest of the first try beside files of the second."""
+
+    async def script(life: Life) -> None:
+        client = Client(life.engine, History())
+        await client.create("a", durability="fsync")
+        await client.append("a", 1)
+        await client.append("a", 1, tag="x")
+        await client.append("a", 2)
+        life.fs.inject(Fault(name="sync_dir", path="/data/topics/*", error=errno.EIO, when=is_behind_a_rename(life.fs)))
+        with pytest.raises(OSError, match="Input/output error"):
+            await life.compactor.checkpoint()
+        await client.delete("a", match=exactly("x"))
+        life.fs.crash_at = life.fs.mutations + operations
+        await life.compactor.checkpoint()
+
+    world = World(config=settings())
+    world.live(script, end="kill")
+    view = see(world.after("kill"))["a"]
+    assert (sorted(view.records), view.gaps) == ([1, 3, 4], [])
+
+
+def is_behind_a_rename(fs: SimFs) -> Callable[[Op], bool]:
+    """Whether a manifest was put in its place before this operation."""
+    return lambda op: any(path.endswith("/topic.cbor") for path in fs.tree())
