@@ -78,7 +78,7 @@ TARGETS: Final[Mapping[str, tuple[str, ...]]] = {
     "topics/storage/relocator.py": ("simulation/test_segment_damage.py", "simulation/test_segment_models.py"),
     "topics/storage/segment_store.py": ("storage/test_segment_store.py",),
     "topics/storage/snapshot.py": ("storage/test_snapshot.py", "simulation/test_damage.py"),
-    "topics/storage/store.py": ("simulation/test_recovery_rules.py",),
+    "topics/storage/store.py": ("simulation/test_recovery_rules.py", "simulation/test_unguarded_rules.py"),
     "topics/storage/storing.py": (
         "storage/test_compactor.py",
         "simulation/test_recovery_rules.py",

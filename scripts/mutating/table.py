@@ -504,7 +504,7 @@ RECOVERY: Final = (
         "names-relied-on-not-synced",
         "recovery",
         "topics/storage/store.py",
-        "fs.sync_dir(self.datadir.meta_dir)",
+        "self._sync_manifests(recovered.replayed)",
         "pass",
         "8.6, rule 2: what recovery has relied on is there for the next",
         "crash",

@@ -7,6 +7,7 @@ from __future__ import annotations
 import errno
 from collections.abc import Callable
 from os.path import dirname
+from pathlib import Path
 from typing import Any, Final
 
 import pytest
@@ -25,6 +26,8 @@ from topics.storage.recovered import shard_of
 
 HOLD_S: Final = 5.0
 """Longer than a checkpoint waits for a topic's files."""
+RECOVERY_OPERATIONS: Final = 40
+"""More than a start with two topics has operations that change the disk."""
 PATH: Final = "/data/wal/shard-00/wal-00000000000000000000.log"
 
 
@@ -169,3 +172,40 @@ def test_rule_8_what_a_manifest_names_that_may_be_on_disk_is_not_written_again(o
 def is_behind_a_rename(fs: SimFs) -> Callable[[Op], bool]:
     """Whether a manifest was put in its place before this operation."""
     return lambda op: any(path.endswith("/topic.cbor") for path in fs.tree())
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_rule_2_names_that_a_start_has_relied_on_are_on_disk_before_it_removes_anything(seed: int) -> None:
+    """A daemon dies between the rename of a manifest, which says that a segment has gone cold, and its sync; the next
+    one, while it clears away the hot file, and the machine with it."""
+    config = settings(segment_max_events=4, hot_retain_segments=0, cold_dir=Path("/cold"))
+
+    async def relocate(life: Life) -> None:
+        client = Client(life.engine, History())
+        await client.create("a", durability="fsync")
+        for _ in range(3):
+            await client.append("a", 4)
+        for _ in range(2):
+            await life.compactor.checkpoint()
+
+        def die_behind(op: Op) -> None:
+            if op.name == "rename" and op.detail.endswith("/topic.cbor"):
+                assert op.mutation is not None
+                life.fs.crash_at = op.mutation + 1
+
+        life.fs.subscribe(die_behind)
+        await life.relocator.pass_over()
+        raise AssertionError("nothing was relocated")
+
+    async def nothing(life: Life) -> None:
+        life.fs.crash()
+
+    for operations in range(RECOVERY_OPERATIONS):
+        world = World(config=config)
+        world.live(relocate, end="kill")
+        following = world.after("kill")
+        following.fs.crash_at = following.fs.mutations + operations
+        following.live(nothing, end="kill")
+        view = see(following.after("reorder", seed))["a"]
+        assert (view.count, view.gaps) == (12, []), f"a crash of the start at its operation {operations}"
+    assert following.fs.mutations < operations, "a start takes longer than was looked at"
