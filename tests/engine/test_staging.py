@@ -521,6 +521,23 @@ async def test_a_record_that_was_damaged_is_never_published_without_the_rest(aut
         assert (await refusal(commit(life, "k", "a"))).code in ("stage_not_found", "topic_not_found")
 
 
+async def test_damage_that_a_commit_comes_across_keeps_it_from_publishing_the_rest(autojump_clock: Any) -> None:
+    fs = SimFs()
+    async with living(fs=fs, clean=False) as life:
+        await life.put("t")
+        await stage(life, "a", "first", "second", "third")
+        await life.compactor.checkpoint()
+    fs = fs.after_process_kill()
+    path = next(
+        path for path, content in fs.tree().items() if content and path.endswith(".data") and b'"second"' in content
+    )
+    fs.flip_bit(path, (fs.tree()[path] or b"").index(b'"second"') + 1, 0)
+    fs.flip_bit(path.removesuffix(".data") + ".idx", 25, 0)
+    async with living(fs=fs) as life:
+        assert (await refusal(commit(life, "k", "a"))).code == "stage_not_found"
+        assert await datas(life, "t") == []
+
+
 # ----------------------------------------------------------------- everything together
 
 
