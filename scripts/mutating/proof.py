@@ -69,7 +69,11 @@ TARGETS: Final[Mapping[str, tuple[str, ...]]] = {
     "topics/storage/datadir.py": ("storage/test_datadir.py",),
     "topics/storage/frames.py": ("storage/test_frames.py", "simulation/test_damage.py"),
     "topics/storage/fs.py": ("storage/test_fs.py",),
-    "topics/storage/reclaimer.py": ("simulation/test_segment_damage.py", "simulation/test_segment_models.py"),
+    "topics/storage/reclaimer.py": (
+        "simulation/test_segment_damage.py",
+        "simulation/test_segment_models.py",
+        "simulation/test_unguarded_rules.py",
+    ),
     "topics/storage/recovery.py": (
         "simulation/test_recovery_rules.py",
         "simulation/test_damage.py",

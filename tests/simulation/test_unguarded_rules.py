@@ -21,6 +21,7 @@ from tests.simulation.test_crash_sweep import see
 from tests.simulation.test_damage import appended, corrupt, salvaged, wal_files
 from tests.simulation.test_recovery_rules import lived, lives_on
 from tests.simulation.world import Life, World, settings
+from tests.storage.test_verify import damage
 from topics.model import RouterPatch
 from topics.storage.recovered import shard_of
 
@@ -209,3 +210,47 @@ def test_rule_2_names_that_a_start_has_relied_on_are_on_disk_before_it_removes_a
         view = see(following.after("reorder", seed))["a"]
         assert (view.count, view.gaps) == (12, []), f"a crash of the start at its operation {operations}"
     assert following.fs.mutations < operations, "a start takes longer than was looked at"
+
+
+def test_rule_11_cold_files_do_not_know_of_a_deletion_before_the_disk_does() -> None:
+    async def script(life: Life, client: Client) -> None:
+        await client.create("a", durability="disk")
+        for _ in range(3):
+            await client.append("a", 2)
+            for tag in ("x", "y"):
+                await client.append("a", 1, tag=tag)
+        for _ in range(2):
+            await life.compactor.checkpoint()
+        await life.relocator.pass_over()
+        await client.delete("a", match=exactly("y"))
+        await life.compactor.checkpoint()
+        await client.delete("a", match=exactly("x"))
+        await life.reclaimer.pass_over()
+
+    config: dict[str, Any] = {
+        "segment_max_events": 4,
+        "hot_retain_segments": 1,
+        "cold_dir": Path("/cold"),
+        "rewrite_live_ratio": 0.1,
+    }
+    view = see(lived(script, **config).after("drop"))["a"]
+    assert sorted(view.records) == [1, 2, 3, 5, 6, 7, 9, 10, 11]
+    assert view.count == 9
+
+
+def test_a_segment_that_was_written_anew_says_what_was_deleted_from_it() -> None:
+    async def script(life: Life, client: Client) -> None:
+        await client.create("a", durability="fsync")
+        for _ in range(2):
+            await client.append("a", 3, tag="x")
+            await client.append("a", 1)
+        await life.compactor.checkpoint()
+        await client.delete("a", match=exactly("x"))
+        await life.compactor.checkpoint()
+        assert await life.reclaimer.pass_over()
+        await life.compactor.checkpoint()
+
+    world = lived(script, segment_max_events=4, rewrite_live_ratio=0.8).after("drop")
+    assert damage(world.fs.after_process_kill()) == []
+    view = see(world)["a"]
+    assert (sorted(view.records), view.gaps) == ([4, 8], [])
