@@ -417,11 +417,6 @@ class Engine:
                 topic.shelf = Shelf()
                 topic.shelf.segments = {segment for segment in found.segments if segment.tier != "gone"}
                 topic.shelf.earliest_stored = found.log.earliest_seq
-            newest = registry.topics.get(found.name)
-            if newest is not None and newest.id > topic.id:
-                continue  # for one name the highest id wins
-            if newest is not None:
-                self._configuring.forget(newest)
             self._configuring.adopt(topic)
             if found.copies is not None:
                 topic.copies = found.copies

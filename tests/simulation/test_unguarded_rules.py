@@ -5,7 +5,8 @@
 from __future__ import annotations
 
 import errno
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 from os.path import dirname
 from pathlib import Path
 from typing import Any, Final
@@ -14,7 +15,7 @@ import pytest
 import trio
 
 from tests.simulation.disk import Fault, Op, SimFs
-from tests.simulation.model import Client, History
+from tests.simulation.model import Client, History, view_of
 from tests.simulation.router_lives import until_idle
 from tests.simulation.segment_lives import exactly
 from tests.simulation.test_crash_sweep import see
@@ -32,6 +33,23 @@ RECOVERY_OPERATIONS: Final = 40
 PATH: Final = "/data/wal/shard-00/wal-00000000000000000000.log"
 
 
+@asynccontextmanager
+async def held(life: Life, name: str) -> AsyncIterator[None]:
+    """Somebody else is at work on the files of this topic, for so long that a checkpoint passes over it."""
+    shelf = life.engine.topics[name].shelf
+    assert shelf is not None
+
+    async def hold() -> None:
+        async with shelf.upkeep:
+            await trio.sleep(HOLD_S)
+
+    async with trio.open_nursery() as holder:
+        holder.start_soon(hold)
+        await trio.testing.wait_all_tasks_blocked()
+        yield
+        holder.cancel_scope.cancel()
+
+
 @pytest.mark.parametrize("end", ["kill", "drop"])
 def test_rule_8_the_log_of_a_topic_that_a_checkpoint_has_passed_over_is_replayed(end: str) -> None:
     async def script(life: Life, client: Client) -> None:
@@ -41,18 +59,8 @@ def test_rule_8_the_log_of_a_topic_that_a_checkpoint_has_passed_over_is_replayed
         await life.compactor.checkpoint()
         for name in ("held", "other"):
             await client.append(name, 2)
-        shelf = life.engine.topics["held"].shelf
-        assert shelf is not None
-
-        async def hold() -> None:
-            async with shelf.upkeep:
-                await trio.sleep(HOLD_S)
-
-        async with trio.open_nursery() as holder:
-            holder.start_soon(hold)
-            await trio.testing.wait_all_tasks_blocked()
+        async with held(life, "held"):
             await life.compactor.checkpoint()
-            holder.cancel_scope.cancel()
 
     views = see(lived(script).after("drop" if end == "drop" else "kill"))
     assert {name: (sorted(view.records), view.gaps) for name, view in views.items()} == {
@@ -254,3 +262,29 @@ def test_a_segment_that_was_written_anew_says_what_was_deleted_from_it() -> None
     assert damage(world.fs.after_process_kill()) == []
     view = see(world)["a"]
     assert (sorted(view.records), view.gaps) == ([4, 8], [])
+
+
+@pytest.mark.parametrize("after", ["relocation", "deletion"])
+def test_rule_18_a_segment_that_copies_are_made_of_stays_where_it_is(after: str) -> None:
+    async def script(life: Life, client: Client) -> None:
+        for name in ("source", "dest"):
+            await client.create(name, durability="fsync")
+        for name, n in ("source", 4), ("source", 4), ("dest", 1):
+            await client.append(name, n, size=1000)
+        for _ in range(2):
+            await life.compactor.checkpoint()
+        await life.engine.put_router("copies", RouterPatch(source="source", dest="dest", start="earliest"))
+        await until_idle(life)
+        if after == "relocation":
+            await life.relocator.pass_over()
+            life.fs.inject(Fault(error=errno.EIO, path="/cold/*", times=None))
+        else:
+            await client.delete("source", before=9)
+            async with held(life, "dest"):
+                await life.compactor.checkpoint()
+            await life.reclaimer.pass_over()
+        assert len((await view_of(life.engine, "dest")).records) == 9
+
+    world = lived(script, segment_max_events=4, hot_retain_segments=0, cold_dir=Path("/cold"), cache_bytes=1024)
+    view = see(world.after("drop"))["dest"]
+    assert (len(view.records), view.gaps) == (9, [])

@@ -122,6 +122,7 @@ def _recover(fs: Fs, datadir: DataDir, tiers: Tiers, progress: Progress, now: In
             replay.files.add(found.shard, ordinal, wal_path(found.path, ordinal))
     recovered = [replay.shard(found) for found in shards]
     replay.check_files()
+    replay.drop_superseded()
     missing = replay.resolve_copies({shard.shard: shard for shard in recovered})
     replay.check_routers()
     known = {shard.shard for shard in recovered}
@@ -253,6 +254,8 @@ class _Replay:
         self.topics: dict[int, RecoveredTopic] = {}
         self.files = WalFiles()
         self.next_topic_id = 1
+        self._newest: dict[str, int] = {}
+        """By name, the highest id that the log has a creation for."""
         self.clock = 0
         self.positions: dict[int, ShardPosition] = {}
         self._unknown: set[int] = set()
@@ -307,6 +310,18 @@ class _Replay:
             raise DataDirError(
                 f"the directory {self._datadir.topic_dir(topic_id)} of topic {self.topics[topic_id].name!r} is missing"
             )
+
+    def drop_superseded(self) -> None:
+        """For one name the highest id wins (`semantics.md` 1), whether that topic is still there or was deleted.
+
+        There are two if a creation failed and was found on the disk all the same, and another one in a shard that had
+        not failed succeeded.
+        """
+        for topic in list(self.topics.values()):
+            newest = self._newest.get(topic.name, 0)
+            if topic.id < newest:
+                log.info("topic_superseded", topic=topic.name, id=topic.id, by=newest)
+                del self.topics[topic.id]
 
     # -- one shard ----------------------------------------------------------------------------------------------------
 
@@ -688,6 +703,7 @@ class _Replay:
 
     def _create(self, topic: RecoveredTopic | None, frame: Frame, payload: dict[str, Any]) -> RecoveredTopic | None:
         self.next_topic_id = max(self.next_topic_id, frame.topic_id + 1)
+        self._newest[payload["name"]] = max(self._newest.get(payload["name"], 0), frame.topic_id)
         self.clock = max(self.clock, frame.ts)
         if topic is not None:
             return topic

@@ -63,7 +63,7 @@ class SpanLoader:
             if span.loaded:
                 self._cache.forget_columns(span)
                 topic.log.detach(span)
-            self._attach(topic, span, segment, n, scanned.loaded)
+            await self._attach(topic, span, segment, n, scanned.loaded)
 
     async def prepared(self, topic: Owner, operation: Callable[[], T]) -> T:
         """Call `operation`, as often as it asks for columns; its result. Nothing waits between its success and the
@@ -102,7 +102,7 @@ class SpanLoader:
         found = await self._offload.run(Kind.HOT_READ, partial(load_columns, self.tiers, segment, span.first, n))
         if found.damaged:
             found = await self._again(topic, span, segment)
-        self._attach(topic, span, segment, n, found)
+        await self._attach(topic, span, segment, n, found)
 
     async def _again(self, topic: Owner, span: Span, segment: Segment) -> Loaded:
         """Once more with nobody at work on the files."""
@@ -113,12 +113,23 @@ class SpanLoader:
         async with topic.shelf.upkeep:
             return await self._offload.run(Kind.HOT_READ, call)
 
-    def _attach(self, topic: Owner, span: Span, segment: Segment, n: int, found: Loaded) -> None:
-        """One step: the columns are there, unless the span has changed meanwhile."""
-        if span.loaded or topic.deleted or span.segment is not segment or span.n != n or not topic.log.holds(span):
-            return
-        reconcile(topic, span, found)
-        self._cache.add_columns(topic.log, span)
+    async def _attach(self, topic: Owner, span: Span, segment: Segment, n: int, found: Loaded) -> None:
+        """The columns are there, unless the span has changed meanwhile; then what is damaged becomes `corrupt` holes.
+        Where the front of the log moves, that takes columns of later spans."""
+        if await self.prepared(topic, partial(self._attach_at_once, topic, span, segment, n, found)):
+            for first, last in found.damaged:
+                await self.prepared(topic, partial(_give_up, topic, first, last))
+
+    def _attach_at_once(self, topic: Owner, span: Span, segment: Segment, n: int, found: Loaded) -> bool:
+        """Whether it is still the span that was looked at. Raises NotLoaded."""
+        if topic.deleted or span.segment is not segment or span.n != n or not topic.log.holds(span):
+            return False
+        if not span.loaded:
+            if topic.log.attach(span, found.columns):
+                log.warning("summary_corrected", topic=topic.name, first=span.first, last=span.end - 1)
+                topic.mark_changed()
+            self._cache.add_columns(topic.log, span)
+        return True
 
     async def tags(self, segment: Segment) -> SegmentTags:
         """The tags of a segment. Raises OSError."""
@@ -155,14 +166,10 @@ class SpanLoader:
             done = max(done, segment.first + len(tags.sizes))
 
 
-def reconcile(topic: Owner, span: Span, found: Loaded) -> None:
-    """Give a span its columns; what is damaged becomes a `corrupt` hole."""
-    if topic.log.attach(span, found.columns):
-        log.warning("summary_corrected", topic=topic.name, first=span.first, last=span.end - 1)
+def _give_up(topic: Owner, first: int, last: int) -> None:
+    """Damaged records become a `corrupt` hole, as far as they are still there. Raises NotLoaded."""
+    first, last = max(first, topic.log.earliest_seq), min(last, topic.log.head_seq)
+    if first <= last and not topic.deleted:
+        topic.log.add_hole(first, last, "corrupt")
+        log.error("records_damaged", topic=topic.name, first=first, last=last)
         topic.mark_changed()
-    for first, last in found.damaged:
-        first, last = max(first, topic.log.earliest_seq), min(last, topic.log.head_seq)
-        if first <= last:
-            log.error("records_damaged", topic=topic.name, first=first, last=last)
-            topic.log.add_hole(first, last, "corrupt")
-            topic.mark_changed()
