@@ -262,8 +262,8 @@ class _Replay:
         self._sources: dict[int, int] = {}
         """By source, the highest seq that any router has dealt with."""
         self._doomed: set[int] = set()
-        """Topics whose files are gone, cold ones among them: the log must come to say that they were deleted. What it
-        says of them before that cannot be worked out any more."""
+        """Topics whose files are gone, so that what the log says of them cannot be worked out any more: it must come to
+        say that they were deleted."""
         if snapshot is not None:
             self.next_topic_id = snapshot.next_topic_id
             self.clock = snapshot.clock
@@ -308,7 +308,7 @@ class _Replay:
         """No topic may be without its files. Raises DataDirError."""
         for topic_id in self._doomed:
             raise DataDirError(
-                f"the directory {self._datadir.topic_dir(topic_id)} of topic {self.topics[topic_id].name!r} is missing"
+                f"files of topic {self.topics[topic_id].name!r} are missing in {self._datadir.topic_dir(topic_id)}"
             )
 
     def drop_superseded(self) -> None:
@@ -630,7 +630,7 @@ class _Replay:
                 shard.fillers.append((file.ordinal, frame.offset, frame.end))
             if "holes" in payload:
                 for topic_id, (first, last) in payload["holes"].items():
-                    topic = self.topics.get(topic_id)
+                    topic = self._with_files(topic_id)
                     if (
                         topic is not None
                         and Position(file.ordinal, frame.offset) >= topic.end
@@ -653,10 +653,13 @@ class _Replay:
     def _fill_up(self, last_seqs: Mapping[int, int]) -> None:
         """What FileEnd knows of and replay has not found was in a range that salvage gave up."""
         for topic_id, last in last_seqs.items():
-            topic = self.topics.get(topic_id)
+            topic = self._with_files(topic_id)
             if topic is not None and topic.config.durability != "ephemeral" and last > topic.log.head_seq:
                 self.columns.run(topic, partial(topic.log.add_hole, topic.log.head_seq + 1, last, "corrupt"))
                 topic.part = None
+
+    def _with_files(self, topic_id: int) -> RecoveredTopic | None:
+        return self.topics.get(topic_id) if topic_id not in self._doomed else None
 
     def _consult(self, topic_id: int, topic: RecoveredTopic | None) -> RecoveredTopic | None:
         """The topic as of its manifest, if that is newer than what the snapshot has."""
@@ -1021,9 +1024,11 @@ class _Replay:
         if "log" in payload:
             topic.log = TopicLog.load(payload["log"])
             for span in topic.log.stored_spans():
-                span.segment = next(
-                    segment for segment in topic.segments if segment.first <= span.first and span.end <= segment.end
-                )
+                inside = (one for one in topic.segments if one.first <= span.first and span.end <= one.end)
+                span.segment = next(inside, None)
+                if span.segment is None:
+                    self._doomed.add(topic.id)
+                    return
             topic.copies = None  # what is in no segment has been written out
             for first_seq, file_id, offsets, totals, origins in topic.stash:
                 topic.log.place(first_seq, file_id, offsets, array("I", totals))
