@@ -50,7 +50,11 @@ TARGETS: Final[Mapping[str, tuple[str, ...]]] = {
     "topics/collecting.py": ("engine/test_reading.py", "engine/test_retention.py"),
     "topics/committing.py": ("engine/test_commit.py", "simulation/test_recovery_rules.py"),
     "topics/configuring.py": ("engine/test_topics.py", "simulation/test_recovery_rules.py"),
-    "topics/copy_commits.py": ("engine/test_routers.py", "engine/test_router_lives.py"),
+    "topics/copy_commits.py": (
+        "engine/test_routers.py",
+        "engine/test_router_lives.py",
+        "simulation/test_unguarded_rules.py",
+    ),
     "topics/dead_letters.py": ("engine/test_queues.py",),
     "topics/exporting.py": ("engine/test_exporting.py",),
     "topics/forwarding.py": ("engine/test_routers.py", "engine/test_router_lives.py"),

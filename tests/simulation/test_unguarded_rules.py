@@ -19,13 +19,15 @@ from tests.simulation.model import Client, History, view_of
 from tests.simulation.router_lives import until_idle
 from tests.simulation.segment_lives import exactly
 from tests.simulation.test_crash_sweep import see
-from tests.simulation.test_damage import appended, corrupt, salvaged, wal_files
+from tests.simulation.test_damage import appended, corrupt, frames_of, salvaged, wal_files
 from tests.simulation.test_recovery_rules import lived, lives_on
 from tests.simulation.world import Life, World, settings
 from tests.storage.test_verify import damage
 from topics.model import RouterPatch
+from topics.storage.frames import FrameType
 from topics.storage.recovered import shard_of
 
+APPEND, FORWARDED = FrameType.APPEND, FrameType.FORWARDED
 HOLD_S: Final = 5.0
 """Longer than a checkpoint waits for a topic's files."""
 RECOVERY_OPERATIONS: Final = 40
@@ -288,3 +290,24 @@ def test_rule_18_a_segment_that_copies_are_made_of_stays_where_it_is(after: str)
     world = lived(script, segment_max_events=4, hot_retain_segments=0, cold_dir=Path("/cold"), cache_bytes=1024)
     view = see(world.after("drop"))["dest"]
     assert (len(view.records), view.gaps) == (9, [])
+
+
+def test_rule_18_copies_that_are_written_out_are_there_with_the_cursor_that_has_made_them_or_not_at_all() -> None:
+    """The write of a batch of them is torn between the last copy and the cursor."""
+
+    async def script(life: Life, client: Client) -> None:
+        await client.create("source", durability="ephemeral")
+        await client.create("dest", durability="fsync")
+        router = RouterPatch(source="source", dest="dest", start="earliest", guarantee="exactly_once")
+        await life.engine.put_router("copies", router)
+        await client.append("source", 2)
+        await until_idle(life)
+
+    world = lived(script).after("kill")
+    (path,) = wal_files(world.fs)
+    first, last, cursor = (frame for frame in frames_of(world.fs, path) if frame.type in (APPEND, FORWARDED))
+    assert (first.seq, last.seq, cursor.type) == (1, 2, FORWARDED)
+    handle = world.fs.open(path)
+    handle.truncate(cursor.offset + 8)
+    handle.close()
+    assert see(world)["dest"].count == 0
