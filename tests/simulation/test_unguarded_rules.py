@@ -7,6 +7,7 @@ from __future__ import annotations
 import errno
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from functools import partial
 from os.path import dirname
 from pathlib import Path
 from typing import Any, Final
@@ -14,6 +15,7 @@ from typing import Any, Final
 import pytest
 import trio
 
+from tests.engine.walks import SlowOffload
 from tests.simulation.disk import Fault, Op, SimFs
 from tests.simulation.model import Client, History, view_of
 from tests.simulation.router_lives import until_idle
@@ -24,6 +26,7 @@ from tests.simulation.test_recovery_rules import lived, lives_on
 from tests.simulation.world import Life, World, settings
 from tests.storage.test_verify import damage
 from topics.model import RouterPatch
+from topics.offload import Kind
 from topics.storage.frames import FrameType
 from topics.storage.recovered import shard_of
 
@@ -311,3 +314,32 @@ def test_rule_18_copies_that_are_written_out_are_there_with_the_cursor_that_has_
     handle.truncate(cursor.offset + 8)
     handle.close()
     assert see(world)["dest"].count == 0
+
+
+def test_what_a_checkpoint_makes_useless_is_removed_though_the_reclaimer_has_looked_while_it_was_written() -> None:
+    async def script(life: Life) -> None:
+        client = Client(life.engine, History())
+        await client.create("a", durability="fsync")
+        await client.append("a", 8)
+        await life.compactor.checkpoint()
+        await client.delete("a", before=5)
+
+        async def look_again_and_again() -> None:
+            while True:
+                await life.reclaimer.pass_over()
+                await trio.sleep(0.01)
+
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(look_again_and_again)
+            await life.compactor.checkpoint()
+            nursery.cancel_scope.cancel()
+        for _ in range(2):
+            await life.reclaimer.pass_over()
+            await life.compactor.checkpoint()
+        assert [path for path in life.fs.tree() if path.endswith(".data")] == [
+            life.store.datadir.segment_path(1, 5, "data")
+        ]
+
+    world = World(config=settings(segment_max_events=4))
+    world.offload = partial(SlowOffload, {Kind.FILES: 1.0}, (0.05,))
+    world.live(script, end="kill")

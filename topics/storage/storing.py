@@ -924,6 +924,8 @@ class Storing:
         shelf, log_ = topic.shelf, topic.log
         if shelf is not None:
             shelf.gone = captured.stale
+            if shelf.gone:
+                self._source.attention.add(topic)  # who looked while this was written has seen nothing of it
             shelf.earliest_stored = captured.earliest
         for span, seqs in captured.flagged:
             log_.flagged(span, seqs)
