@@ -706,8 +706,9 @@ class _Replay:
 
     def _create(self, topic: RecoveredTopic | None, frame: Frame, payload: dict[str, Any]) -> RecoveredTopic | None:
         self.next_topic_id = max(self.next_topic_id, frame.topic_id + 1)
-        self._newest[payload["name"]] = max(self._newest.get(payload["name"], 0), frame.topic_id)
         self.clock = max(self.clock, frame.ts)
+        if frame.type == FrameType.TOPIC_CREATE:
+            self._newest[payload["name"]] = max(self._newest.get(payload["name"], 0), frame.topic_id)
         if topic is not None:
             return topic
         topic = RecoveredTopic(frame.topic_id, payload["name"], config_from_wire(payload["config"]))
