@@ -680,20 +680,25 @@ class Truth:
             if view is None:
                 instance.deletion = "done"
             else:
-                self._restart(instance, view)
+                self._restart(_Case(self, instance, view, views, worst))
         for name, known in self.routers.items():
             known.there = "yes" if name in routers else "no"
         for lease in self.leases.values():
             lease.over |= self.clock_moved or not lease.durable or "ephemeral" in lease.instance.ever
 
-    def _restart(self, instance: Instance, view: View) -> None:
+    def _restart(self, case: _Case) -> None:
+        instance, view = case.instance, case.view
+        for first, last, reason in view.gaps:
+            if reason not in RETENTION:
+                instance.lost.update(range(first, last + 1))
+            elif reason == "mixed":
+                # The other reason may go: a damaged record is found by each start again until a checkpoint has kept its
+                # tombstone, and a deletion that covers it before that is all that is left of it.
+                instance.lost.update(seq for seq in range(first, last + 1) if case.may_be_lost(seq))
         instance.deletion = "no"
         instance.created, instance.epoch = True, view.epoch
         instance.options, instance.current = [view.config], view.config
         instance.head = max(instance.head, view.head)
-        for first, last, reason in view.gaps:
-            if reason not in RETENTION:
-                instance.lost.update(range(first, last + 1))
         instance.promised, instance.gone, instance.gone_since = {}, {}, {}
         now = self.tick()
         for record in view.records.values():
