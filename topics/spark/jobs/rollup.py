@@ -22,6 +22,7 @@ from __future__ import annotations
 import os
 import re
 import sys
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -261,7 +262,8 @@ def _run(
         raise Refused(f"{place}: this rollup is final; begin another one with another checkpoint")
 
     def start(**limits: str) -> list[StreamingQuery]:
-        return _start(spark, rollup, place, address, sinks, source | limits, None if once or final else trigger_ms)
+        every_ms = None if once or final else trigger_ms
+        return _start(spark, rollup, place, address, sinks, source | limits, every_ms, until)
 
     if not final:
         return _finish(start(), until)
@@ -305,6 +307,7 @@ def _start(
     sinks: Sinks,
     source: dict[str, str],
     trigger_ms: int | None,
+    until: Callable[[], bool],
 ) -> list[StreamingQuery]:
     from pyspark.sql import functions as F  # noqa: PLC0415
 
@@ -326,6 +329,8 @@ def _start(
             writer = records_of(windows, rollup).writeStream.format("topics")
             writer = writer.options(**address.options(), topic=sinks.topic)
             queries.append(writer.option("checkpointLocation", str(place / "topic")).trigger(**when).start())
+            if sinks.parquet is not None:
+                _await_sources(queries[0], until)
         if sinks.parquet is not None:
             writer = windows.writeStream.format("parquet").option("path", sinks.parquet)
             queries.append(writer.option("checkpointLocation", str(place / "parquet")).trigger(**when).start())
@@ -333,6 +338,17 @@ def _start(
         _stop(queries)
         raise
     return queries
+
+
+def _await_sources(query: StreamingQuery, until: Callable[[], bool]) -> None:
+    """Wait until a query has made its sources, has failed, or `until` says so.
+
+    Spark 4.3 writes into the environment of a data source when a query makes its stream, without a lock. Where two
+    queries of a session do so at once, that map may be broken, and with it every later task of the session that uses
+    the data source (OptionalDataException). Once its keys are there, nothing moves any more.
+    """
+    while query.isActive and query.status["message"].startswith("Initializing") and not until():
+        time.sleep(0.05)
 
 
 def _finish(queries: Sequence[StreamingQuery], until: Callable[[], bool]) -> RolledUp:
