@@ -21,8 +21,9 @@ DELETED = 6
 
 RECLAIM_MS = 500
 CHECKPOINT_MS = 1000
-QUIET_S = 4.0
-"""The reclaimer has finished if nothing has changed for so long: several checkpoints and scans."""
+QUIET_S = 6.0
+"""The reclaimer has finished if nothing has changed for so long since it gave something back: several checkpoints and
+scans. Beside appends without a pause it takes seconds to begin."""
 
 MOST_S = 100.0
 
@@ -106,7 +107,7 @@ class _Watch:
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory
-        self._size = _sizes(directory)
+        self._size = self._full = _sizes(directory)
         self._began = self._looked_at = self.changed_at = time.perf_counter()
 
     def __call__(self) -> bool:
@@ -119,4 +120,4 @@ class _Watch:
             self._size, self.changed_at = size, now
         if now - self._began > MOST_S:
             raise RuntimeError(f"the reclaimer is still at work after {MOST_S:.0f} s")
-        return now - self.changed_at < QUIET_S
+        return self._size > 0.9 * self._full or now - self.changed_at < QUIET_S
