@@ -18,8 +18,9 @@ import trio
 from tests.simulation.disk import SimCrash
 from tests.simulation.model import Record, canonical, numbered, view_of
 from tests.simulation.world import Life
+from tests.simulator.known import Batch, Commit, Instance, Lease, Stage, broken, promise_of
 from tests.simulator.plan import Actor
-from tests.simulator.truth import Batch, Commit, Instance, Lease, Stage, Truth, broken, promise_of
+from tests.simulator.truth import Truth
 from tests.watching.client import Connection, Frame, Streams
 from topics.errors import ApiError
 from topics.exporting import End, ExportRequest

@@ -26,8 +26,10 @@ from tests.simulation.router_lives import until_idle
 from tests.simulation.segment_lives import check_logs
 from tests.simulation.world import COLD, End, Life, World, settings
 from tests.simulator.clients import Clients, Memory, exported
+from tests.simulator.judging import judge_arrivals, judge_salvaged
+from tests.simulator.known import Broken, Fate, broken
 from tests.simulator.plan import LifePlan, Plan, Rot, Trouble
-from tests.simulator.truth import Broken, Fate, Truth, broken, judge_arrivals, judge_salvaged
+from tests.simulator.truth import Truth
 from topics.config import Settings
 from topics.engine import Engine
 from topics.model import ClaimRequest, HeldRequest, Performance, QueueState, RouterState, TopicConfigPatch

@@ -22,7 +22,6 @@ from __future__ import annotations
 import os
 import re
 import sys
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -341,14 +340,14 @@ def _start(
 
 
 def _await_sources(query: StreamingQuery, until: Callable[[], bool]) -> None:
-    """Wait until a query has made its sources, has failed, or `until` says so.
+    """Wait until a query has made its sources, or `until` says so. Raises what it has failed with.
 
     Spark 4.3 writes into the environment of a data source when a query makes its stream, without a lock. Where two
     queries of a session do so at once, that map may be broken, and with it every later task of the session that uses
     the data source (OptionalDataException). Once its keys are there, nothing moves any more.
     """
     while query.isActive and query.status["message"].startswith("Initializing") and not until():
-        time.sleep(0.05)
+        query.awaitTermination(1)
 
 
 def _finish(queries: Sequence[StreamingQuery], until: Callable[[], bool]) -> RolledUp:
