@@ -426,6 +426,7 @@ class SimFs:
         self.open_files = 0
         """Files opened and not closed."""
         self._random = random.Random(seed)
+        self._salts = 0
         self._state = _State()
         self._boot = 0
         self._locks: dict[int, str] = {}
@@ -550,6 +551,11 @@ class SimFs:
         self._alive()
         return str(uuid.UUID(int=random.Random(f"boot {self.seed} {self._boot}").getrandbits(128), version=4))
 
+    def salt(self) -> int:
+        self._alive()
+        self._salts += 1
+        return random.Random(f"salt {self.seed} {self._salts}").getrandbits(64)
+
     def lock(self, path: str, text: str) -> LockHandle:
         path = _absolute(path)
         with self._operation("lock", path, mutates=True):
@@ -585,6 +591,7 @@ class SimFs:
         born = SimFs(seed, journal=journal, capacity=self.capacity)
         born._state = self._state.after_machine_crash(kind, rng)
         born._boot = self._boot + 1
+        born._salts = self._salts
         return born
 
     def after_process_kill(self, *, journal: list[Op] | None = None) -> SimFs:
@@ -597,6 +604,7 @@ class SimFs:
         born._state = copy.deepcopy(self._state)
         born._boot = self._boot
         born._random.setstate(self._random.getstate())
+        born._salts = self._salts
         return born
 
     # ------------------------------------------------------------- for tests

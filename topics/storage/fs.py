@@ -156,6 +156,10 @@ class Fs(Protocol):
         """The kernel's id of this boot: unchanged means that the page cache survived."""
         ...
 
+    def salt(self) -> int:
+        """64 random bits that nobody can foresee: what makes the checksums of a new file its own (`file_header`)."""
+        ...
+
     def lock(self, path: str, text: str) -> LockHandle:
         """Take the exclusive lock of a file, made if missing, and write `text` into it.
 
@@ -370,6 +374,9 @@ class OsFs:
 
     def boot_id(self) -> str:
         return self.read("/proc/sys/kernel/random/boot_id").decode("ascii").strip()
+
+    def salt(self) -> int:
+        return int.from_bytes(os.urandom(8), "little")
 
     def lock(self, path: str, text: str) -> LockHandle:
         fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, FILE_MODE)

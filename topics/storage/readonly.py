@@ -64,6 +64,9 @@ class ReadOnlyFs:
     def boot_id(self) -> str:
         return self._fs.boot_id()
 
+    def salt(self) -> int:
+        return self._fs.salt()
+
     def lock(self, path: str, text: str) -> LockHandle:
         _refuse(path)
 
