@@ -47,6 +47,8 @@ class _Decided(NamedTuple):
     first_seq: int
     last_seq: int
     ts: int
+    at: int
+    """When it was decided, by the clock of windows."""
     appended: Appends
     tags: Sequence[str | None] | None
     blocks: list[Block]
@@ -252,6 +254,7 @@ class Appending:
         """Assign seqs and times, build frames and blocks, queue them: one step of the loop."""
         count = len(batch.datas)
         ts = topic.last_ts = max(self._registry.now_ms(), topic.last_ts)
+        at = self._registry.windows.now_ms()
         first_seq = topic.assigned + 1
         last_seq = topic.assigned = topic.assigned + count
         gate = self._ceilings.gate(topic, last_seq, ts)
@@ -261,12 +264,12 @@ class Appending:
             appended = _without_frames(batch)
             data = b""
         else:
-            tail = _tail(topic, key, first_seq, count, watermark)
+            tail = _tail(topic, key, first_seq, count, watermark, at)
             frame_count = count + len(tail)
             appended = _with_frames(topic, first_seq, ts, batch, closes_batch=not tail)
             data = appended.data + seal_batch(tail, topic_id=topic.id, ts=ts, opened=True) if tail else appended.data
         blocks = encode_blocks(first_seq, ts, batch.datas, batch.nodes, batch.tags, batch.metas, pinned=topic.ephemeral)
-        decided = _Decided(topic, first_seq, last_seq, ts, appended, batch.tags, blocks, watermark, key)
+        decided = _Decided(topic, first_seq, last_seq, ts, at, appended, batch.tags, blocks, watermark, key)
         commit = Commit(
             topic,
             data,
@@ -299,10 +302,10 @@ class Appending:
 
     def _publish(self, decided: _Decided, commit: Commit) -> tuple[int, int]:
         """The commit point: from here on readers see the batch. Its first and last seq."""
-        topic, first_seq, last_seq, ts, appended, tags, blocks, watermark, key = decided
+        topic, first_seq, last_seq, ts, at, appended, tags, blocks, watermark, key = decided
         publish_records(topic, placed(commit, first_seq, ts, appended, tags), blocks, watermark)
         if key is not None:
-            self._keys.remember(topic, key, first_seq, commit.records, ts)
+            self._keys.remember(topic, key, first_seq, commit.records, at)
         self._registry.account(topic)
         return first_seq, last_seq
 
@@ -355,12 +358,12 @@ def only_appends(topic: Topic) -> bool:
 
 
 def _tail(
-    topic: Topic, key: str | None, first_seq: int, count: int, watermark: int
+    topic: Topic, key: str | None, first_seq: int, count: int, watermark: int, at: int
 ) -> list[tuple[FrameType, dict[str, Any]]]:
     """The control frames behind the records of a batch."""
     tail: list[tuple[FrameType, dict[str, Any]]] = []
     if key is not None:
-        tail.append((FrameType.IDEMPOTENCY, {"key": key, "first": first_seq, "count": count}))
+        tail.append((FrameType.IDEMPOTENCY, {"key": key, "first": first_seq, "count": count, "at": at}))
     return tail + eviction_frames(topic, watermark)
 
 

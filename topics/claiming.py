@@ -59,7 +59,7 @@ class Fetched(NamedTuple):
 
 
 class Claim(NamedTuple):
-    """A claim on its way. `lease_ids` are those of `fetched.seqs`; `deadline` is in epoch ms."""
+    """A claim on its way. `lease_ids` are those of `fetched.seqs`; `deadline` is in ms since the epoch."""
 
     commit: Commit
     fetched: Fetched
@@ -296,7 +296,7 @@ class Claiming:
         deadline = self._commits.now().after(lease_ms)
         claimer.hand = array("Q")
         commit = self._commits.claim(topic, Claimed(claimer.node, fetched.seqs, lease_ids, deadline))
-        return Claim(commit, fetched, lease_ids, deadline.epoch)
+        return Claim(commit, fetched, lease_ids, self._commits.deadline(deadline))
 
 
 def _live_after(log: TopicLog, after: int, limit: int) -> array[int]:

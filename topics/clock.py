@@ -1,4 +1,4 @@
-"""The `Clock` seam: wall time and monotonic time, so that a simulation can decide both."""
+"""The `Clock` seam: wall time, monotonic time and time since the boot, so that a simulation can decide all of them."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Protocol
 
 
 class Clock(Protocol):
-    """Two clocks. Waiting is Trio's business (a MockClock replaces it in tests), reading is this one's."""
+    """Three clocks. Waiting is Trio's business (a MockClock replaces it in tests), reading is this one's."""
 
     def now_ms(self) -> int:
         """Wall clock, integer milliseconds since the Unix epoch. May step."""
@@ -15,6 +15,11 @@ class Clock(Protocol):
 
     def monotonic_ms(self) -> int:
         """Monotonic clock, integer milliseconds from an arbitrary start. Leases run on it."""
+        ...
+
+    def boottime_ms(self) -> int:
+        """Milliseconds since the machine was booted, those included in which it slept: the same clock for every process
+        of one boot. Nobody can set it."""
         ...
 
     def perf_ns(self) -> int:
@@ -30,6 +35,9 @@ class SystemClock:
 
     def monotonic_ms(self) -> int:
         return time.monotonic_ns() // 1_000_000
+
+    def boottime_ms(self) -> int:
+        return time.clock_gettime_ns(time.CLOCK_BOOTTIME) // 1_000_000
 
     def perf_ns(self) -> int:
         return time.perf_counter_ns()

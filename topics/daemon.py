@@ -304,7 +304,7 @@ class Daemon:
         while True:
             await trio.sleep(HOUSEKEEPING_MS / 1000)
             self.engine.lower_idle_ceilings()
-            self.engine.expire_keys()
+            await self.engine.expire_keys()
             self.engine.expire_stages()
             self.engine.watching.expire_idle()
             self.engine.watching.check_connections()

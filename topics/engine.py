@@ -134,7 +134,7 @@ class Engine:
             settings, fs=fs, clock=clock, offload=offload, on_failure=self._shard_failed, cold=cold
         )
         self.cache = PayloadCache(settings.cache_bytes)
-        self.registry = Registry(clock, self.cache)
+        self.registry = Registry(clock, self.store.windows, self.cache)
         self._fs = fs
         self._offload = offload
         self._background = Background()
@@ -383,6 +383,7 @@ class Engine:
         Raises `Damage` in strict mode, DataDirError, OSError, `UnknownFrameType`.
         """
         await self._restore(await self.store.open())
+        await self._offload.run(Kind.FILES, self.store.write_clock_mark)
         if self.store.layout_differs:
             await self.compactor.change_layout()
         elif self.store.salvaged:
@@ -410,6 +411,8 @@ class Engine:
             topic.incoming = found.incoming or None
             topic.origins = found.origins
             topic.stage, topic.commit_keys = found.stage, found.commit_keys
+            # What was appended since the checkpoint says nothing of this clock: the stage counts as used now.
+            topic.used_at = found.used_at if found.part is not None else None
             topic.part = found.part
             topic.base = found.base if found.part is None else None
             topic.part_end = topic.applied_end if found.part is not None else None
@@ -478,9 +481,10 @@ class Engine:
         """Before a clean stop: no seq stays reserved."""
         self._ceilings.lower_all()
 
-    def expire_keys(self) -> None:
-        """Called every second: forget idempotency keys whose window is over."""
-        self._keys.expire()
+    async def expire_keys(self) -> None:
+        """Called every second: forget idempotency keys whose window is over, in slices. Cancelling leaves the rest for
+        the next call."""
+        await self._keys.expire()
 
     # -- records -----------------------------------------------------------------------------------------------------
 

@@ -41,7 +41,7 @@ class IdempotencyKeys:
         """First seq and count of the append that was published under a key, within the topic's window."""
         if not topic.keys:
             return None
-        return topic.keys.lookup(key, self._registry.now_ms(), topic.config.idempotency_window_ms)
+        return topic.keys.lookup(key, self._registry.windows.now_ms(), topic.config.idempotency_window_ms)
 
     def in_flight(self, topic: Topic, key: str) -> trio.Event | None:
         """The end of the append that is on its way under a key."""
@@ -61,26 +61,32 @@ class IdempotencyKeys:
         self.count += 1
         commit.on_fail = partial(self._fail, topic, key)
 
-    def remember(self, topic: Topic, key: str, first_seq: int, count: int, ts: int) -> None:
-        """The append was published."""
+    def remember(self, topic: Topic, key: str, first_seq: int, count: int, at: int) -> None:
+        """The append that was decided at `at` (clock of windows) was published."""
         if topic.keys is None:
             topic.keys = DedupeWindow()
         before = len(topic.keys)
-        topic.keys.remember(key, first_seq, count, ts)
+        topic.keys.remember(key, first_seq, count, at)
         self._keyed[topic.id] = topic
         self.count += len(topic.keys) - before - 1
         self._settle(topic, key)
 
-    def expire(self) -> None:
-        """Forget the keys whose window is over. Costs a look at each topic that has keys, and what is forgotten."""
-        now = self._registry.now_ms()
+    async def expire(self) -> None:
+        """Forget the keys whose window is over, a few thousand at a time. Costs a look at each topic that has keys, and
+        what is forgotten. Cancelling leaves the rest for the next call."""
         for topic in list(self._keyed.values()):
-            if topic.keys is None:
-                continue
-            self.count -= topic.keys.expire(now, topic.config.idempotency_window_ms)
-            if not len(topic.keys):
-                topic.keys = None
-                self._keyed.pop(topic.id, None)
+            while topic.keys is not None and self._keyed.get(topic.id) is topic and self._forget_some(topic):
+                await trio.lowlevel.checkpoint()
+
+    def _forget_some(self, topic: Topic) -> bool:
+        """Whether there may be more."""
+        assert topic.keys is not None
+        forgotten = topic.keys.expire(self._registry.windows.now_ms(), topic.config.idempotency_window_ms)
+        self.count -= forgotten
+        if not len(topic.keys):
+            topic.keys = None
+            self._keyed.pop(topic.id, None)
+        return forgotten > 0
 
     def _fail(self, topic: Topic, key: str) -> None:
         self.count -= 1

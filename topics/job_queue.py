@@ -70,7 +70,7 @@ class Holder:
 
 
 class FrozenQueue(NamedTuple):
-    """A queue as of a time (epoch ms)."""
+    """A queue as of a time (ms of the clock of windows)."""
 
     as_of: int
     leases: Frozen
@@ -90,7 +90,7 @@ class FrozenQueue(NamedTuple):
 
 
 def dumped_at(dumped: Sequence[Any]) -> int:
-    """When a queue was dumped, epoch ms. Raises ValueError."""
+    """When a queue was dumped, ms of the clock of windows. Raises ValueError."""
     if not dumped or not isinstance(dumped[0], int):
         raise ValueError("jobs of a queue: no time")
     return dumped[0]
@@ -136,7 +136,7 @@ class JobQueue:
         if not keeps_jobs:
             leases = Leases()
             leases.dead_lettered = self.leases.dead_lettered
-        return FrozenQueue(now.epoch, leases.freeze(now))
+        return FrozenQueue(now.window, leases.freeze(now))
 
     # -- the line ----------------------------------------------------------------------------------------------------
 

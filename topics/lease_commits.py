@@ -41,6 +41,10 @@ class LeaseCommits:
         """The moment of a decision."""
         return self._registry.instant()
 
+    def deadline(self, moment: Instant) -> int:
+        """What clients are told of a moment: ms since the epoch, by the wall clock as it is set now."""
+        return self._registry.to_wall(moment.window)
+
     async def current(self, name: str) -> tuple[Topic, JobQueue]:
         """A queue as of now (`JobQueue.now`): nothing is in the way of a decision about it, what time has freed is
         free, what has expired is gone. Nothing waits between that and the return.

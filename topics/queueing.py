@@ -149,7 +149,8 @@ class Queueing:
         def decide(queue: JobQueue, seqs: Sequence[int], lease_ids: Sequence[int] | None) -> Decision[Extended]:
             decision = queue.leases.decide_extend(request.node, seqs, lease_ids, queue.now, lease_ms)
             if decision.event is not None:
-                deadlines.update(dict.fromkeys(decision.event.seqs, decision.event.deadline.epoch))
+                deadline = self._lease_commits.deadline(decision.event.deadline)
+                deadlines.update(dict.fromkeys(decision.event.seqs, deadline))
             return decision
 
         result = await self._say(name, request, decide, self._lease_commits.lease, perf)
@@ -280,7 +281,7 @@ class Queueing:
         left = queue.due_in_ms(now)
         ttl_ms, oldest = work.topic.config.ttl_ms, work.topic.log.oldest_ts
         if ttl_ms and oldest is not None:
-            left = min(left, oldest + ttl_ms + 1 - now.epoch)
+            left = min(left, oldest + ttl_ms + 1 - self._registry.now_ms())
         with trio.move_on_after(max(left, 0) / 1000):
             await holder.changed.wait()
         await self._lease_commits.still_current(work.topic)

@@ -22,6 +22,7 @@ from topics.sched.priority import effective_priority
 from topics.storage.payloads import PayloadCache
 from topics.storage.shelf import Shelf
 from topics.topic import Common, Topic
+from topics.window_clock import WindowClock
 
 LIVE_MS: Final = 100
 
@@ -55,7 +56,7 @@ class EngineStatus:
 class Registry:
     """The live topics, and the sums over them. Changed only in single steps of the loop."""
 
-    def __init__(self, clock: Clock, cache: PayloadCache) -> None:
+    def __init__(self, clock: Clock, windows: WindowClock, cache: PayloadCache) -> None:
         self.cache = cache
         self.topics: SortedDict[str, Topic] = SortedDict()
         self.by_id: dict[int, Topic] = {}
@@ -69,6 +70,8 @@ class Registry:
         """The highest time that was persisted or given out: retention never judges by less."""
         self.total_records = 0
         self.total_bytes = 0
+        self.windows = windows
+        """By which keys, stages, leases and delays end."""
         self.common = Common()
         self.on_removed: Callable[[int, Shelf | None], None] | None = None
         """Told of topics whose files may go."""
@@ -198,8 +201,12 @@ class Registry:
         return self._clock.monotonic_ms()
 
     def instant(self) -> Instant:
-        """Now, by both clocks; the epoch's never goes back."""
-        return Instant(self._clock.monotonic_ms(), self.now_ms())
+        """Now, by the monotonic clock and by that of windows."""
+        return Instant(self._clock.monotonic_ms(), self.windows.now_ms())
+
+    def to_wall(self, window_ms: int) -> int:
+        """What the wall clock will say at a time of the clock of windows if nobody sets it; ms since the epoch."""
+        return window_ms - self.windows.now_ms() + self._clock.now_ms()
 
     @property
     def lively(self) -> bool:

@@ -90,6 +90,8 @@ class _Decided(NamedTuple):
     """Of the stages that it closes."""
     first_seq: int
     ts: int
+    at: int
+    """When it was decided, by the clock of windows."""
     pieces: Sequence[_Piece]
     watermark: int
     spans: list[Span]
@@ -139,7 +141,7 @@ class StageCommits:
             raise invalid("stages", "has to name at least one stage, and each one once")
         while True:
             target = self._registry.topic(name)
-            known = target.commit_keys.lookup(key, self._registry.now_ms()) if target.commit_keys else None
+            known = target.commit_keys.lookup(key, self._registry.windows.now_ms()) if target.commit_keys else None
             if known is not None:
                 perf.wal_append_ms = perf.fsync_ms = 0.0
                 return _answer(name, known, deduped=True)
@@ -160,7 +162,7 @@ class StageCommits:
 
     def expire(self) -> None:
         """Called every second: forget the commits whose window is over."""
-        now = self._registry.now_ms()
+        now = self._registry.windows.now_ms()
         for topic in list(self._registry.committed):
             if topic.commit_keys is not None and topic.commit_keys.expire(now):
                 topic.mark_changed()
@@ -388,7 +390,7 @@ class StageCommits:
     ) -> tuple[Commit, _Decided]:
         """One step of the loop: from here on the commit is the target's."""
         count = len(sizes)
-        ts = max(self._registry.now_ms(), target.last_ts)
+        ts, at = max(self._registry.now_ms(), target.last_ts), self._registry.windows.now_ms()
         first_seq, last_seq = target.assigned + 1, target.assigned + count
         if count:
             self._ceilings.gate(target, last_seq, ts)
@@ -404,12 +406,12 @@ class StageCommits:
                 self._registry.common.copying[target] = None
         names = tuple(stage.stage.name for stage in stages if stage.stage is not None)
         entries: list[tuple[FrameType, Any]] = [
-            (FrameType.STAGE, {"key": key, "first": first_seq, "count": count, "stages": list(names)})
+            (FrameType.STAGE, {"key": key, "first": first_seq, "count": count, "stages": list(names), "at": at})
         ]
         if not target.ephemeral:
             entries += eviction_frames(target, watermark)
         payloads += [(kind, dump_payload(payload), 0) for kind, payload in entries]
-        decided = _Decided(key, names, first_seq, ts, pieces, watermark, [], CopyTable(), [])
+        decided = _Decided(key, names, first_seq, ts, at, pieces, watermark, [], CopyTable(), [])
         commit = Commit(
             target,
             seal_payloads(payloads, topic_id=target.id, ts=ts),
@@ -471,7 +473,7 @@ class StageCommits:
         names = decided.names
         if target.commit_keys is None:
             target.commit_keys = CommitKeys()
-        target.commit_keys.remember(decided.key, decided.first_seq, commit.records, ts, names)
+        target.commit_keys.remember(decided.key, decided.first_seq, commit.records, decided.at, names)
         self._registry.committed.add(target)
         self._registry.account(target)
         return Known(decided.first_seq, commit.records, ts, names)

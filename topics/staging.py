@@ -65,6 +65,7 @@ class Staging:
         self._appending.check_config(name, request)
         find, make = partial(self._find, name, stage), partial(self._make, name, stage)
         result = await self._appending.append_to(find, make, request, perf)
+        self._note_use(name, stage)
         return StageResult(
             topic=name, stage=stage, count=result.head_seq, created=result.created, deduped=result.deduped
         )
@@ -80,7 +81,15 @@ class Staging:
                 f"stage {stage!r} of topic {name!r} was committed",
                 detail={"topic": name, "stage": stage},
             )
-        return target.stages.get(stage) if target.stages is not None else None
+        return self._note_use(name, stage)
+
+    def _note_use(self, name: str, stage: str) -> Topic | None:
+        """The stage of a name, if it is there; its time begins again."""
+        target = self._registry.topics.get(name)
+        found = target.stages.get(stage) if target is not None and target.stages is not None else None
+        if found is not None:
+            found.used_at = self._registry.windows.now_ms()
+        return found
 
     async def _make(self, name: str, stage: str, request: AppendRequest) -> bool:
         """Make the stage of an append, and the topic before it, or wait for whoever does; whether the topic was made
@@ -124,6 +133,7 @@ class Staging:
             stage.stage = of
             ceiling = 0 if durability == "fsync" else MIN_CEILING_BLOCK
             stage.last_write_ms = now = registry.now_ms()
+            stage.used_at = registry.windows.now_ms()
             payload = {
                 "name": stage.name,
                 "stage": of.name,
@@ -178,9 +188,11 @@ class Staging:
     def expire(self) -> None:
         """Called every second: drop the stages that have not been used for too long. Those that are being committed
         are in use."""
-        now = self._registry.now_ms()
+        now = self._registry.windows.now_ms()
         for stage in list(self._registry.stages.values()):
-            idle = now - (stage.last_write_ms or 0) > self._settings.stage_ttl_ms
+            if stage.used_at is None:
+                stage.used_at = now
+            idle = now - stage.used_at > self._settings.stage_ttl_ms
             if idle and stage.barrier is None and stage.quiet and not self._store.failed(stage.shard):
                 log.info("stage_expired", stage=stage.name, records=stage.log.count)
                 stage.barrier = trio.Event()

@@ -140,6 +140,7 @@ class Topic:
         "synced_seq",
         "touched_ms",
         "unwritten",
+        "used_at",
         "working",
     )
 
@@ -205,6 +206,8 @@ class Topic:
         self.queue: JobQueue | None = None
         """Its jobs, if it is a queue."""
         self.stage: StageOf | None = None
+        self.used_at: int | None = None
+        """When a stage was last used, by the clock of windows; None if that is not known."""
         """Whose stage it is, if it is one."""
         self.stages: dict[str, Topic] | None = None
         """Its stages, by name."""
@@ -298,7 +301,7 @@ class Topic:
 
     def dump_stage(self) -> list[Any] | None:
         """Whose stage it is, as its part has it."""
-        return list(self.stage) if self.stage is not None else None
+        return [*self.stage, self.used_at] if self.stage is not None else None
 
     def dump_commits(self) -> list[list[Any]]:
         """The commits of stages, as its part has them."""

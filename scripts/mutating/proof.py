@@ -108,6 +108,7 @@ TARGETS: Final[Mapping[str, tuple[str, ...]]] = {
     "topics/watching/feed.py": ("watching/test_delivery.py",),
     "topics/watching/outbox.py": ("watching/test_outbox.py",),
     "topics/watching/sessions.py": ("watching/test_sessions.py",),
+    "topics/window_clock.py": ("test_window_clock.py",),
 }
 """The tests that are nearest to a file, below `tests/`: a few seconds of them."""
 

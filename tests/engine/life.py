@@ -121,7 +121,7 @@ class Life:
         while True:
             await trio.sleep(0.5)
             self.engine.lower_idle_ceilings()
-            self.engine.expire_keys()
+            await self.engine.expire_keys()
             self.engine.watching.expire_idle()
             self.engine.watching.check_connections()
 

@@ -240,7 +240,7 @@ async def test_the_frames_of_a_batch_with_a_key_and_an_eviction_are_one_batch(au
             FrameType.EVICT_WATERMARK,
         ]
         assert [frame.flags for frame, _ in batch] == [MORE, MORE | CONTINUES, MORE | CONTINUES, CONTINUES]
-        assert batch[2][1] == {"key": "k", "first": 4, "count": 2}
+        assert batch[2][1] == {"key": "k", "first": 4, "count": 2, "at": life.engine.registry.windows.now_ms()}
         assert batch[3][1] == {"below": 3, "reason": "cap"}
 
 

@@ -9,6 +9,7 @@ import pytest
 import trio
 
 from tests.engine.life import Called, HeldOffload, living, refusal, settings, settle
+from tests.simulation.clock import SimClock
 from tests.simulation.disk import Fault, SimFs
 from topics.errors import throttled
 from topics.offload import Kind
@@ -153,3 +154,74 @@ async def test_a_key_too_many_leaves_no_topic_behind(autojump_clock: Any) -> Non
         assert (error.status, error.detail["limit"]) == (429, "max_idempotency_keys")
         assert "new" not in life.engine.topics
         assert (await life.append("new", 1)).created
+
+
+YEARS_MS = 5 * 365 * 86_400_000
+
+
+@pytest.mark.parametrize("step_ms", [180_000, YEARS_MS, -180_000])
+async def test_a_step_of_the_wall_clock_does_not_end_a_window(step_ms: int, autojump_clock: Any) -> None:
+    async with living() as life:
+        await life.append("t", 1, idempotency_key="k")
+        await trio.sleep(2)
+        life.clock.step(step_ms)
+        assert (await life.append("t", 2, idempotency_key="k")).deduped
+        await trio.sleep(121)
+        assert not (await life.append("t", 3, idempotency_key="k")).deduped
+
+
+async def test_a_glitch_of_years_that_is_corrected_at_once_keeps_no_key_for_ever(autojump_clock: Any) -> None:
+    fs, clock = SimFs(), SimClock()
+    async with living(fs=fs, clock=clock) as life:
+        clock.step(YEARS_MS)
+        await life.append("t", 1, idempotency_key="k")
+        clock.step(-YEARS_MS)
+        await life.append("t", 2, idempotency_key="l")
+        await trio.sleep(130)
+        assert life.engine.key_count == 0
+        await life.append("t", 3, idempotency_key="m")
+    async with living(fs=fs.after_process_kill(), clock=clock) as life:
+        assert (await life.append("t", 4, idempotency_key="m")).deduped
+        await trio.sleep(130)
+        assert life.engine.key_count == 0
+
+
+@pytest.mark.parametrize("end", ["stop", "kill"])
+@pytest.mark.parametrize("step_ms", [-YEARS_MS, -1000, 0, 180_000, YEARS_MS])
+async def test_between_two_lives_of_one_boot_a_window_goes_on_whatever_the_wall_clock_says(
+    step_ms: int, end: str, autojump_clock: Any
+) -> None:
+    fs, clock = SimFs(), SimClock()
+    async with living(fs=fs, clock=clock, clean=end == "stop") as life:
+        await life.append("t", 1, idempotency_key="k")
+        await trio.sleep(60)
+    clock.step(step_ms)
+    clock.advance(59_000)
+    async with living(fs=fs.after_process_kill(), clock=clock) as life:
+        assert (await life.append("t", 2, idempotency_key="k")).deduped
+        await trio.sleep(2)
+        assert not (await life.append("t", 3, idempotency_key="k")).deduped
+
+
+@pytest.mark.parametrize("down_ms", [30_000, 200_000])
+async def test_after_another_boot_the_wall_clock_says_how_long_it_was_off(down_ms: int, autojump_clock: Any) -> None:
+    fs = SimFs()
+    async with living(fs=fs) as life:
+        await life.append("t", 1, idempotency_key="k", config={"durability": "fsync"})
+        stopped_at = life.clock.now_ms()
+    clock = SimClock(stopped_at + down_ms)
+    async with living(fs=fs.after_machine_crash("drop", 1), clock=clock) as life:
+        assert (await life.append("t", 2, idempotency_key="k")).deduped is (down_ms < 120_000)
+
+
+async def test_without_its_mark_a_window_goes_by_the_wall_clock(autojump_clock: Any) -> None:
+    fs, clock = SimFs(), SimClock()
+    async with living(fs=fs, clock=clock) as life:
+        await life.append("t", 1, idempotency_key="k")
+    left = fs.after_process_kill()
+    left.unlink("/data/meta/clock")
+    clock.advance(119_000)
+    async with living(fs=left, clock=clock) as life:
+        assert (await life.append("t", 2, idempotency_key="k")).deduped
+        await trio.sleep(2)
+        assert not (await life.append("t", 3, idempotency_key="k")).deduped

@@ -1316,6 +1316,33 @@ async def test_a_lease_runs_no_longer_after_a_restart_with_a_clock_set_back(step
         assert await counters(life) == (1, 0, 0, 0)
 
 
+@pytest.mark.parametrize("step_ms", [-3_600_000, 3_600_000])
+async def test_a_lease_is_as_long_after_a_restart_with_a_clock_that_was_set(step_ms: int, autojump_clock: Any) -> None:
+    fs, clock = SimFs(), SimClock()
+    async with living(fs=fs, clock=clock) as life:
+        await life.put("q", type="queue", leases_durable=True, lease_ms=10_000)
+        await life.append("q", 1)
+        await claim(life)
+        await trio.sleep(2)
+    clock.step(step_ms)
+    async with living(fs=fs, clock=clock) as life:
+        await trio.sleep(7.9)
+        assert seqs_of(await claim(life, "b", 1)) == []
+        await trio.sleep(0.2)
+        assert seqs_of(await claim(life, "b", 1)) == [1]
+
+
+async def test_clients_are_told_deadlines_by_the_wall_clock_as_it_is_set(autojump_clock: Any) -> None:
+    async with living() as life:
+        await life.put("q", type="queue", lease_ms=10_000)
+        await life.append("q", 1)
+        life.clock.step(3_600_000)
+        job = (await claim(life)).jobs[0]
+        assert job.deadline == life.clock.now_ms() + 10_000
+        life.clock.step(-7_200_000)
+        assert (await extend(life, [1], 5_000)).deadlines == {"1": life.clock.now_ms() + 5_000}
+
+
 # ----------------------------------------------------------------- seqs with an event on its way
 
 

@@ -644,3 +644,39 @@ async def walk(steps: Sequence[Step]) -> None:
 async def test_any_course_of_things_leaves_what_a_model_has(steps: list[Step]) -> None:
     with quiet():
         await walk(steps)
+
+
+# ----------------------------------------------------------------- clocks that are set
+
+
+@pytest.mark.parametrize("step_ms", [7_200_000, 5 * 365 * 86_400_000])
+async def test_a_step_of_the_wall_clock_drops_no_stage(step_ms: int, autojump_clock: Any) -> None:
+    fs, clock = SimFs(), SimClock()
+    async with living(fs=fs, clock=clock) as life:
+        await stage(life, "a", 1, 2)
+        clock.step(step_ms)
+        life.engine.expire_stages()
+        await settle()
+        clock.step(-step_ms)
+    clock.step(step_ms)
+    async with living(fs=fs, clock=clock) as life:
+        life.engine.expire_stages()
+        await settle()
+        assert (await commit(life, "k", "a")).count == 2
+
+
+async def test_a_stage_goes_when_it_was_not_used_for_its_time_restarts_included(autojump_clock: Any) -> None:
+    fs, clock = SimFs(), SimClock()
+    async with living(fs=fs, clock=clock) as life:
+        await stage(life, "a", 1)
+        clock.advance(1_800_000)
+        await life.compactor.checkpoint()
+    clock.advance(1_799_000)
+    async with living(fs=fs, clock=clock) as life:
+        life.engine.expire_stages()
+        await settle()
+        assert life.engine.registry.stages
+        clock.advance(2_000)
+        life.engine.expire_stages()
+        await settle()
+        assert not life.engine.registry.stages

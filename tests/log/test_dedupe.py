@@ -5,7 +5,7 @@ from __future__ import annotations
 import cbor2
 import pytest
 
-from topics.log.dedupe import DedupeWindow
+from topics.log.dedupe import PAGE_KEYS, DedupeWindow
 
 
 def window(*calls: tuple[str, int, int, int]) -> DedupeWindow:
@@ -61,3 +61,79 @@ def test_a_dump_brings_back_keys_and_their_order() -> None:
 def test_nonsense_does_not_load(value: object) -> None:
     with pytest.raises(ValueError, match="dedupe"):
         DedupeWindow.load(value)
+
+
+def many(count: int, *, per_ms: int = 100) -> DedupeWindow:
+    return window(*((f"key-{i}", i + 1, 1 + i % 3, i // per_ms) for i in range(count)))
+
+
+def test_pages_come_back_with_keys_order_and_times() -> None:
+    count = 3 * PAGE_KEYS + 17
+    it = DedupeWindow.load(cbor2.loads(cbor2.dumps(many(count).dump())))
+    assert len(it) == count
+    assert it.last_at == (count - 1) // 100
+    assert all(it.lookup(f"key-{i}", i // 100, 1) == (i + 1, 1 + i % 3) for i in range(count))
+    it.remember("more", 9, 1, 10**6)
+    assert it.lookup("more", 10**6, 1) == (9, 1)
+    assert it.lookup(f"key-{count - 1}", 0, 1) == (count, 1 + (count - 1) % 3)
+
+
+def test_a_full_page_is_encoded_once() -> None:
+    it = many(2 * PAGE_KEYS + 1)
+    before = it.dump()
+    it.remember("more", 1, 1, 10**6)
+    after = it.dump()
+    assert [a is b for a, b in zip(before, after, strict=True)] == [True, True, False]
+    assert it.expire(10, 9) == 100, "a part of the first page"
+    assert [a is b for a, b in zip(after, it.dump(), strict=True)] == [False, True, False]
+
+
+def test_what_is_forgotten_is_not_in_a_dump() -> None:
+    it = many(PAGE_KEYS + 500)
+    it.expire(12, 1)
+    left = DedupeWindow.load(it.dump())
+    assert len(left) == len(it) == PAGE_KEYS + 500 - 1100
+    assert left.lookup("key-1099", 0, 10**6) is None
+    assert left.lookup("key-1100", 11, 10**6) == (1101, 3)
+
+
+def test_forgetting_is_bounded_and_goes_on_where_it_was() -> None:
+    it = many(5000)
+    assert it.expire(10**6, 1, most=1500) == 1500
+    assert it.expire(10**6, 1, most=1500) == 1500
+    assert len(it) == 2000
+    assert it.lookup("key-2999", 0, 10**9) is None
+    assert it.lookup("key-3000", 0, 10**9) is not None
+
+
+def test_a_key_in_two_pages_is_forgotten_with_the_newer_entry() -> None:
+    it = many(PAGE_KEYS)
+    it.remember("key-0", 7777, 2, 500)
+    assert it.expire(400, 1) == PAGE_KEYS - 1
+    assert it.lookup("key-0", 500, 1) == (7777, 2)
+    again = DedupeWindow.load(it.dump())
+    assert (len(again), again.lookup("key-0", 500, 1)) == (1, (7777, 2))
+
+
+def test_the_form_of_version_1_is_read() -> None:
+    it = DedupeWindow.load([["a", 1, 2, 10], ["b", 3, 1, 11]])
+    assert (it.lookup("a", 10, 5), it.lookup("b", 11, 5), len(it)) == ((1, 2), (3, 1), 2)
+    assert DedupeWindow.load(it.dump()).lookup("a", 10, 5) == (1, 2)
+
+
+PAGE = window(("k", 1, 1, 5), ("l", 2, 1, 6)).dump()[0]
+
+
+@pytest.mark.parametrize("column", range(5))
+@pytest.mark.parametrize("value", [None, 1, b"", b"\xff", b"\xff\xff\xff\xff" * 4])
+def test_a_page_whose_columns_do_not_fit_does_not_load(column: int, value: object) -> None:
+    page = list(PAGE)
+    page[column] = value
+    with pytest.raises(ValueError):  # noqa: PT011
+        DedupeWindow.load([page])
+
+
+def test_pages_out_of_order_do_not_load() -> None:
+    early, late = window(("k", 1, 1, 5)).dump()[0], window(("l", 1, 1, 9)).dump()[0]
+    with pytest.raises(ValueError, match="dedupe"):
+        DedupeWindow.load([late, early])

@@ -146,7 +146,7 @@ class Model:
         """A copy, its times taken from the clocks of `before` to those of `now` by way of the wall clock."""
         jobs = {}
         for seq, job in self.jobs.items():
-            ahead = job.until - before.mono + before.epoch - now.epoch
+            ahead = job.until - before.mono + before.window - now.window
             jobs[seq] = replace(job, until=now.mono + min(ahead, MAX_AHEAD_MS) if job.state in (LEASED, DELAYED) else 0)
         return Model(set(self.live), self.head, jobs, set(), self.dead_lettered)
 
@@ -421,7 +421,7 @@ class LeaseMachine(RuleBasedStateMachine):
 
     @rule(ms=st.sampled_from([-10_000, -90, 90, 10_000]))
     def the_wall_clock_steps(self, ms: int) -> None:
-        self.now = Instant(self.now.mono, self.now.epoch + ms)
+        self.now = Instant(self.now.mono, self.now.window + ms)
 
     @rule()
     def sweep(self) -> None:
@@ -462,7 +462,7 @@ class LeaseMachine(RuleBasedStateMachine):
         snapshot = self.snapshots[-1 - which % len(self.snapshots)]
         del self.log[max(snapshot.position, len(self.log) - lost) :]
         self.snapshots = [it for it in self.snapshots if it.position <= len(self.log)]
-        self.now = Instant(mono, max(EPOCH_FLOOR, self.now.epoch + wall_ms))
+        self.now = Instant(mono, max(EPOCH_FLOOR, self.now.window + wall_ms))
         self.in_flight.clear()
         self.leases = Leases.load(cbor2.loads(cbor2.dumps(snapshot.frozen.dump(), canonical=True)), self.now)
         self.model = snapshot.model.restarted(snapshot.taken, self.now)
@@ -632,7 +632,7 @@ def read_dump(dump: dict[str, Any], now: Instant) -> dict[int, Job]:
         for (seq, state), deliveries, due_ms, lease_id, holder in zip(seqs, *items, strict=True):
             job = jobs[seq] = Job(state, deliveries, lease_id=lease_id)
             if state in (LEASED, DELAYED):
-                job.until = due_ms - (state == LEASED) + dump["to_epoch_ms"] - now.epoch + now.mono
+                job.until = due_ms - (state == LEASED) + dump["to_epoch_ms"] - now.window + now.mono
             if state == LEASED:
                 job.node = nodes[holder]
     return jobs

@@ -13,11 +13,12 @@ class SimClock:
 
     Time passes as `trio.current_time()` does between two readings in one run, and by `advance` anywhere. Between two
     runs, and from the start of a run to the first reading in it, none passes. The wall clock differs from the monotonic
-    one by `base_ms` and the sum of all `step`s.
+    one by `base_ms` and the sum of all `step`s, that of the boot by the `up_ms` that the machine was up before.
     """
 
-    def __init__(self, base_ms: int = BASE_MS) -> None:
+    def __init__(self, base_ms: int = BASE_MS, *, up_ms: int = 0) -> None:
         self._wall_offset_ms = base_ms
+        self._up_ms = up_ms
         self._passed_ns = 0
         self._run: trio.lowlevel.TrioToken | None = None
         self._run_read_at = 0.0
@@ -28,6 +29,9 @@ class SimClock:
 
     def monotonic_ms(self) -> int:
         return self.perf_ns() // 1_000_000
+
+    def boottime_ms(self) -> int:
+        return self._up_ms + self.monotonic_ms()
 
     def perf_ns(self) -> int:
         self._follow()

@@ -551,6 +551,11 @@ class SimFs:
         self._alive()
         return str(uuid.UUID(int=random.Random(f"boot {self.seed} {self._boot}").getrandbits(128), version=4))
 
+    @property
+    def boots(self) -> int:
+        """How often the machine has been started again. Not an operation."""
+        return self._boot
+
     def salt(self) -> int:
         self._alive()
         self._salts += 1

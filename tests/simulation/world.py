@@ -80,12 +80,18 @@ class World:
     """One machine. `live` runs lives on it; `after` is another machine with what this one leaves behind."""
 
     def __init__(
-        self, seed: int = 0, *, config: Settings = SETTINGS, fs: SimFs | None = None, now_ms: int = BASE_MS
+        self,
+        seed: int = 0,
+        *,
+        config: Settings = SETTINGS,
+        fs: SimFs | None = None,
+        now_ms: int = BASE_MS,
+        up_ms: int = 0,
     ) -> None:
         self.seed = seed
         self.settings = config
         self.fs = SimFs(seed) if fs is None else fs
-        self.clock = SimClock(now_ms)
+        self.clock = SimClock(now_ms, up_ms=up_ms)
         self.offload: Callable[[int], InlineOffload] | None = None
         """What makes the `Offload` of a life, given the seed; None for `InlineOffload`."""
         self.events: list[dict[str, Any]] = []
@@ -116,7 +122,8 @@ class World:
     def after(self, end: End, seed: int = 0) -> World:
         """The machine as its next start finds it, after a kill of the process or a crash of the machine now."""
         fs = self.fs.after_process_kill() if end == "kill" else self.fs.after_machine_crash(end, seed)
-        return World(self.seed + 1, config=self.settings, fs=fs, now_ms=self.clock.now_ms())
+        up_ms = self.clock.boottime_ms() if end == "kill" else 0
+        return World(self.seed + 1, config=self.settings, fs=fs, now_ms=self.clock.now_ms(), up_ms=up_ms)
 
     async def _life(self, scenario: Scenario, end: Literal["stop", "kill"]) -> None:
         fs, clock, offload = self.fs, self.clock, (self.offload or InlineOffload)(self.seed)
@@ -146,7 +153,7 @@ async def _housekeeping(engine: Engine, scope: trio.CancelScope) -> None:
         while True:
             await trio.sleep(0.5)
             engine.lower_idle_ceilings()
-            engine.expire_keys()
+            await engine.expire_keys()
 
 
 async def _drain(engine: Engine) -> None:

@@ -540,7 +540,7 @@ class Clients:
 
     async def do_clock(self, _actor: str, what: Mapping[str, Any]) -> None:
         """Set the wall clock."""
-        self.truth.clock_moved = True
+        self.truth.stepped = True
         self.life.clock.step(what["ms"])
 
 

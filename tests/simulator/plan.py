@@ -400,4 +400,6 @@ class _Maker:
     def astronomer(self) -> Actor:
         """Sets the clock."""
         rng = self.random
-        return self.actor("astronomer", 3, lambda: self.step("clock", ms=rng.choice((-4000, -50, 500, 20_000))))
+        return self.actor(
+            "astronomer", 3, lambda: self.step("clock", ms=rng.choice((-4000, -50, 500, 20_000, 180_000)))
+        )

@@ -200,9 +200,12 @@ class _Run:
     def _go_on(self, world: World, down_ms: int, step: int) -> None:
         """The next machine, after some time in which nothing ran and the clock may have been set."""
         self.offset_ms += self.world.clock.monotonic_ms() + down_ms
-        self.truth.clock_moved |= step != 0
+        self.truth.stepped |= step != 0
+        self.truth.clock_moved |= self.truth.stepped and world.fs.boots != self.world.fs.boots
         world.settings = self.world.settings
-        self.world = World(world.seed, config=world.settings, fs=world.fs, now_ms=world.clock.now_ms() + down_ms + step)
+        up_ms = world.clock.boottime_ms() + (down_ms if world.fs.boots == self.world.fs.boots else 0)
+        now_ms = world.clock.now_ms() + down_ms + step
+        self.world = World(world.seed, config=world.settings, fs=world.fs, now_ms=now_ms, up_ms=up_ms)
 
     def _crash_in_recovery(self, before: LifePlan, fate: Fate) -> Fate:
         """Have a recovery end early, and the machine with it."""

@@ -54,8 +54,10 @@ class Truth:
         self.commits: list[Commit] = []
         self.leases: dict[tuple[int, int], Lease] = {}
         """The newest of each job, by epoch and seq."""
+        self.stepped = False
+        """Somebody has set the wall clock in this boot of the machine. Nothing but `$ts` and ttl goes by that."""
         self.clock_moved = False
-        """Somebody has set the wall clock: deadlines in epoch time say nothing any more."""
+        """The machine was off, and the wall clock was set before or while it was: how long is not known."""
         self.rot = 0
         """How many bits were changed in records' files."""
         self.life = 0

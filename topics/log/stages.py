@@ -46,7 +46,7 @@ class Known(NamedTuple):
 
 
 class CommitKeys:
-    """See the module. Times are those of the retention clock, which never steps back."""
+    """See the module. Times are those of the clock of windows, which never steps."""
 
     __slots__ = ("_closed", "_commits", "_latest", "_older")
 
@@ -62,6 +62,11 @@ class CommitKeys:
 
     def __len__(self) -> int:
         return len(self._commits)
+
+    @property
+    def last_at(self) -> int:
+        """When the newest commit was; 0 if there is none."""
+        return next(reversed(self._commits.values())).ts if self._commits else 0
 
     def lookup(self, key: str, now_ms: int) -> Known | None:
         """The commit under a key, within the window."""

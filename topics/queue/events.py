@@ -1,10 +1,10 @@
 """Lease events: what can happen to jobs, as the projection takes it and as a Lease frame keeps it (`storage.md` 2).
 
 An event says what was decided about some seqs; it takes effect in `leases.Leases.apply`, at its commit point and again
-in replay. Times are pairs: leases run on the monotonic clock, which means nothing after a restart, and the wall clock
-is for clients and for the frame. Only the latter is written; reading a frame finds the former again.
+in replay. Times are pairs: leases run on the monotonic clock, which means nothing after a restart, and the clock of
+windows is for the frame. Only the latter is written; reading a frame finds the former again.
 
-A frame's payload is one map. Seqs and lease ids in it are little-endian u64, times epoch milliseconds:
+A frame's payload is one map. Seqs and lease ids in it are little-endian u64, times ms of the clock of windows:
 
     {"op": "claimed",       "seqs", "lease_ids", "node", "deadline"}     a lease each, `lease_ids[i]` that of `seqs[i]`
     {"op": "extended",      "seqs", "deadline"}                          whoever holds them
@@ -29,18 +29,19 @@ MAX_AHEAD_MS: Final = 86_400_000
 
 
 class Instant(NamedTuple):
-    """One moment by two clocks, in ms: the monotonic one of this life of the daemon, and the epoch's."""
+    """One moment by two clocks, in ms: the monotonic one of this life of the daemon, and that of windows, which goes on
+    from life to life and which nobody can set (`topics.window_clock`)."""
 
     mono: int
-    epoch: int
+    window: int
 
     def after(self, ms: int) -> Instant:
         """`ms` later, by both clocks."""
-        return Instant(self.mono + ms, self.epoch + ms)
+        return Instant(self.mono + ms, self.window + ms)
 
-    def at_epoch(self, epoch: int) -> Instant:
-        """The moment a wall clock that was right then called `epoch`, as judged now: at most `MAX_AHEAD_MS` ahead."""
-        return self.after(min(epoch - self.epoch, MAX_AHEAD_MS))
+    def at_window(self, window: int) -> Instant:
+        """The moment that the clock of windows calls `window`: at most `MAX_AHEAD_MS` ahead."""
+        return self.after(min(window - self.window, MAX_AHEAD_MS))
 
 
 class Claimed(NamedTuple):
@@ -58,7 +59,7 @@ class Claimed(NamedTuple):
             "node": self.node,
             "seqs": little_endian(self.seqs),
             "lease_ids": little_endian(self.lease_ids),
-            "deadline": self.deadline.epoch,
+            "deadline": self.deadline.window,
         }
 
 
@@ -70,7 +71,7 @@ class Extended(NamedTuple):
 
     def to_wire(self) -> dict[str, Any]:
         """The payload of its frame."""
-        return {"op": "extended", "seqs": little_endian(self.seqs), "deadline": self.deadline.epoch}
+        return {"op": "extended", "seqs": little_endian(self.seqs), "deadline": self.deadline.window}
 
 
 class Released(NamedTuple):
@@ -81,7 +82,7 @@ class Released(NamedTuple):
 
     def to_wire(self) -> dict[str, Any]:
         """The payload of its frame."""
-        at = 0 if self.available_at is None else self.available_at.epoch
+        at = 0 if self.available_at is None else self.available_at.window
         return {"op": "released", "seqs": little_endian(self.seqs), "available_at": at}
 
 
@@ -130,11 +131,11 @@ def event_from_wire(value: Mapping[str, Any], now: Instant) -> LeaseEvent:
             lease_ids = from_little_endian("Q", ids)
             if len(lease_ids) != len(seqs):
                 raise ValueError(f"lease event: {len(lease_ids)} lease ids for {len(seqs)} seqs")
-            return Claimed(node, seqs, lease_ids, now.at_epoch(deadline))
+            return Claimed(node, seqs, lease_ids, now.at_window(deadline))
         case {"op": "extended", "deadline": int(deadline)}:
-            return Extended(seqs, now.at_epoch(deadline))
+            return Extended(seqs, now.at_window(deadline))
         case {"op": "released", "available_at": int(at)}:
-            return Released(seqs, now.at_epoch(at) if at else None)
+            return Released(seqs, now.at_window(at) if at else None)
         case {"op": "parked"}:
             return Parked(seqs)
         case {"op": "dead_lettered"}:

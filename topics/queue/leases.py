@@ -401,7 +401,7 @@ class Leases:
             if there and seq >= self._floor and self._table.state(seq) == ABSENT
         )
         cursor = min(self._cursor, min(fresh, default=self._cursor + 1) - 1)
-        return Frozen(cursor, self.dead_lettered, now.epoch - now.mono, self._table.freeze())
+        return Frozen(cursor, self.dead_lettered, now.window - now.mono, self._table.freeze())
 
     def dump(self, now: Instant) -> dict[str, Any]:
         """`freeze` and `Frozen.dump` at once: for few jobs."""
@@ -429,7 +429,7 @@ class Leases:
         leases = cls()
         leases.dead_lettered = dead_lettered
         leases._cursor = cursor
-        leases._table = Table.load(dumped, to_epoch_ms - now.epoch + now.mono, now.mono + MAX_AHEAD_MS)
+        leases._table = Table.load(dumped, to_epoch_ms - now.window + now.mono, now.mono + MAX_AHEAD_MS)
         return leases
 
     def check(self) -> None:
@@ -579,7 +579,7 @@ class Frozen:
     cursor: int
     dead_lettered: int
     to_epoch_ms: int
-    """What makes epoch times of monotonic ones, by the clocks of that moment."""
+    """What makes times of the clock of windows of monotonic ones, as of that moment."""
     pages: Mapping[int, Page]
 
     def dump(self) -> dict[str, Any]:

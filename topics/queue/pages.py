@@ -15,7 +15,7 @@ A dump (`Leases.dump`, `Frozen.dump`) is a map:
 
     cursor         no live seq up to it was never leased (see `leases`)
     dead_lettered  how many ever were
-    to_epoch_ms    epoch time minus monotonic time, when it was made
+    to_epoch_ms    the clock of windows minus the monotonic one, when it was made
     page           PAGE; a dump with pages of another size is refused
     pages          a list of pages, ascending by number, each of them a list:
 

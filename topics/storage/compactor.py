@@ -202,6 +202,7 @@ class Compactor:
             identity=self._store.identity,
         )
         size = await self._offload.run(Kind.FILES, partial(write_snapshot, self._fs, self._store.datadir, snapshot))
+        await self._offload.run(Kind.FILES, self._store.write_clock_mark)
         self._kept = [*(self._kept or [self._store.recovered_starts()])[-1:], list(starts)]
         return Checkpoint(number, {i: list(start.position) for i, start in enumerate(starts)}, size)
 

@@ -60,6 +60,11 @@ class DataDir:
         return join(self.root, "LOCK")
 
     @property
+    def clock_path(self) -> str:
+        """Where the clock of windows stood (`clock_mark`)."""
+        return join(self.meta_dir, "clock")
+
+    @property
     def meta_dir(self) -> str:
         """Snapshots, and notes about failures."""
         return join(self.root, "meta")

@@ -58,7 +58,7 @@ def load_part(path: str, part: TopicPart) -> Part:
             raise ValueError("origins are kept where a router is exactly_once, and nowhere else")
         commits = CommitKeys.load(part.commits)
         if part.stage is not None:
-            target_id, stage = part.stage
+            target_id, stage, *_ = part.stage
             if type(target_id) is not int or target_id >= part.id or not isinstance(stage, str) or len(commits):
                 raise ValueError("a stage is of an older topic, and is never a target")
         queue = load_queue(part.queue, NO_LEASES_RUN) if part.queue is not None else None

@@ -63,6 +63,7 @@ class RecoveredTopic:
         "segments",
         "stage",
         "stash",
+        "used_at",
     )
 
     def __init__(self, topic_id: int, name: str, config: TopicConfig) -> None:
@@ -87,6 +88,8 @@ class RecoveredTopic:
         self.missing: dict[int, None] = {}
         """Copies whose bytes were not found where they should be; some may be gone for other reasons by the end."""
         self.stage: StageOf | None = None
+        self.used_at: int | None = None
+        """When a stage was last used, by the clock of windows, if its part says so."""
         self.commit_keys: CommitKeys | None = None
         self.forwarded_to = 0
         """The highest seq of it that a router has dealt with: there was one, whatever has become of it."""
@@ -265,6 +268,9 @@ class Recovered(NamedTuple):
     files: WalFiles
     next_topic_id: int
     clock: int
+    """The retention clock, ms since the epoch."""
+    now: Instant
+    """The moment from which leases and windows run on."""
     snapshot_number: int
     failed: set[int]
     """Shards of which others have noted that they failed."""

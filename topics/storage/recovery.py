@@ -87,22 +87,34 @@ from topics.storage.wal import Position, WalFile, WalFiles
 log = get_logger(__name__)
 
 
-def recover(fs: Fs, datadir: DataDir, tiers: Tiers, progress: Progress, now: Instant = NO_LEASES_RUN) -> Recovered:
+def recover(
+    fs: Fs,
+    datadir: DataDir,
+    tiers: Tiers,
+    progress: Progress,
+    now: Instant = NO_LEASES_RUN,
+    *,
+    windows_by_wall: bool = True,
+) -> Recovered:
     """Read everything. Changes nothing on disk. `now` is the moment from which leases run on.
+
+    `windows_by_wall` says that the clock of windows has no mark: then it is not behind the retention clock.
 
     Raises `Damage` for the first bad range below a synced position, `DataDirError` where the directory cannot be used
     at all, or holds what nobody has written, checksums or not, `UnknownFrameType` for frames of a newer version.
     """
     with understood(f"the log of {datadir.root}"):
-        return _recover(fs, datadir, tiers, progress, now)
+        return _recover(fs, datadir, tiers, progress, now, windows_by_wall)
 
 
-def _recover(fs: Fs, datadir: DataDir, tiers: Tiers, progress: Progress, now: Instant) -> Recovered:
+def _recover(
+    fs: Fs, datadir: DataDir, tiers: Tiers, progress: Progress, now: Instant, windows_by_wall: bool
+) -> Recovered:
     snapshot, damaged = load_newest(fs, datadir)
     for sentence in damaged:
         log.error("snapshot_damaged", problem=sentence)
     try:
-        replay = _Replay(fs, datadir, tiers, snapshot, progress, now)
+        replay = _Replay(fs, datadir, tiers, snapshot, progress, now, windows_by_wall)
     except (SnapshotDamaged, *MALFORMED) as error:  # its checksum holds, so it was written like this
         raise DataDirError(f"the newest snapshot of {datadir.root} cannot be understood: {error}") from error
     shards = [found for found in discover_shards(fs, datadir) if _ordinals(fs, found.path)]
@@ -136,6 +148,7 @@ def _recover(fs: Fs, datadir: DataDir, tiers: Tiers, progress: Progress, now: In
         replay.files,
         replay.next_topic_id,
         replay.clock,
+        replay.now,
         snapshot.number if snapshot is not None else 0,
         {number for shard in recovered for number in shard.failed_shards},
         replay.positions,
@@ -241,6 +254,7 @@ class _Replay:
         snapshot: Snapshot | None,
         progress: Progress,
         now: Instant,
+        windows_by_wall: bool,
     ) -> None:
         self.columns = Columns(tiers)
         self.first_ordinal = 0
@@ -251,6 +265,9 @@ class _Replay:
         self._snapshot = snapshot
         self._progress = progress
         self._started = now
+        self._windows_by_wall = windows_by_wall
+        self._seen = 0
+        """The highest time of the clock of windows that has been found."""
         self.topics: dict[int, RecoveredTopic] = {}
         self.files = WalFiles()
         self.next_topic_id = 1
@@ -285,24 +302,32 @@ class _Replay:
         topic.keys = DedupeWindow.load(part.keys) if part.keys else None
         topic.incoming = {router.name: router for router in map(Router.load, part.routers)}
         topic.origins = OriginSet.load(part.origins) if part.origins is not None else None
-        topic.stage = StageOf(*part.stage) if part.stage is not None else None
+        if part.stage is not None:
+            target_id, stage, *used_at = part.stage
+            topic.stage = StageOf(target_id, stage)
+            topic.used_at = used_at[0] if used_at else None
         topic.commit_keys = CommitKeys.load(part.commits) if part.commits else None
-        clock = part.last_ts
-        if part.queue is not None:
-            clock = max(clock, dumped_at(part.queue))
-            topic.queue = load_queue(part.queue, self._now_at(clock))
         # A manifest may be newer than the snapshot, and the frames that it covers are not looked at.
-        self.clock = max(self.clock, clock)
+        self.clock = max(self.clock, part.last_ts)
+        self._note_windows(topic)
+        if part.queue is not None:
+            self._seen = max(self._seen, dumped_at(part.queue))
+            topic.queue = load_queue(part.queue, self.now)
         self.topics[topic.id] = topic
 
-    @property
-    def _now(self) -> Instant:
-        """The moment of the start; the wall clock may have been set back since what is replayed was written, and then
-        no lease runs longer than it was given for."""
-        return self._now_at(self.clock)
+    def _note_windows(self, topic: RecoveredTopic) -> None:
+        """No window that a topic knows of began after now."""
+        if topic.keys is not None:
+            self._seen = max(self._seen, topic.keys.last_at)
+        if topic.commit_keys is not None:
+            self._seen = max(self._seen, topic.commit_keys.last_at)
 
-    def _now_at(self, clock: int) -> Instant:
-        return Instant(self._started.mono, max(self._started.epoch, self.clock, clock))
+    @property
+    def now(self) -> Instant:
+        """The moment of the start. The clock of windows is not behind anything that was written by it, so no lease runs
+        longer than it was given for."""
+        by_wall = self.clock if self._windows_by_wall else 0
+        return Instant(self._started.mono, max(self._started.window, self._seen, by_wall))
 
     def check_files(self) -> None:
         """No topic may be without its files. Raises DataDirError."""
@@ -946,14 +971,17 @@ class _Replay:
         elif kind == FrameType.IDEMPOTENCY:
             if topic.keys is None:
                 topic.keys = DedupeWindow()
-            topic.keys.remember(payload["key"], payload["first"], payload["count"], max(frame.ts, topic.log.last_ts))
+            at = payload.get("at")  # version 1 has none, and its windows ran by the wall clock
+            at = max(frame.ts, topic.log.last_ts) if at is None else whole(at)
+            topic.keys.remember(payload["key"], payload["first"], payload["count"], at)
+            self._note_windows(topic)
         elif kind == FrameType.EVICT_WATERMARK:
             self.columns.run(topic, partial(topic.log.evict_below, payload["below"], payload["reason"]))
         elif kind == FrameType.DELETE:
             self._delete(topic, payload)
         elif kind == FrameType.LEASE:
             if topic.queue is not None:
-                topic.queue.apply(event_from_wire(payload, self._now))
+                topic.queue.apply(event_from_wire(payload, self.now))
         elif kind == FrameType.CONFIG_UPDATE:
             self._configure(topic, payload)
         elif kind == FrameType.ROUTER_CREATE:
@@ -973,8 +1001,10 @@ class _Replay:
         elif kind == FrameType.STAGE:
             if "key" in payload:
                 topic.commit_keys = topic.commit_keys or CommitKeys()
-                commit = payload["key"], payload["first"], payload["count"], frame.ts, payload["stages"]
+                at = whole(payload.get("at", frame.ts))
+                commit = payload["key"], payload["first"], payload["count"], at, payload["stages"]
                 topic.commit_keys.remember(*commit)
+                self._note_windows(topic)
         elif kind not in (FrameType.TOPIC_CREATE, FrameType.CHECKPOINT_MARK):
             raise frames.UnknownFrameType(
                 f"a frame of type {kind} at offset {frame.offset} is not known to this version"
@@ -1038,7 +1068,7 @@ class _Replay:
             if payload.get("origins") is not None:
                 topic.origins = OriginSet.load(payload["origins"])
             if payload.get("queue") is not None:
-                topic.queue = load_queue(payload["queue"], self._now)
+                topic.queue = load_queue(payload["queue"], self.now)
         topic.stash = []
 
 

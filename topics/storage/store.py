@@ -24,6 +24,7 @@ from topics.logs import get_logger
 from topics.offload import Kind, Offload
 from topics.queue.events import Instant
 from topics.storage import frames, recovery
+from topics.storage.clock_mark import read_mark, write_mark
 from topics.storage.datadir import DataDir, DataDirError, lock_data_dir, open_data_dir, parse_wal_name
 from topics.storage.frames import FrameType
 from topics.storage.fs import TEMPORARY_SUFFIX, Fs, LockHandle, write_atomic
@@ -35,6 +36,7 @@ from topics.storage.snapshot import ShardPosition
 from topics.storage.tidy import remove_unknown_topics, tidy_topic
 from topics.storage.verdicts import Verdict, decide, secure_end, settle_queues
 from topics.storage.wal import ControlBatch, Position, ShardWriter, WalFiles
+from topics.window_clock import WindowClock, resumed
 
 log = get_logger(__name__)
 
@@ -89,6 +91,8 @@ class Store:
         self._clock = clock
         self._offload = offload
         self._on_failure = on_failure
+        self.windows = WindowClock(clock)
+        """By which keys, stages, leases and delays end; goes on from life to life."""
         self._lock: LockHandle | None = None
         self._starts: dict[int, ShardPosition] = {}
         self.boot_id = ""
@@ -201,8 +205,7 @@ class Store:
             finish_repairs(self._fs, directory)
         for _ in range(MAX_REPAIRS):
             try:
-                now = Instant(self._clock.monotonic_ms(), self._clock.now_ms())
-                return recovery.recover(self._fs, self.datadir, self.tiers, self.progress, now)
+                return self._replay()
             except Damage as damage:
                 if self._settings.recovery != "salvage":
                     raise
@@ -211,6 +214,21 @@ class Store:
                 self.salvaged = True
                 self.progress.done = self.progress.total = 0
         raise DataDirError(f"the WAL has more than {MAX_REPAIRS} damaged ranges")
+
+    def _replay(self) -> Recovered:
+        """One attempt to read everything. The clock of windows goes on from where the last life left it."""
+        clock, mark = self._clock, read_mark(self._fs, self.datadir)
+        window = resumed(mark, wall=clock.now_ms(), boottime=clock.boottime_ms(), boot=self.boot_id)
+        now = Instant(clock.monotonic_ms(), window)
+        recovered = recovery.recover(
+            self._fs, self.datadir, self.tiers, self.progress, now, windows_by_wall=mark is None
+        )
+        self.windows.start(recovered.now)
+        return recovered
+
+    def write_clock_mark(self) -> None:
+        """Blocking: note where the clock of windows stands. A disk that does not take the note is no error."""
+        write_mark(self._fs, self.datadir, self.windows.mark(self.boot_id))
 
     def _sync_manifests(self, topic_ids: Collection[int]) -> None:
         """Blocking: make the names in these topics' directories durable."""

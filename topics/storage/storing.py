@@ -186,7 +186,7 @@ class Source(Protocol):
         ...
 
     def instant(self) -> Instant:
-        """Now, by both clocks."""
+        """Now, by the monotonic clock and by that of windows."""
         ...
 
     def account(self, topic: Any) -> None:
@@ -214,7 +214,7 @@ class _Growth(NamedTuple):
 class _Captured:
     """A topic as of one step of the loop, and what is written of it."""
 
-    def __init__(self, topic: LiveTopic, now: Instant) -> None:
+    def __init__(self, topic: LiveTopic, now: Instant, now_ms: int) -> None:
         log_ = topic.log
         self.topic = topic
         self.ephemeral = topic.config.durability == "ephemeral"
@@ -248,7 +248,7 @@ class _Captured:
         self.queue: FrozenQueue | None = None
         if topic.queue is not None:
             self.queue = topic.queue.freeze(now, keeps_jobs=not self.ephemeral)
-        self.now_ms = now.epoch
+        self.now_ms = now_ms
         self.growths: list[_Growth] = []
         self.sealed: Segment | None = None
         """The segment that was active and is sealed as it is."""
@@ -402,7 +402,7 @@ class Storing:
             raise
 
     def _capture(self, topic: LiveTopic, moved: Segment | None) -> _Captured:
-        captured = _Captured(topic, self._source.instant())
+        captured = _Captured(topic, self._source.instant(), self._source.now_ms())
         # A segment on its way has been copied: a flag that is written to its old files now would be lost with them.
         captured.unflagged = [(span, seqs) for span, seqs in captured.unflagged if span.segment is not moved]
         self._source.changed.discard(topic)

@@ -17,6 +17,7 @@ cuts the log there. Bytes that no checkpoint has counted, files of nobody, LOCK,
 
 from __future__ import annotations
 
+import posixpath
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Final
 
@@ -26,6 +27,7 @@ import xxhash
 
 from topics.log.index import Span
 from topics.storage import recovery
+from topics.storage.clock_mark import decode_mark
 from topics.storage.datadir import (
     FORMAT,
     DataDir,
@@ -454,6 +456,14 @@ class Verification:
 
     # -- the rest -----------------------------------------------------------------------------------------------------
 
+    def _clock_mark(self) -> Iterator[Finding]:
+        path = self._datadir.clock_path
+        try:
+            decode_mark(self._fs.read(path))
+        except ValueError as error:
+            problem = f"the note of the clock cannot be read ({error}): the next start goes by the wall clock"
+            yield Finding(path, None, problem, "note")
+
     def _kept_aside(self) -> Iterator[Finding]:
         fs, datadir = self._fs, self._datadir
         known = {"FORMAT", "LOCK", "meta", "wal", "topics"}
@@ -463,6 +473,8 @@ class Verification:
         for name in fs.listdir(datadir.meta_dir):
             if name.startswith("failed-shard-"):
                 yield Finding(join(datadir.meta_dir, name), None, "a shard has failed in the life before", "note")
+            elif name == posixpath.basename(datadir.clock_path):
+                yield from self._clock_mark()
             elif parse_snapshot_name(name) is None and not name.endswith(TEMPORARY_SUFFIX):
                 yield Finding(join(datadir.meta_dir, name), None, "of nobody", "note")
         directories = {datadir.wal_dir, *(found.path for found in discover_shards(fs, datadir))}
