@@ -161,8 +161,8 @@ def test_a_directory_says_itself_what_it_is(fs: SimFs) -> None:
     for path, cold, problem in ((COLD, ROOT, "itself"), ("/nowhere", None, "does not exist")):
         with pytest.raises(DataDirError, match=problem):
             Directory.found(fs, path, cold)
-    put(fs, DIRS.format_path, b'{"wal":1,"segment":2,"snapshot":1}')
-    with pytest.raises(DataDirError, match="formats that this version does not know"):
+    put(fs, DIRS.format_path, b'{"wal":1,"segment":3,"snapshot":1}')
+    with pytest.raises(DataDirError, match="formats this version does not know"):
         Directory.found(fs, ROOT)
     fs.unlink(DIRS.format_path)
     with pytest.raises(DataDirError, match="FORMAT is missing"):

@@ -67,7 +67,7 @@ def test_names_are_parsed_back_and_only_those() -> None:
 def test_opening_creates_the_directories_and_format(tmp_path: Path) -> None:
     root = str(tmp_path / "deep" / "data")
     datadir = open_data_dir(OsFs(), root)
-    assert json.loads(Path(datadir.format_path).read_bytes()) == {"wal": 1, "segment": 1, "snapshot": 1}
+    assert json.loads(Path(datadir.format_path).read_bytes()) == {"wal": 2, "segment": 2, "snapshot": 2}
     assert OsFs().listdir(root) == ["FORMAT", "meta", "topics", "wal"]
     assert open_data_dir(OsFs(), root) == datadir
 
@@ -122,7 +122,9 @@ def test_ancestors_that_cannot_be_synced_one_by_one_are_synced_together(number: 
 @pytest.mark.parametrize(
     "content",
     [
-        b'{"wal":2,"segment":1,"snapshot":1}',
+        b'{"wal":3,"segment":2,"snapshot":2}',
+        b'{"wal":2,"segment":0,"snapshot":2}',
+        b'{"wal":2,"segment":2,"snapshot":1.0}',
         b'{"wal":1,"segment":1}',
         b'{"wal":1,"segment":1,"snapshot":1,"index":1}',
         b'{"wal":true,"segment":1,"snapshot":1}',
@@ -141,8 +143,35 @@ def test_a_format_that_is_not_ours_is_refused_with_what_was_found_and_what_is_su
     message = str(refused.value)
     assert "/var/topics/FORMAT" in message
     assert "found" in message
-    assert '{"wal":1,"segment":1,"snapshot":1}' in message
+    assert '{"wal":2,"segment":2,"snapshot":2}' in message
     assert fs.read(ROOT + "/FORMAT") == content
+
+
+def format_on_disk(fs: SimFs) -> object:
+    content = fs.tree(durable=True)[ROOT + "/FORMAT"]
+    assert content is not None
+    return json.loads(content)
+
+
+@pytest.mark.parametrize("older", ['{"wal":1,"segment":1,"snapshot":1}', '{"wal":2,"segment":1,"snapshot":2}\n'])
+def test_an_older_format_is_raised_durably_and_whatever_happens_meanwhile_it_stays_readable(older: str) -> None:
+    clean = SimFs()
+    open_data_dir(clean, ROOT)
+    write_atomic(clean, ROOT + "/FORMAT", older.encode())
+    steps = clean.mutations
+    open_data_dir(clean, ROOT)
+    raised = {"wal": 2, "segment": 2, "snapshot": 2}
+    assert format_on_disk(clean) == raised
+    for step in range(steps, clean.mutations):
+        fs = SimFs(crash_at=step, crash_applied=True)
+        open_data_dir(fs, ROOT)
+        write_atomic(fs, ROOT + "/FORMAT", older.encode())
+        with pytest.raises(SimCrash):
+            open_data_dir(fs, ROOT)
+        born = fs.after_machine_crash("tear", step)
+        assert json.loads(born.read(ROOT + "/FORMAT")) in (json.loads(older), raised)
+        open_data_dir(born, ROOT)
+        assert format_on_disk(born) == raised
 
 
 @pytest.mark.parametrize(

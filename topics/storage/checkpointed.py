@@ -20,16 +20,14 @@ from __future__ import annotations
 
 from array import array
 from bisect import bisect_left
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice, pairwise
 from typing import Any, Final, NamedTuple
 
-import msgspec
-
 from topics.log.index import Span, little_endian
 from topics.log.topic_log import TopicLog
-from topics.storage.datadir import FORMAT, DataDir, DataDirError, parse_segment_name, parse_topic_name
+from topics.storage.datadir import DataDir, DataDirError, parse_segment_name, parse_topic_name, read_format
 from topics.storage.fs import Fs, join
 from topics.storage.snapshot import (
     Snapshot,
@@ -146,7 +144,7 @@ class Directory:
             cold = beside if cold is None and fs.exists(beside) else cold
         layout = DataDir(data)
         if fs.exists(layout.format_path):
-            _check_format(fs, layout)
+            read_format(fs, layout)
             return cls(data, cold)
         if any(map(fs.exists, (layout.wal_dir, layout.meta_dir))):
             raise DataDirError(f"{path} is a data directory whose FORMAT is missing")
@@ -301,12 +299,3 @@ def _last_of(hole: Lost) -> int:
 
 def _unflagged(span: Span) -> bytes:
     return little_endian(span.unflagged) if span.unflagged is not None else b""
-
-
-def _check_format(fs: Fs, layout: DataDir) -> None:
-    try:
-        found: Mapping[str, int] = msgspec.json.decode(fs.read(layout.format_path), type=dict[str, int])
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise DataDirError(f"{layout.format_path} is not what it should be: {error}") from None
-    if found != FORMAT:
-        raise DataDirError(f"{layout.format_path} names formats that this version does not know: {dict(found)}")

@@ -4,6 +4,9 @@ Responsible for the names of everything below `TOPICS_DATA_DIR`, for creating th
 directory that this version cannot read, and for keeping a second daemon out. What is inside the files is left to
 `frames`, `wal`, `snapshot` and the segment modules.
 
+A directory of an older format is raised to ours when it is opened: FORMAT says so durably before the first byte of the
+newer form is written, so that a version that does not know it never meets one. Its older files stay as they are.
+
 The order at a start is `lock_data_dir`, then `open_data_dir`: two daemons that start in an empty directory then meet at
 the lock, not at the writing of FORMAT. FORMAT is written after the directories above it are durable and before the
 first byte of anything else, so that a directory with content and without FORMAT is never one of ours half made.
@@ -14,6 +17,7 @@ from __future__ import annotations
 import errno
 import posixpath
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final, NamedTuple
 
@@ -21,8 +25,11 @@ import msgspec
 
 from topics.storage.fs import Fs, LockHandle, LockHeld, join, parent, write_atomic
 
-FORMAT: Final = {"wal": 1, "segment": 1, "snapshot": 1}
-"""The formats this version writes and reads. Any change of bytes bumps one of them (`storage.md` section 6)."""
+FORMAT: Final = {"wal": 2, "segment": 2, "snapshot": 2}
+"""The formats this version writes. Any change of bytes bumps one of them (`storage.md` section 6)."""
+
+READABLE: Final = (1, 2)
+"""The formats this version reads, of each part. A directory of the older one holds files of both once it was opened."""
 
 _WAL_NAME = re.compile(r"wal-([0-9]{20})\.log")
 _SNAPSHOT_NAME = re.compile(r"snapshot\.(0|[1-9][0-9]*)\.cbor")
@@ -177,19 +184,21 @@ def lock_data_dir(fs: Fs, datadir: DataDir, pid_text: str) -> LockHandle:
 def open_data_dir(fs: Fs, root: str) -> DataDir:
     """Create what is missing of the directory, durably, and check its FORMAT or write the first one.
 
-    Raises DataDirError if FORMAT is unreadable, names formats other than ours, or is missing beside content; and if a
-    directory cannot be made or synced.
+    A FORMAT that is older than ours is replaced by ours, durably. Raises DataDirError if FORMAT is unreadable, names
+    formats that this version does not read, or is missing beside content; and if a directory cannot be made or synced.
     """
     datadir = DataDir(root)
     try:
         if fs.exists(datadir.format_path):
-            _check_format(fs, datadir)
+            found = read_format(fs, datadir)
             _make_directories(fs, datadir)
+            if found != FORMAT:
+                write_atomic(fs, datadir.format_path, _encoded(FORMAT))
         else:
             _check_empty(fs, datadir)
             _make_directories(fs, datadir)
             _sync_ancestors(fs, root)
-            write_atomic(fs, datadir.format_path, msgspec.json.encode(FORMAT) + b"\n")
+            write_atomic(fs, datadir.format_path, _encoded(FORMAT))
     except OSError as error:
         raise DataDirError(f"the data directory {root} cannot be opened: {error}") from error
     return datadir
@@ -209,19 +218,29 @@ def discover_shards(fs: Fs, datadir: DataDir) -> list[FoundShard]:
     return found + [FoundShard(shard, join(datadir.wal_dir, name)) for shard, name in sorted(numbered)]
 
 
-def _check_format(fs: Fs, datadir: DataDir) -> None:
-    """Refuse anything but exactly our numbers: a part that is missing or unknown was not written by this version."""
+def _encoded(numbers: Mapping[str, int]) -> bytes:
+    return msgspec.json.encode(numbers) + b"\n"
+
+
+def read_format(fs: Fs, datadir: DataDir) -> dict[str, int]:
+    """The number of each part. FileNotFoundError without FORMAT.
+
+    Raises DataDirError for anything but numbers that this version reads: a part that is missing or unknown was not
+    written by it.
+    """
     path = datadir.format_path
     raw = fs.read(path)
-    supported = msgspec.json.encode(FORMAT).decode()
+    supported = msgspec.json.encode(FORMAT).decode() + " and older ones"
     try:
         found = msgspec.json.decode(raw)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise DataDirError(f"{path} is not JSON ({error}): found {raw[:80]!r}, supported {supported}") from None
     numbers = found if isinstance(found, dict) else {}
-    if numbers != FORMAT or any(type(number) is not int for number in numbers.values()):
+    known = numbers.keys() == FORMAT.keys()
+    if not known or any(type(number) is not int or number not in READABLE for number in numbers.values()):
         shown = msgspec.json.encode(found).decode()
         raise DataDirError(f"{path} names formats this version does not know: found {shown}, supported {supported}")
+    return numbers
 
 
 def _check_empty(fs: Fs, datadir: DataDir) -> None:

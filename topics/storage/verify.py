@@ -22,14 +22,12 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Final
 
 import cbor2
-import msgspec
 import xxhash
 
 from topics.log.index import Span
 from topics.storage import recovery
 from topics.storage.clock_mark import decode_mark
 from topics.storage.datadir import (
-    FORMAT,
     DataDir,
     DataDirError,
     discover_shards,
@@ -37,6 +35,7 @@ from topics.storage.datadir import (
     parse_snapshot_name,
     parse_topic_name,
     parse_wal_name,
+    read_format,
     segment_name,
     wal_path,
 )
@@ -139,14 +138,11 @@ class Verification:
     def _format(self) -> Iterator[Finding]:
         path = self._datadir.format_path
         try:
-            found = msgspec.json.decode(self._fs.read(path))
+            read_format(self._fs, self._datadir)
         except FileNotFoundError:
             yield Finding(path, None, "is missing", "damage")
-        except (msgspec.DecodeError, UnicodeDecodeError) as error:
-            yield Finding(path, None, f"is not JSON: {error}", "damage")
-        else:
-            if found != FORMAT:
-                yield Finding(path, None, f"names formats that this version does not know: {found}", "damage")
+        except DataDirError as error:
+            yield Finding(path, None, str(error).removeprefix(f"{path} "), "damage")
 
     def _snapshots(self) -> Iterator[Finding]:
         numbers = snapshot_numbers(self._fs, self._datadir)
