@@ -15,6 +15,7 @@ from benchmarks import (
     cold,
     diff,
     guardrails,
+    hostile,
     memory,
     pressure,
     producer,
@@ -211,6 +212,15 @@ _ALL = (
             *("alone-p99", "connections-p99", "connection", "scrape-p50", "scrape-slowest"),
         ),
         minutes=1.3,
+    ),
+    Part(
+        "hostile",
+        "Attacks",
+        "Clients that mean harm, one attack after the other: how long others wait, what it takes in memory, and whether"
+        " a new client works afterwards.",
+        hostile.run,
+        (),
+        minutes=1.2,
     ),
     Part(
         "producer",

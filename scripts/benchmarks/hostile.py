@@ -1,0 +1,333 @@
+"""What clients that mean harm can do to the others: one attack after the other, each on a daemon of its own.
+
+`ATTACKS` is the table: a name, a sentence, the function that carries the attack out, and the most memory that it may
+take. To add an attack, write a function of a `Target` and add its row. The function sends what the attack consists
+of over connections that it opens with `Target.connect`, which stay open until everything has been measured, and
+returns. Of each attack three figures are made:
+
+- `held`: the longest time to an answer of `/v0/health` on another connection while it went on, in ms. The probe is a
+  process of its own (`health_probe`). The figure includes what the machine adds, which the row `nothing` shows.
+- `memory`: by how much the daemon's resident memory grew at its highest.
+- `works`: 1 if a new client can append, read and delete afterwards, with the attacker's connections still open.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import struct
+import time
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack, closing
+from dataclasses import dataclass, field
+
+from benchmarks.bench import Bench, Control
+from benchmarks.client import WrongAnswer, request_bytes
+from benchmarks.figures import Figure, figure, slug
+from benchmarks.health_probe import HealthProbe
+from benchmarks.machine import resident_mib
+
+HELD_MS = 20.0
+MEMORY_MIB = 64.0
+
+TOPIC = "attacked"
+"""A log that holds `RECORDS` records of `RECORD_BYTES` bytes."""
+RECORDS = 1000
+RECORD_BYTES = 1000
+
+
+@dataclass(slots=True)
+class Target:
+    """What an attack is carried out on."""
+
+    port: int
+    seconds: float
+    """How long an attack goes on that could go on for ever."""
+    stack: ExitStack
+    control: Control
+
+    def connect(self, sent: bytes = b"", *, receive_buffer: int | None = None) -> socket.socket:
+        """A connection that stays open until the attack has been measured, on which this was sent."""
+        connection = self.stack.enter_context(socket.socket())
+        if receive_buffer is not None:
+            connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, receive_buffer)
+        connection.settimeout(30)
+        connection.connect(("127.0.0.1", self.port))
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        self.send(connection, sent)
+        return connection
+
+    @staticmethod
+    def send(connection: socket.socket, data: bytes) -> bool:
+        """Send as much as the daemon takes. Return False if it has closed the connection, or reads no further."""
+        try:
+            connection.sendall(data)
+        except OSError:
+            return False
+        return True
+
+    @staticmethod
+    def drain(connection: socket.socket, seconds: float) -> int:
+        """Receive and drop what comes, for so long or to the end. Returns how many bytes that were."""
+        deadline, received = time.monotonic() + seconds, 0
+        with contextlib.suppress(OSError):
+            while (left := deadline - time.monotonic()) > 0:
+                connection.settimeout(left)
+                part = connection.recv(1 << 16)
+                if not part:
+                    break
+                received += len(part)
+        connection.settimeout(30)
+        return received
+
+    def wait(self) -> None:
+        """Let the daemon work on what was sent."""
+        time.sleep(self.seconds)
+
+
+@dataclass(frozen=True, slots=True)
+class Attack:
+    """One row of the table."""
+
+    name: str
+    sentence: str
+    run: Callable[[Target], None]
+    memory_mib: float = MEMORY_MIB
+    settings: Mapping[str, object] = field(default_factory=dict)
+    """Of the daemon, which has no keys."""
+
+
+def run(bench: Bench) -> list[Figure]:
+    """All attacks of the table."""
+    figures: list[Figure] = []
+    for attack in ATTACKS:
+        bench.say(f"{attack.name}: {attack.sentence}")
+        figures += _figures(bench, attack)
+    return figures
+
+
+def _figures(bench: Bench, attack: Attack) -> list[Figure]:
+    with bench.daemon(**attack.settings) as daemon, closing(Control(daemon.port)) as control:
+        _fill(control)
+        before = resident_mib(daemon.pid)
+        with ExitStack() as stack:
+            target = Target(daemon.port, 1.0 if bench.quick else 3.0, stack, control)
+            with HealthProbe(daemon.port) as probe:
+                attack.run(target)
+            works = _works(daemon.port)
+            taken = resident_mib(daemon.pid, peak=True) - before
+    key = slug(attack.name)
+    return [
+        figure(f"{attack.name}, longest time to an answer of others", "ms", [probe.longest_ms], key=f"{key}-held",
+               at_most=HELD_MS, references=()),
+        figure(f"{attack.name}, memory", "MiB", [max(taken, 0.0)], key=f"{key}-memory", at_most=attack.memory_mib),
+        figure(f"{attack.name}, a new client works afterwards", "", [works], key=f"{key}-works", at_least=1),
+    ]  # fmt: skip
+
+
+def _fill(control: Control) -> None:
+    control.create(TOPIC, durability="ephemeral")
+    record = {"data": "x" * RECORD_BYTES}
+    control.call("POST", f"/v0/topics/{TOPIC}?return_seqs=false", {"records": [record] * RECORDS})
+
+
+def _works(port: int) -> float:
+    """Whether a new client can do what clients do."""
+    try:
+        with closing(Control(port)) as control:
+            control.create("afterwards", durability="ephemeral")
+            control.call("POST", "/v0/topics/afterwards", {"records": [{"data": 1}]})
+            found = control.call("POST", "/v0/topics/afterwards/diff", {})
+            control.delete("afterwards")
+        return float(found["head_seq"] == 1)
+    except (OSError, WrongAnswer):
+        return 0.0
+
+
+# --- HTTP/2 by hand --------------------------------------------------------------------------------------------------
+
+DATA, HEADERS, RST_STREAM, SETTINGS, PING, WINDOW_UPDATE = 0, 1, 3, 4, 6, 8
+END_STREAM, END_HEADERS = 1, 4
+
+
+def frame(kind: int, flags: int, stream: int, payload: bytes = b"") -> bytes:
+    """A frame (RFC 9113, 4.1)."""
+    return len(payload).to_bytes(3, "big") + bytes((kind, flags)) + stream.to_bytes(4, "big") + payload
+
+
+def settings_frame(**values: int) -> bytes:
+    """A SETTINGS frame; of its values this module needs only the initial window."""
+    return frame(SETTINGS, 0, 0, b"".join(struct.pack(">HI", 4, value) for value in values.values()))
+
+
+PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
+
+
+def literal(*fields: tuple[str, str]) -> bytes:
+    """Header fields without compression (RFC 7541, 6.2.2); each of them shorter than 127 bytes."""
+    return b"".join(b"\0%c%b%c%b" % (len(name), name.encode(), len(value), value.encode()) for name, value in fields)
+
+
+def block(path: str, *fields: tuple[str, str], method: str = "GET") -> bytes:
+    """The headers of a request."""
+    return literal((":method", method), (":scheme", "http"), (":path", path), (":authority", "x"), *fields)
+
+
+def get2(stream: int, path: str, *fields: tuple[str, str]) -> bytes:
+    """A whole request."""
+    return frame(HEADERS, END_STREAM | END_HEADERS, stream, block(path, *fields))
+
+
+# --- the attacks -----------------------------------------------------------------------------------------------------
+
+
+def nothing(target: Target) -> None:
+    """What the machine and the probe add to all other rows."""
+    target.wait()
+
+
+def byte_behind_a_stream(target: Target) -> None:
+    """Event streams with a byte behind their heads, closed again at once."""
+    for _ in range(200):
+        connection = target.connect(f"GET /v0/topics/{TOPIC}/stream HTTP/1.1\r\nhost: x\r\n\r\nG".encode())
+        connection.recv(1)
+        connection.close()
+    target.wait()
+
+
+def unread_answers(target: Target) -> None:
+    """Reads of a megabyte each over HTTP/2, none of which may be sent: the window is 0."""
+    first = frame(HEADERS, END_STREAM | END_HEADERS, 1, _indexed_block(f"/v0/topics/{TOPIC}/diff?limit=1000"))
+    # The second and all others are indexed fields: 13 bytes each.
+    others = b"".join(
+        frame(HEADERS, END_STREAM | END_HEADERS, 2 * number + 1, b"\x82\x86\xbf\xbe") for number in range(1, 1500)
+    )
+    target.connect(PREFACE + settings_frame(initial_window_size=0) + first + others)
+    target.wait()
+
+
+def _indexed_block(path: str) -> bytes:
+    """The headers of a GET; path and authority go into the table, where they are 63 and 62."""
+    return b"\x82\x86\x44" + _string(path) + b"\x41" + _string("x")
+
+
+def _string(text: str) -> bytes:
+    return bytes([len(text)]) + text.encode()
+
+
+def unread_refusals(target: Target) -> None:
+    """Requests over HTTP/2 that are refused, whose refusals may not be sent."""
+    requests = b"".join(get2(2 * number + 1, "/v0/nowhere") for number in range(6000))
+    connection = target.connect(PREFACE + settings_frame(initial_window_size=0))
+    connection.settimeout(target.seconds)
+    target.send(connection, requests)
+    target.wait()
+
+
+def unread_pipeline(target: Target) -> None:
+    """Reads of a megabyte each, pipelined over HTTP/1.1 connections that read nothing."""
+    request = request_bytes("GET", f"/v0/topics/{TOPIC}/diff?limit=1000")
+    for _ in range(100):
+        target.connect(request * 50, receive_buffer=4096)
+    target.wait()
+
+
+def commas_by_reference(target: Target) -> None:
+    """A field of commas, over and over by its place in the table."""
+    commas = b"\x40" + _string("accept-encoding") + b"\x7f\xa1\x1e" + b"," * 4000
+    for _ in range(5):
+        connection = target.connect(
+            PREFACE
+            + settings_frame(initial_window_size=1 << 20)
+            + frame(HEADERS, END_STREAM | END_HEADERS, 1, _indexed_block("/v0/docs") + commas)
+        )
+        for number in range(1, 20):
+            # The path is 64 in the table by then, the authority 63, the commas 62.
+            fields = b"\x82\x86\xc0\xbf" + b"\xbe" * 40
+            target.send(connection, frame(HEADERS, END_STREAM | END_HEADERS, 2 * number + 1, fields))
+        target.drain(connection, target.seconds / 5)
+
+
+def trailers(target: Target) -> None:
+    """47,000 trailer fields behind a chunked body."""
+    head = f"POST /v0/topics/{TOPIC}/diff HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\n"
+    upload = head.encode() + b"transfer-encoding: chunked\r\n\r\n2\r\n{}\r\n0\r\n" + b"a:b\r\n" * 47_000 + b"\r\n"
+    for _ in range(5):
+        target.drain(target.connect(upload), target.seconds / 5)
+
+
+def header_fields(target: Target) -> None:
+    """Heads of as many fields as there may be, over HTTP/1.1."""
+    request = b"GET /v0/health HTTP/1.1\r\nhost: x\r\n" + b"a:b\r\n" * 990 + b"\r\n"
+    for _ in range(5):
+        target.drain(target.connect(request * 20), target.seconds / 5)
+
+
+def pings(target: Target) -> None:
+    """PING frames over HTTP/2."""
+    connection = target.connect(PREFACE + settings_frame(initial_window_size=65_535))
+    connection.settimeout(target.seconds)
+    target.send(connection, frame(PING, 0, 0, bytes(8)) * 50_000)
+    target.drain(connection, target.seconds)
+
+
+def fragments(target: Target) -> None:
+    """A WebSocket message in fragments of one byte."""
+    connection = _websocket(target)
+    target.send(connection, _masked(1, b"{", fin=False) + _masked(0, b" ", fin=False) * 100_000)
+    target.wait()
+
+
+def pongs(target: Target) -> None:
+    """Empty pongs over a WebSocket."""
+    connection = _websocket(target)
+    target.send(connection, _masked(10, b"") * 100_000)
+    target.wait()
+
+
+def websocket_pings(target: Target) -> None:
+    """Empty pings over a WebSocket, whose pongs are not read."""
+    connection = _websocket(target)
+    connection.settimeout(target.seconds)
+    target.send(connection, _masked(9, b"") * 100_000)
+    target.wait()
+
+
+def _websocket(target: Target) -> socket.socket:
+    connection = target.connect(
+        b"GET /v0/ws HTTP/1.1\r\nhost: x\r\nconnection: upgrade\r\nupgrade: websocket\r\n"
+        b"sec-websocket-version: 13\r\nsec-websocket-key: AAAAAAAAAAAAAAAAAAAAAA==\r\n\r\n"
+    )
+    if not connection.recv(4096).startswith(b"HTTP/1.1 101 "):
+        raise WrongAnswer("no WebSocket was opened")
+    return connection
+
+
+def _masked(opcode: int, payload: bytes, *, fin: bool = True) -> bytes:
+    """A frame of a client (RFC 6455, 5.2); the mask is zero."""
+    return bytes(((0x80 if fin else 0) | opcode, 0x80 | len(payload))) + bytes(4) + payload
+
+
+def idle_connections(target: Target) -> None:
+    """Connections that never ask for anything, as many as this process may have, up to 3,000."""
+    with contextlib.suppress(OSError):
+        for _ in range(3000):
+            target.connect()
+    target.wait()
+
+
+ATTACKS = (
+    Attack("nothing", "no attack, for comparison", nothing),
+    Attack("a byte behind a stream", "200 streams with a byte behind the head, then a close", byte_behind_a_stream),
+    Attack("unread answers", "1,500 reads of 1 MB over HTTP/2 with a window of 0", unread_answers, 128),
+    Attack("unread pipeline", "100 connections that pipeline 50 reads of 1 MB and read none", unread_pipeline, 192),
+    Attack("commas by reference", "accept-encoding: ,,,, by reference to the table", commas_by_reference),
+    Attack("trailers", "47,000 trailers behind a body", trailers),
+    Attack("header fields", "heads of 990 fields", header_fields),
+    Attack("pings", "50,000 pings over HTTP/2", pings),
+    Attack("fragments", "a WebSocket message in 100,000 fragments of a byte", fragments),
+    Attack("pongs", "100,000 pongs over a WebSocket", pongs),
+    Attack("websocket pings", "100,000 pings over a WebSocket that reads nothing", websocket_pings),
+    Attack("idle connections", "3,000 connections that ask for nothing", idle_connections, 128),
+    Attack("unread refusals", "6,000 refusals over HTTP/2 with a window of 0", unread_refusals),
+)
