@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 import trio
 
 from topics.errors import ApiError
+from topics.withdrawal import CURRENT
 
 T = TypeVar("T")
 
@@ -50,6 +51,7 @@ class Background:
         errors: list[Exception] = []
 
         async def run() -> None:
+            CURRENT.set(None)  # it ends by itself, whatever becomes of the caller's key
             try:
                 results.append(await work())
             except Exception as error:

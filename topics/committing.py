@@ -17,6 +17,7 @@ from topics.storage.frames import FrameType, seal_batch
 from topics.storage.store import Store
 from topics.storage.wal import ControlBatch, ShardWriter
 from topics.topic import Commit, Gate, Topic
+from topics.withdrawal import interruptible
 
 
 class Commits:
@@ -55,14 +56,15 @@ class Commits:
 
     async def admit(self, writer: ShardWriter, budget_ms: int | None) -> float:
         """Wait for room in a shard's queue; the milliseconds that took. Raises 429 after `budget_ms` (None = never), or
-        at once when the daemon is saturated.
+        at once when the daemon is saturated; 401 or 403 when the caller's key is withdrawn meanwhile.
 
         Whoever has waited has to look at the topic again. Cancelling leaves nothing.
         """
         if self.saturated and budget_ms is not None:
             budget_ms = 0
         try:
-            return await writer.admit(budget_ms)
+            with interruptible():
+                return await writer.admit(budget_ms)
         except ApiError as error:
             if error.code == "throttled":
                 self._registry.count_throttled(error.detail["limit"])

@@ -261,7 +261,7 @@ class Daemon:
                 log.error("keys_not_reloaded", reason=str(error) or "the file cannot be read in time")
                 return
             ended = self.app.access.replace(keys)
-            log.info("keys_reloaded", keys=len(keys), streams_ended=ended)
+            log.info("keys_reloaded", keys=len(keys), streams_ended=ended.streams, calls_ended=ended.calls)
 
     def _write_port_file(self) -> None:
         """Appear whole: a reader that sees the file sees the port."""

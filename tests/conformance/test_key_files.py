@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.conformance.client import Client, body_of, fresh_name, running, until
+from tests.conformance.client import Client, RawConnection, body_of, fresh_name, running, until
 from tests.conformance.keys import Callers, bearer, callers_of, forbidden, refused_start, unauthorized
 from tests.conformance.sse import WITHIN_S, Cut, Ended, Events, Session, stream
 from tests.conformance.test_work_streams import claim, counts, queue, working
@@ -276,6 +276,36 @@ def test_a_session_of_a_key_with_less_rights_than_it_had_does_not_open(keyed: Ke
     keyed.write("stays:w", status=403)
     with one.connect(headers=stays) as events:
         events.refused(403, "forbidden")
+
+
+def test_calls_that_wait_end_when_their_key_does(keyed: Keyed) -> None:
+    client = keyed.client
+    client.append("a", 1)
+    queue(client, "jobs")
+    head = "POST {} HTTP/1.1\r\nhost: localhost\r\nauthorization: Bearer writer\r\ncontent-type: {}\r\n"
+    with RawConnection(client) as poll, RawConnection(client) as taker, RawConnection(client) as upload:
+        for connection, path, body in [
+            (poll, "/v0/topics/jobs/diff", b'{"wait_ms":30000}'),
+            (taker, "/v0/topics/jobs/claim", b'{"node":"n","wait_ms":30000}'),
+        ]:
+            connection.send(head.format(path, "application/json").encode())
+            connection.send(b"content-length: %d\r\n\r\n%b" % (len(body), body))
+        upload.send(head.format("/v0/topics/a", "application/x-ndjson").encode())
+        upload.send(b"transfer-encoding: chunked\r\n\r\n")
+        lines = b'{"data":2}\n' * 1500
+        upload.send(b"%x\r\n%b\r\n" % (len(lines), lines))
+        until(lambda: client.state("a")["head_seq"] == 1001)
+        said = len(keyed.log)
+        keyed.write("stays:rw:a|b", key="writer", status=401)
+        until(lambda: "calls_ended" in keyed.log[said:])
+        assert poll.receive_error(401, "unauthorized")
+        assert taker.receive_error(401, "unauthorized")
+        detail = upload.receive_error(401, "unauthorized")["detail"]
+        assert (detail["committed"], detail["last_seq"], detail["line"]) == (1000, 1001, 1501)
+    assert client.state("a")["head_seq"] == 1001
+    # Nothing was given to the one that waited for a job.
+    client.append("jobs", 1)
+    assert counts(client, "jobs") == (1, 0, 0)
 
 
 def test_hang_ups_in_a_row_do_no_harm(keyed: Keyed) -> None:

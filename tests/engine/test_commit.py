@@ -12,8 +12,10 @@ import trio
 from tests.engine.life import Called, HeldOffload, living, refusal, settings, settle
 from tests.simulation.clock import SimClock
 from tests.simulation.disk import Fault, SimFs
+from topics.errors import ApiError
 from topics.offload import Kind
 from topics.storage.frames import CONTINUES, MORE, FrameType
+from topics.withdrawal import CURRENT, Withdrawal
 
 pytestmark = pytest.mark.trio
 
@@ -455,6 +457,35 @@ async def test_a_full_queue_is_429_after_the_admission_time_and_no_wait_with_bac
         assert "late" not in found
         assert sum((await life.engine.figures()).throttled.values()) == 1 + len(calls) - len(stored)
         assert Kind.WAL in offload.calls
+
+
+async def test_an_append_that_waits_for_room_ends_when_its_key_is_withdrawn(autojump_clock: Any) -> None:
+    offload = HeldOffload()
+    withdrawal = Withdrawal()
+    errors: list[ApiError] = []
+    async with living(settings(), offload=offload) as life, trio.open_nursery() as nursery:
+        await life.put("t", durability="memory")
+        await life.append("t", 0)
+        offload.hold()
+        for _ in range(40):
+            Called(nursery, lambda: life.append("t", "x" * 900_000, disable_backpressure=True))
+        await settle()
+        assert life.engine.store.writers[0].full
+
+        async def append() -> None:
+            CURRENT.set(withdrawal)
+            errors.append(await refusal(life.append("t", "gone", disable_backpressure=True)))
+
+        nursery.start_soon(append)
+        await trio.sleep(100)
+        assert errors == []
+        reason = ApiError("unauthorized", "this key is not valid")
+        withdrawal.end(reason)
+        await settle()
+        assert errors == [reason]
+        offload.let_go()
+        await settle()
+        assert "gone" not in [record["data"] for record in (await life.all("t"))[0]]
 
 
 async def test_a_log_that_checkpoints_do_not_keep_up_with_is_429_until_one_does(autojump_clock: Any) -> None:

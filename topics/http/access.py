@@ -9,15 +9,17 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import Protocol
+from typing import NamedTuple, Protocol
 from urllib.parse import unquote_to_bytes
 
 from topics.clock import Clock
 from topics.config import Settings
 from topics.errors import ApiError, throttled, unauthorized
+from topics.http.grants import Grant
 from topics.http.rate import Bucket
 from topics.http.routes import Route
 from topics.keys import OPEN, Key, Keyring, Scope
+from topics.withdrawal import CURRENT
 
 
 class Shown(Protocol):
@@ -33,6 +35,13 @@ class Shown(Protocol):
         """What its key has to be good for: scopes, and the topics that it is about."""
 
 
+class Ended(NamedTuple):
+    """How much a reload of the keys has ended."""
+
+    streams: int
+    calls: int
+
+
 class Access:
     """See the module."""
 
@@ -43,6 +52,7 @@ class Access:
         self._in_flight: Counter[bytes] = Counter()
         self._buckets: dict[bytes, Bucket] = {}
         self._shown: dict[Shown, None] = {}
+        self._granted: dict[Grant, None] = {}
 
     # -- who ---------------------------------------------------------------------------------------------------------
 
@@ -69,26 +79,56 @@ class Access:
             raise _unauthorized(known=True)
         return current
 
-    def replace(self, keyring: Keyring) -> int:
-        """From now on these keys are valid. Streams and sockets that theirs could not open any more end; how many."""
+    def replace(self, keyring: Keyring) -> Ended:
+        """From now on these keys are valid. Streams, sockets and calls that theirs could not begin any more end."""
         self._keyring = keyring
         for digest in [digest for digest in self._buckets if keyring.current(Key(digest, Scope(0), ())) is None]:
             del self._buckets[digest]
-        withdrawn = [shown for shown in self._shown if not self._allows(shown)]
+        withdrawn = [shown for shown in self._shown if self._refusal(shown.key, *shown.shows) is not None]
         for shown in withdrawn:
             shown.withdraw()
-        return len(withdrawn)
+        calls = 0
+        for grant in self._granted:
+            if (reason := self._refusal(grant.key, *grant.shows)) is not None:
+                grant.withdraw(reason)
+                calls += 1
+        return Ended(len(withdrawn), calls)
 
-    def _allows(self, shown: Shown) -> bool:
-        key = self._keyring.current(shown.key)
-        scopes, names = shown.shows
-        return key is not None and scopes in key.scopes and all(key.covers(name) for name in names)
+    def _refusal(self, key: Key, scopes: Scope, names: Iterable[str]) -> ApiError | None:
+        """Why a key that was valid is not good for this any more: 401 or 403; None if it still is."""
+        try:
+            current = self.current(key)
+            current.check_scope(scopes)
+            for name in names:
+                current.check_name(name)
+        except ApiError as error:
+            return error
+        return None
+
+    @property
+    def calls(self) -> int:
+        """Calls with a key that are running."""
+        return len(self._granted)
+
+    @contextmanager
+    def granting(self, grant: Grant) -> Iterator[None]:
+        """While a call runs, its waits end when its key is withdrawn (`topics.withdrawal`)."""
+        if not grant.key.digest:
+            yield
+            return
+        self._granted[grant] = None
+        token = CURRENT.set(grant.withdrawal)
+        try:
+            yield
+        finally:
+            CURRENT.reset(token)
+            del self._granted[grant]
 
     @contextmanager
     def showing(self, shown: Shown) -> Iterator[None]:
         """While a stream or socket is open, it ends when its key is withdrawn."""
         self._shown[shown] = None
-        if not self._allows(shown):  # withdrawn while it was being opened
+        if self._refusal(shown.key, *shown.shows) is not None:  # withdrawn while it was being opened
             shown.withdraw()
         try:
             yield

@@ -17,6 +17,7 @@ from topics.errors import ApiError
 from topics.exporting import Export, ExportRequest
 from topics.figures import EngineFigures
 from topics.http.answers import AppendAnswer
+from topics.http.grants import Grant
 from topics.http.routes import Route
 from topics.keys import OPEN, Key
 from topics.keys import Scope as KeyScope
@@ -45,6 +46,7 @@ from topics.model import (
 )
 from topics.queueing import Work
 from topics.watching.sessions import Watching
+from topics.withdrawal import interruptible
 
 T = TypeVar("T")
 
@@ -240,6 +242,7 @@ class Call:
         "body_complete",
         "charge",
         "entered",
+        "grant",
         "headers",
         "held",
         "key",
@@ -269,6 +272,8 @@ class Call:
         self.answer_headers: list[tuple[bytes, bytes]] = []
         """What every answer to it carries."""
         self.key: Key = OPEN
+        self.grant = _OPEN_GRANT
+        """What the call needs its key for."""
         self.audited = False
         """Whether the audit log gets a line of it."""
         self.entered = False
@@ -304,7 +309,7 @@ class Call:
     async def while_connected(self, function: Callable[[], Awaitable[T]]) -> T:
         """Await `function()`, cancelling it and raising `ClientGone` when the client goes away.
 
-        For waits without side effects.
+        For waits without side effects. Raises 401 or 403 when the key of the call is withdrawn meanwhile.
         """
         self.waits = True
         gone = False
@@ -317,13 +322,14 @@ class Call:
             gone = True
             scope.cancel()
 
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(watch, nursery.cancel_scope)
-            try:
-                result = await function()
-            except Exception as error:
-                failure = error
-            nursery.cancel_scope.cancel()
+        with interruptible():
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(watch, nursery.cancel_scope)
+                try:
+                    result = await function()
+                except Exception as error:
+                    failure = error
+                nursery.cancel_scope.cancel()
         if failure is not None:
             raise failure
         if gone:
@@ -334,5 +340,7 @@ class Call:
 def _uncharged(size: int) -> None:
     """Nobody counts."""
 
+
+_OPEN_GRANT: Final = Grant(OPEN)
 
 _LISTS: Final = frozenset({b"accept", b"accept-encoding"})

@@ -137,7 +137,7 @@ class ControlPlane:
     async def put_topic(self, topic: str) -> Response:
         """`PUT /v0/topics/{topic}`."""
         patch = bodies.decode_config_patch(_call().body)
-        check_dead_letter(_call().key, patch)
+        check_dead_letter(_call().grant, patch)
         config, created = await self._engine.put_topic(topic, patch)
         answer = TopicAnswer(topic=topic, created=created, config=config, performance=self._performance())
         return json_response(answer, 201 if created else 200)
@@ -222,13 +222,13 @@ class ControlPlane:
 
     def _check_ends(self, router: str, patch: RouterPatch | None = None) -> None:
         """Whether the key covers both ends of a router, as they are and as they are to be. Raises 403."""
-        key = _call().key
+        grant = _call().grant
         if patch is not None:
             for field, name in (("source", patch.source), ("dest", patch.dest)):
                 if isinstance(name, str):
-                    key.check_name(check_topic_name(name, field), field)
+                    grant.check_name(check_topic_name(name, field), field)
         for field, name in zip(("source", "dest"), self._engine.router_ends(router) or (), strict=False):
-            key.check_name(name, field)
+            grant.check_name(name, field)
 
     def _hide_names(self, detail: dict[str, Any]) -> None:
         """Leave out of a refusal what only keys with other prefixes may see."""

@@ -10,10 +10,11 @@ from collections.abc import Awaitable, Callable, Mapping
 from topics.errors import invalid
 from topics.http import bodies
 from topics.http.calls import Call, Engine, OpenAnswer, Response, append_answer, encode
+from topics.http.grants import Grant
 from topics.http.queues import Queues
 from topics.http.staging import Staging
 from topics.http.streams import Streams
-from topics.keys import Key, Scope
+from topics.keys import Scope
 from topics.log.names import check_topic_name
 from topics.model import Performance, ReadRequest, ReadResult, TopicConfigPatch
 
@@ -56,7 +57,7 @@ class DataPlane:
         if request.config is not None:
             call.audited = True
             bodies.check_inline_config(topic, request.config)
-            check_config_access(call.key, request.config)
+            check_config_access(call.grant, request.config)
         call.waits = request.disable_backpressure
         if query.stage is not None:
             return await self._staging.append(call, query.stage, request)
@@ -86,16 +87,16 @@ class DataPlane:
         return Response(200, _diff_answer(result, call.performance(self._engine.clock.perf_ns())))
 
 
-def check_config_access(key: Key, patch: TopicConfigPatch) -> None:
-    """Whether a key may send a config with an append. Raises 403."""
-    key.check_scope(Scope.ADMIN)
-    check_dead_letter(key, patch)
+def check_config_access(grant: Grant, patch: TopicConfigPatch) -> None:
+    """Whether the key of a call may send a config with an append. Raises 403."""
+    grant.check_scope(Scope.ADMIN)
+    check_dead_letter(grant, patch)
 
 
-def check_dead_letter(key: Key, patch: TopicConfigPatch) -> None:
-    """Whether a key covers the topic that a config sends dead letters to. Raises 403."""
+def check_dead_letter(grant: Grant, patch: TopicConfigPatch) -> None:
+    """Whether the key of a call covers the topic that a config sends dead letters to. Raises 403."""
     if isinstance(patch.dead_letter, str):
-        key.check_name(check_topic_name(patch.dead_letter, "dead_letter"), "dead_letter")
+        grant.check_name(check_topic_name(patch.dead_letter, "dead_letter"), "dead_letter")
 
 
 def idempotency_header(call: Call) -> str | None:

@@ -29,6 +29,7 @@ from topics.http.calls import Call, ClientGone, Engine, OpenAnswer, Receive, Res
 from topics.http.connection import Connection
 from topics.http.control_plane import ControlPlane
 from topics.http.data_plane import DataPlane
+from topics.http.grants import Grant
 from topics.http.metrics import Exposition, RequestFigures
 from topics.http.origins import Origins
 from topics.http.protocols import stop_receiving
@@ -236,6 +237,11 @@ class Gate:
         if refusal is not None and not found.route.always_open:
             raise refusal
         self._let_in(call, found)
+        with self.access.granting(call.grant):
+            return await self._carry_out(call, found)
+
+    async def _carry_out(self, call: Call, found: Found) -> Response | OpenAnswer:
+        """Read the body of a call that was let in, and have it answered."""
         if found.route.body is Body.NONE:
             await self._reader.skip_body(call)
         elif found.route.body is Body.JSON_OR_LINES and is_lines(call):
@@ -257,11 +263,12 @@ class Gate:
             if route.unasked:
                 self._origins.check(call.headers)
             return
-        key.check_scope(route.needs or ANY_KEY)
+        grant = call.grant = Grant(key)
+        grant.check_scope(route.needs or ANY_KEY)
         call.params = found.params()
         for kind in ("topic", "router"):
             if kind in call.params:
-                key.check_name(call.params[kind], kind)
+                grant.check_name(call.params[kind], kind)
         self.access.enter(key)
         call.entered = True
         call.charge = partial(self.access.charge, key)

@@ -31,6 +31,7 @@ from topics.http.connection import Connection
 from topics.http.patience import BODY_BYTES_PER_S, BODY_GRACE_S, BODY_IDLE_S
 from topics.http.protocols import bytes_of_unfinished_frame, cut_off, receive_nowait
 from topics.logs import get_logger
+from topics.withdrawal import interruptible
 
 log = get_logger(__name__)
 
@@ -77,7 +78,11 @@ class BodyReader:
         pieces = _Pieces(call, min(_INFLATE_STEP, self._limit + 1) if gzipped else 0)
         # Deflate can go on for ever without a byte of output.
         most_received = self._limit + (self._limit >> 3) + SMALL_BODY if gzipped else self._limit
-        while (piece := await pieces.next()) is not None:
+        while True:
+            with interruptible():
+                piece = await pieces.next()
+            if piece is None:
+                break
             if pieces.received and not kept:
                 _check_json(headers.get(b"content-type"), kinds)
             size += len(piece)
@@ -97,7 +102,8 @@ class BodyReader:
         received = 0
         patience = _Patience(call)
         while not call.body_complete:
-            received += len(await patience.receive_chunk())
+            with interruptible():
+                received += len(await patience.receive_chunk())
             if received > self._limit:
                 raise self._too_large()
 
@@ -113,9 +119,14 @@ class BodyReader:
 
     async def hold(self, call: Call, size: int) -> None:
         """The call holds so many bytes more. Raises 429."""
-        if not self.budget.try_take(size) and not await self.budget.take(size, self._wait_s):
-            raise throttled("max_inflight_bytes", self.budget.limit)
-        call.held += size
+        if not self.budget.try_take(size):
+            with interruptible():
+                taken = await self.budget.take(size, self._wait_s)
+                call.held += size * taken
+            if not taken:
+                raise throttled("max_inflight_bytes", self.budget.limit)
+        else:
+            call.held += size
 
     def _too_large(self) -> ApiError:
         return ApiError(
@@ -142,7 +153,8 @@ class BodyStream:
         """
         await trio.lowlevel.checkpoint()
         before = self._pieces.received
-        piece = await self._pieces.next()
+        with interruptible():
+            piece = await self._pieces.next()
         self._call.charge(self._pieces.received - before)
         if piece:
             await self._reader.hold(self._call, len(piece))

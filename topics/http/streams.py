@@ -36,7 +36,7 @@ class Streams:
         engine = self._engine
         request = decode_watch(call.body, call.query, engine.settings)
         for name in request.topics:
-            call.key.check_name(name)
+            call.grant.check_name(name)
         await engine.catch_up(request.topics)
         session, topics = engine.watching.open(request, call.key.digest)
         answer = WatchAnswer(
@@ -54,7 +54,7 @@ class Streams:
         if session.owner != call.key.digest:
             raise unauthorized("this watch session was made with another key", token_shown=True)
         for feed in session.feeds:
-            call.key.check_name(feed.name)
+            call.grant.check_name(feed.name)
         await self._engine.catch_up([feed.name for feed in session.feeds])
         return await self._open(call, session, _last_event_id(call))
 

@@ -23,6 +23,7 @@ from topics.http.access import Access
 from topics.http.calls import Engine, Receive, Scope, Send, append_answer, encode
 from topics.http.connection import Connection
 from topics.http.data_plane import check_config_access
+from topics.http.grants import Grant
 from topics.http.messages import MESSAGES
 from topics.http.protocols import message_is_late, send_ping, take_next_message
 from topics.http.transports import message_transport
@@ -113,6 +114,8 @@ class WebSocket:
         self._send = send
         self._cancel = trio.CancelScope()
         self.outbox: Outbox
+        self._grant = Grant(key)
+        """What the command that is carried out needs its key for."""
         self._held = 0
         """Bytes of the command that is carried out, which count against the budget of all requests."""
         self._commands: dict[str, Callable[[bytes, RequestId], Awaitable[None]]] = {
@@ -199,7 +202,9 @@ class WebSocket:
             self.key = self._access.current(self.key)
             self._access.check_rate(self.key)
             self._access.charge(self.key, len(raw))
-            await self._command(command.op)(raw, request_id)
+            self._grant = Grant(self.key)
+            with self._access.granting(self._grant):
+                await self._command(command.op)(raw, request_id)
         except ApiError as error:
             self._on_refused(error)
             await self._refuse(error, request_id)
@@ -244,10 +249,10 @@ class WebSocket:
     # -- the commands ------------------------------------------------------------------------------------------------
 
     async def _subscribe(self, raw: bytes, request_id: RequestId) -> None:
-        self.key.check_scope(KeyScope.READ)
+        self._grant.check_scope(KeyScope.READ)
         request = decode_subscribe(raw, self._engine.settings)
         for name in request.topics:
-            self.key.check_name(name)
+            self._grant.check_name(name)
         watching, outbox = self._engine.watching, self.outbox
         await self._engine.catch_up(request.topics)
         if not await self._room():
@@ -275,11 +280,11 @@ class WebSocket:
 
     async def _publish(self, raw: bytes, request_id: RequestId) -> None:
         engine = self._engine
-        self.key.check_scope(KeyScope.WRITE)
+        self._grant.check_scope(KeyScope.WRITE)
         publish = bodies.decode_json(_publish, raw)
         topic = check_topic_name(publish.topic)
         request = bodies.decode_append(raw, engine.settings)
-        self.key.check_name(topic)
+        self._grant.check_name(topic)
         began = engine.clock.perf_ns()
         perf = Performance()
         if request.config is None:
@@ -301,7 +306,7 @@ class WebSocket:
         status, code = 499, ""  # unless it gets to its end
         try:
             bodies.check_inline_config(topic, config)
-            check_config_access(self.key, config)
+            check_config_access(self._grant, config)
             result = await self._engine.append(topic, request, perf)
             status = 201 if result.created else 200
         except ApiError as error:
