@@ -602,6 +602,14 @@ class Engine:
         """Whether claims of a topic wait, whatever they say."""
         return self.queueing.has_window(name)
 
+    def ready_jobs(self, name: str) -> int:
+        """How many jobs of a queue are ready now. Raises 404 and 409."""
+        return self.queueing.ready_jobs(name)
+
+    def give_back(self, name: str, jobs: Sequence[Job]) -> None:
+        """End the leases of a claim whose answer did not reach its client."""
+        self.queueing.give_back(name, jobs)
+
     async def ack(self, name: str, request: HeldRequest, perf: Performance) -> HeldResult:
         """Delete jobs that a node holds."""
         return await self.queueing.ack(name, request, perf)

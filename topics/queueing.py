@@ -246,11 +246,9 @@ class Queueing:
 
     def open_work(self, name: str, node: str, most: int, lease_ms: int | None) -> Work:
         """A stream of jobs. Raises 404, 409, and 503 on a failed shard."""
-        topic = self._registry.topic(name)
-        if topic.queue is None:
-            raise ApiError("not_a_queue", f"topic {name!r} is a log, not a queue", detail={"topic": name})
+        topic, queue = self._queue(name)
         self._commits.check_writable(topic)
-        return Work(topic, topic.queue, node, most, lease_ms, Holder())
+        return Work(topic, queue, node, most, lease_ms, Holder())
 
     async def next_jobs(self, work: Work) -> list[Job]:
         """Jobs for a stream, once it has room for some and there are any. Raises 404 when the topic goes, and 503.
@@ -285,6 +283,25 @@ class Queueing:
         with trio.move_on_after(max(left, 0) / 1000):
             await holder.changed.wait()
         await self._lease_commits.still_current(work.topic)
+
+    def ready_jobs(self, name: str) -> int:
+        """How many jobs of a queue are ready now. Raises 404 and 409."""
+        topic, queue = self._queue(name)
+        return queue.leases.ready(topic.log.count)
+
+    def give_back(self, name: str, jobs: Sequence[Job]) -> None:
+        """End the leases of a claim that nobody has heard of. Does nothing where the topic is gone."""
+        with suppress(ApiError):
+            topic, queue = self._queue(name)
+            leases = {job.seq: job.lease_id for job in jobs}
+            if leases:
+                self._background.start_soon(self._release, topic, queue, leases, None)
+
+    def _queue(self, name: str) -> tuple[Topic, JobQueue]:
+        topic = self._registry.topic(name)
+        if topic.queue is None:
+            raise ApiError("not_a_queue", f"topic {name!r} is a log, not a queue", detail={"topic": name})
+        return topic, topic.queue
 
     def close_work(self, work: Work) -> None:
         """A stream has ended: everybody else may have its jobs."""

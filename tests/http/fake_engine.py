@@ -82,6 +82,7 @@ class FakeEngine:
     """Topics in memory. `before` runs ahead of every call; what it raises is raised."""
 
     def __init__(self, settings: Settings) -> None:
+        self.given_back: list[int] = []
         self.settings = settings
         self.clock = SystemClock()
         self.status = FakeStatus(self.clock.monotonic_ms())
@@ -380,6 +381,12 @@ class FakeEngine:
         result = await self.ack(name, request, perf)
         result.deadlines = {str(seq): 99 for seq in result.done}
         return result
+
+    def ready_jobs(self, name: str) -> int:
+        return 0
+
+    def give_back(self, name: str, jobs: Sequence[Job]) -> None:
+        self.given_back += [job.seq for job in jobs]
 
     async def open_work(self, name: str, node: str, most: int, lease_ms: int | None) -> Work:
         raise AssertionError("streams are tested with the real engine")

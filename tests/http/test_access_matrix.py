@@ -108,6 +108,10 @@ class _Connection:
     """What a request comes on."""
 
     peer = ("127.0.0.1", 1)
+    is_broken = False
+
+    def ends_wait(self, _scope: object) -> AbstractContextManager[None]:
+        return nullcontext()
 
     def answering(self, _size: int) -> AbstractContextManager[None]:
         return nullcontext()

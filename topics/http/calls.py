@@ -17,6 +17,7 @@ from topics.errors import ApiError
 from topics.exporting import Export, ExportRequest
 from topics.figures import EngineFigures
 from topics.http.answers import AppendAnswer
+from topics.http.connection import Connection
 from topics.http.grants import Grant
 from topics.http.routes import Route
 from topics.keys import OPEN, Key
@@ -141,6 +142,10 @@ class Engine(Protocol):
 
     def has_window(self, name: str) -> bool: ...
 
+    def ready_jobs(self, name: str) -> int: ...
+
+    def give_back(self, name: str, jobs: Sequence[Job]) -> None: ...
+
     async def ack(self, name: str, request: HeldRequest, perf: Performance) -> HeldResult: ...
 
     async def nack(self, name: str, request: HeldRequest, delay_ms: int, perf: Performance) -> HeldResult: ...
@@ -174,6 +179,8 @@ class Response:
     body: bytes
     content_type: bytes = JSON
     headers: list[tuple[bytes, bytes]] = field(default_factory=list)
+    undelivered: Callable[[], None] | None = None
+    """Called if the client is gone before all of it was sent: what it was given goes to others."""
 
 
 class OpenAnswer(ABC):
@@ -309,32 +316,46 @@ class Call:
     async def while_connected(self, function: Callable[[], Awaitable[T]]) -> T:
         """Await `function()`, cancelling it and raising `ClientGone` when the client goes away.
 
-        For waits without side effects. Raises 401 or 403 when the key of the call is withdrawn meanwhile.
+        For waits without side effects. Raises 401 or 403 when the key of the call is withdrawn meanwhile. A client that
+        has only ended its side of an HTTP/1.1 connection may still be answered (`may_be_answered`), but is not waited
+        for.
         """
         self.waits = True
-        gone = False
         failure: Exception | None = None
+        answered = False
 
         async def watch(scope: trio.CancelScope) -> None:
-            nonlocal gone
             while (await self.receive())["type"] != "http.disconnect":
                 pass
-            gone = True
             scope.cancel()
 
         with interruptible():
             async with trio.open_nursery() as nursery:
-                nursery.start_soon(watch, nursery.cancel_scope)
-                try:
-                    result = await function()
-                except Exception as error:
-                    failure = error
-                nursery.cancel_scope.cancel()
+                # The reader that would tell of the client's end may be paused.
+                with self.connection.ends_wait(nursery.cancel_scope):
+                    nursery.start_soon(watch, nursery.cancel_scope)
+                    try:
+                        result = await function()
+                        answered = True
+                    except Exception as error:
+                        failure = error
+                    nursery.cancel_scope.cancel()
         if failure is not None:
             raise failure
-        if gone:
+        if not answered:
             raise ClientGone
         return result
+
+    @property
+    def connection(self) -> Connection:
+        """What it came over."""
+        connection: Connection = self.scope["state"]["connection"]
+        return connection
+
+    def may_be_answered(self) -> bool:
+        """Return True if a client that is gone may only have ended its side, and may still read an answer."""
+        connection = self.connection
+        return self.scope["http_version"] != "2" and connection.has_left and not connection.is_broken
 
 
 def _uncharged(size: int) -> None:

@@ -14,7 +14,7 @@ import socket
 import struct
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from typing import Final
 
 import trio
@@ -60,7 +60,10 @@ class Connection:
         "_owed",
         "_partial",
         "_stream",
+        "_waits",
         "cancel_scope",
+        "has_left",
+        "is_broken",
         "lock",
         "peer",
         "streams",
@@ -85,6 +88,12 @@ class Connection:
         self._direct_ended = False
         self.streams = False
         """Whether it carries a stream or a socket, or did."""
+        self.has_left = False
+        """The peer sends nothing any more: it has gone, or has shut down its side."""
+        self.is_broken = False
+        """The peer cannot be sent anything any more."""
+        self._waits: dict[trio.CancelScope, None] = {}
+        """What waits on behalf of the peer, and ends when it leaves."""
         self.cancel_scope = trio.CancelScope()
         self.peer: tuple[str, int] | None = None
         self._budget: ByteBudget | None = None
@@ -99,6 +108,40 @@ class Connection:
             self._stream.socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, STREAM_USER_TIMEOUT_MS)
         except OSError:
             pass  # it is gone already
+
+    # -- the peer's end ------------------------------------------------------------------------------------------------
+
+    def fileno(self) -> int:
+        """The socket's descriptor; -1 once it is closed."""
+        return self._stream.socket.fileno()
+
+    def peer_left(self, *, broken: bool) -> None:
+        """The peer has ended its side; `broken`: by a reset, or it was found to be gone. May be repeated.
+
+        Whatever waits for something on the peer's behalf ends: there is no telling a peer that has gone from one that
+        only sends no more. Requests that do not wait are answered. A broken connection with a stream or a socket is
+        closed at once, as its reader may be paused.
+        """
+        self.has_left = True
+        if broken and not self.is_broken:
+            self.is_broken = True
+            if self.streams:
+                self.abort()
+        for scope in list(self._waits):
+            scope.cancel()
+
+    @contextmanager
+    def ends_wait(self, scope: trio.CancelScope) -> Iterator[None]:
+        """Meanwhile `scope` is cancelled when the peer leaves, or at once if it has left."""
+        self._waits[scope] = None
+        if self.has_left:
+            scope.cancel()
+        try:
+            yield
+        finally:
+            del self._waits[scope]
+
+    # -- TCP -----------------------------------------------------------------------------------------------------------
 
     def acked(self) -> int:
         """Bytes that the peer's side has acknowledged so far: what grows while it takes anything at all."""
@@ -203,15 +246,21 @@ class Connection:
         return int.from_bytes(fcntl.ioctl(fd, _SIOCOUTQNSD, bytes(4)), sys.byteorder)
 
     async def send_rest(self, data: bytes) -> None:
-        """Send, past hypercorn, all of `data`; pieces of one frame without anything else between them. A broken
-        connection is noticed by its reader."""
+        """Send, past hypercorn, all of `data`; pieces of one frame without anything else between them. Where the
+        connection is broken it is aborted, and this is cancelled with everything else that runs for it."""
         if self._partial is None:
             if self._direct_ended:
                 return
             self._partial = trio.Event()
         async with self.lock:
-            with trio.CancelScope(shield=True), suppress(trio.BrokenResourceError, trio.ClosedResourceError):
-                await self._stream.send_all(data)
+            try:
+                with trio.CancelScope(shield=True):
+                    await self._stream.send_all(data)
+            except (trio.BrokenResourceError, trio.ClosedResourceError):
+                # What was not sent must not be taken for sent: cursors would move, and leases would stay.
+                self.peer_left(broken=True)
+                self.abort()
+                await trio.lowlevel.checkpoint()
 
     def direct_done(self) -> None:
         """What was sent past hypercorn ends with a whole frame."""
@@ -240,6 +289,7 @@ class Connection:
             self._stream.socket.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
         except OSError:
             pass
+        self.has_left = self.is_broken = True
         # Closing wakes a shielded send, cancelling wakes everything else.
         self._stream.socket.close()
         self.cancel_scope.cancel()

@@ -9,7 +9,7 @@ from collections.abc import Awaitable, Callable, Mapping
 
 from topics.errors import invalid
 from topics.http import bodies
-from topics.http.calls import Call, Engine, OpenAnswer, Response, append_answer, encode
+from topics.http.calls import Call, ClientGone, Engine, OpenAnswer, Response, append_answer, encode
 from topics.http.grants import Grant
 from topics.http.queues import Queues
 from topics.http.staging import Staging
@@ -81,7 +81,13 @@ class DataPlane:
         topic = call.params["topic"]
         if request.wait_ms:
             # Nobody keeps a place for a client that has left.
-            result = await call.while_connected(lambda: self._engine.read(topic, request, call.perf))
+            try:
+                result = await call.while_connected(lambda: self._engine.read(topic, request, call.perf))
+            except ClientGone:
+                if not call.may_be_answered():
+                    raise
+                request.wait_ms = 0
+                result = await self._engine.read(topic, request, call.perf)
         else:
             result = await self._engine.read(topic, request, call.perf)
         return Response(200, _diff_answer(result, call.performance(self._engine.clock.perf_ns())))

@@ -32,7 +32,7 @@ from topics.http.data_plane import DataPlane
 from topics.http.grants import Grant
 from topics.http.metrics import Exposition, RequestFigures
 from topics.http.origins import Origins
-from topics.http.protocols import stop_receiving
+from topics.http.protocols import stop_receiving, was_cut_off
 from topics.http.reading import SMALL_BODY, SMALL_BODY_S, BodyReader, discard_body, has_small_rest, is_lines
 from topics.http.routes import Body, Found, Plane, Route, RouteTable
 from topics.http.websocket import WebSocket
@@ -138,7 +138,11 @@ class Gate:
             await self._record(call, status, code)
             if len(response.body) <= PROMPT_ANSWER:
                 self._leave(call)
-            await self._send(call, response)
+            try:
+                await self._send(call, response)
+            finally:
+                if response.undelivered is not None and was_cut_off(call.send, call.connection):
+                    response.undelivered()
         except ClientGone:
             pass
         finally:

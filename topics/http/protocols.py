@@ -9,6 +9,7 @@ import re
 from collections.abc import Iterable
 from contextlib import suppress
 from typing import Any, Final, cast
+from weakref import WeakSet
 
 import h2.connection
 import h2.errors
@@ -33,7 +34,7 @@ from hypercorn.protocol.h11 import (
     H11Protocol,
     H11WSConnection,
 )
-from hypercorn.protocol.http_stream import HTTPStream
+from hypercorn.protocol.http_stream import ASGIHTTPState, HTTPStream
 from hypercorn.protocol.ws_stream import ASGIWebsocketState, Handshake, WSStream
 from hypercorn.trio.worker_context import EventWrapper
 from hypercorn.typing import H11SendableEvent
@@ -175,6 +176,11 @@ class _H11(H11Protocol):
         self.connection = _H11Connection(h11.SERVER, max_incomplete_event_size=MAX_HEADER_BYTES)
         self.can_read = self._resumption = _Resumption()
         self._head = b""
+
+    async def handle(self, event: Event) -> None:
+        await super().handle(event)
+        if isinstance(event, Closed):
+            await self._resumption.end()  # a reader that is paused behind an answer which nobody will get
 
     def has_part(self) -> bool:
         """Whether a part of a head has come."""
@@ -484,6 +490,13 @@ async def cut_off(send: Any, connection: Connection) -> None:
         connection.abort()
 
 
+def was_cut_off(send: Any, connection: Connection) -> bool:
+    """Return True if an answer is known not to have been sent to its end; `send` is what its application was given."""
+    stream = getattr(send, "__self__", None)
+    protocol = getattr(getattr(stream, "send", None), "__self__", None)
+    return connection.is_broken or (isinstance(protocol, _H2) and stream in protocol.cut_off)
+
+
 def _without_extensions(headers: Iterable[tuple[bytes, bytes]]) -> list[tuple[bytes, bytes]]:
     """Headers of a request for a WebSocket without the offer to compress.
 
@@ -531,6 +544,8 @@ class _H2(H2Protocol):
         self._incoming.max_frame_size = self.connection.max_inbound_frame_size
         self.connection.incoming_buffer = self._incoming
         self.priority = _RoundRobin()  # type: ignore[assignment]
+        self.cut_off: WeakSet[HTTPStream | WSStream] = WeakSet()
+        """Streams that ended before their answers did."""
 
     def has_part(self) -> bool:
         """Whether a part of the preface, of a frame or of a block of headers has come."""
@@ -577,6 +592,12 @@ class _H2(H2Protocol):
                 self.connection.reset_stream(event.stream_id, h2.errors.ErrorCodes.CANCEL)
             await self._flush()
         await super().stream_send(event)
+
+    async def _close_stream(self, stream_id: int) -> None:
+        stream = self.streams.get(stream_id)
+        if isinstance(stream, HTTPStream) and stream.state is not ASGIHTTPState.CLOSED:
+            self.cut_off.add(stream)
+        await super()._close_stream(stream_id)
 
     async def _handle_events(self, events: list[h2.events.Event]) -> None:
         has_grown = False

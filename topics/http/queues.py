@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from functools import partial
 from typing import Any, Final
 
 import trio
 
 from topics.errors import ApiError
-from topics.http.calls import Call, Engine, Response, encode
+from topics.http.calls import Call, ClientGone, Engine, Response, encode
 from topics.http.queue_requests import decode_ack, decode_claim, decode_extend, decode_nack, decode_work
 from topics.http.sse import EVENTS, accepts_events, job_event
 from topics.http.streams import OpenStream
 from topics.http.transports import event_transport
 from topics.http.watch_requests import DEFAULT_HEARTBEAT_MS
 from topics.keys import Scope
-from topics.model import HeldResult, Job
+from topics.model import ClaimResult, HeldResult, Job
 from topics.queueing import STREAM_BYTES, Work
 from topics.watching.feed import Ending
 
@@ -35,7 +36,12 @@ class Queues:
         request = decode_claim(call.body, engine.settings)
         if request.wait_ms or engine.has_window(topic):
             # Nobody is given jobs who has left.
-            result = await call.while_connected(lambda: engine.claim(topic, request, call.perf))
+            try:
+                result = await call.while_connected(lambda: engine.claim(topic, request, call.perf))
+            except ClientGone:
+                if not call.may_be_answered():
+                    raise
+                result = ClaimResult([], engine.ready_jobs(topic))
         else:
             result = await engine.claim(topic, request, call.perf)
         answer = b'{"topic":"%b","claimed":[%b],"count":%d,"ready":%d,"performance":%b}' % (
@@ -45,7 +51,7 @@ class Queues:
             result.ready,
             encode(call.performance(engine.clock.perf_ns())),
         )
-        return Response(200, answer)
+        return Response(200, answer, undelivered=partial(engine.give_back, topic, result.jobs))
 
     async def ack(self, call: Call) -> Response:
         """`POST /v0/topics/{topic}/ack`."""

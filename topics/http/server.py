@@ -36,6 +36,7 @@ from hypercorn.utils import parse_socket_addr
 from topics import limits
 from topics.config import Settings
 from topics.http.connection import Connection
+from topics.http.hangups import Hangups
 from topics.http.protocols import MAX_HEADER_BYTES, MAX_STREAMS, NoMoreRequests, Protocols
 from topics.logs import get_logger
 
@@ -185,12 +186,14 @@ async def serve(
     config = hypercorn_config(settings)
     context = WorkerContext(None)
     wrapped = ASGIWrapper(app)
+    hangups = Hangups()
 
     async def handle(accepted: socket.socket) -> None:
         stream = trio.SocketStream(trio.socket.from_stdlib_socket(accepted))
         connection = Connection(stream, trio.Lock(), server.answering)
         server.starting -= 1
         server.connections.add(connection)
+        hangups.add(connection)
         try:
             await _TCPServer(wrapped, config, context, connection, stream).run()
         except Exception as error:
@@ -203,12 +206,14 @@ async def serve(
                 raise rest from None
         finally:
             server.connections.discard(connection)
+            hangups.remove(connection)
             connection.end_messages()
             stream.socket.close()
 
     async with trio.open_nursery() as watch:
         watch.start_soon(_abort_when_cancelled, server)
         watch.start_soon(_look_after, server)
+        watch.start_soon(hangups.run)
         async with trio.open_nursery() as connections:
 
             def start(accepted: socket.socket) -> None:
@@ -310,6 +315,7 @@ class _TCPServer(TCPServer):
         self._connection = connection
         self.send_lock = connection.lock
         self._ended = False
+        self._send_failed = False
         self._idle = True
         self._in_head = False
         """There is no request, but a part of something."""
@@ -358,7 +364,10 @@ class _TCPServer(TCPServer):
             try:
                 data = await self.stream.receive_some(size)
             except (trio.ClosedResourceError, trio.BrokenResourceError):
+                self._connection.peer_left(broken=True)
                 break
+            if not data:
+                self._connection.peer_left(broken=False)
             try:
                 await self.protocol.handle(RawData(bytes(data)))
             except NoMoreRequests:
@@ -381,12 +390,30 @@ class _TCPServer(TCPServer):
             else:
                 self._idle_scope.deadline = self._idle_until = trio.current_time() + KEEP_ALIVE_S
         else:
-            if isinstance(event, RawData):
-                await self._connection.between_frames()
             try:
-                await super().protocol_send(event)
+                if isinstance(event, RawData):
+                    await self._connection.between_frames()
+                    await self._send_raw(event.data)
+                else:
+                    await super().protocol_send(event)
             except trio.BusyResourceError:
                 pass  # the reader is closing the connection, for what was sent on it, while an answer was on its way
+
+    async def _send_raw(self, data: bytes) -> None:
+        """Send. When that fails, the streams of the connection are told, by a task of its own: hypercorn tells them
+        while it holds the lock, and waits there for ever if a stream's queue is full and its application is the one
+        that sends."""
+        async with self.send_lock:
+            try:
+                with trio.CancelScope(shield=True):
+                    await self.stream.send_all(data)
+                return
+            except (trio.BrokenResourceError, trio.ClosedResourceError):
+                pass
+        self._connection.peer_left(broken=True)
+        if not self._send_failed:
+            self._send_failed = True
+            self._task_group.spawn(self.protocol.handle, Closed())
 
     def _watch_head(self) -> None:
         """Start the clock when something is there in part, and stop it when that is complete (an HTTP/2 frame may be
