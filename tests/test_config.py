@@ -167,6 +167,18 @@ def test_what_is_no_rate_is_refused(text: str) -> None:
     assert mistake.startswith(f"TOPICS_RATE_PER_KEY={text}: must be")
 
 
+def test_allowed_hosts_are_a_list_of_names() -> None:
+    text = "Topics.example.org, my_host,a-b.c"
+    assert load_settings({"TOPICS_ALLOWED_HOSTS": text}).allowed_hosts == ("topics.example.org", "my_host", "a-b.c")
+    assert load_settings({"TOPICS_ALLOWED_HOSTS": ""}).allowed_hosts == ()
+
+
+@pytest.mark.parametrize("text", ["a:80", "http://a", "a,", "*", "a b", ".a", "a..b", "-a", "[::1]", "a" * 254])
+def test_what_is_no_host_name_is_refused(text: str) -> None:
+    [mistake] = mistakes_of({"TOPICS_ALLOWED_HOSTS": text})
+    assert mistake.startswith("TOPICS_ALLOWED_HOSTS=")
+
+
 def test_origins_are_a_list() -> None:
     text = "https://app.example.org, http://localhost:3000,http://[::1]:80"
     origins = ("https://app.example.org", "http://localhost:3000", "http://[::1]:80")

@@ -231,6 +231,22 @@ def _origins(group: str, help: str) -> Any:
     return _field((), group=group, help=help, allowed=what, default="", parse=parse)
 
 
+_HOST = re.compile(r"(?=.{1,253}\Z)[a-z0-9_]([a-z0-9_-]*[a-z0-9_])?(\.[a-z0-9_]([a-z0-9_-]*[a-z0-9_])?)*", re.ASCII)
+
+
+def _hosts(group: str, help: str) -> Any:
+    """Names of this machine."""
+
+    def parse(text: str) -> tuple[str, ...]:
+        names = tuple(name.strip().lower() for name in text.split(",")) if text.strip() else ()
+        if not all(_HOST.fullmatch(name) for name in names):
+            raise ValueError
+        return names
+
+    what = "host names such as topics.example.org, without ports, comma-separated"
+    return _field((), group=group, help=help, allowed=what, default="", parse=parse)
+
+
 def _is_origin(text: str) -> bool:
     try:
         parts = urlsplit(text)
@@ -341,6 +357,9 @@ class Settings:
     allow_insecure_no_auth: bool = _bool(False, ACCESS, "Allows to listen beyond loopback without API keys.")
     probe_auth: bool = _bool(False, ACCESS, "Whether health and readiness need a key, too.")
     cors_origins: tuple[str, ...] = _origins(ACCESS, "Origins whose pages may call from a browser.")
+    allowed_hosts: tuple[str, ...] = _hosts(
+        ACCESS, "Names that Host may have on loopback without API keys, beside localhost and addresses."
+    )
 
     log_level: str = _choice("info", ("debug", "info", "warning", "error"), LOGGING, "The least that is logged.")
     log_format: str = _choice(

@@ -66,6 +66,17 @@ def invalid(field: str, message: str, **detail: Any) -> ApiError:
     return ApiError("invalid_request", f"{field}: {message}", detail={"field": field, **detail})
 
 
+MAX_SHOWN: Final = 100
+
+
+def shown(text: str | bytes) -> str:
+    """What a client has sent, as an error repeats it: of a long text the first `MAX_SHOWN` characters, and how many
+    there are."""
+    start = text[: MAX_SHOWN + 1]
+    start = start.decode("utf-8", "replace") if isinstance(start, bytes) else start
+    return start if len(text) <= MAX_SHOWN else f"{start[:MAX_SHOWN]}... ({len(text)} in all)"
+
+
 def topic_not_found(topic: str) -> ApiError:
     """`404 topic_not_found`."""
     return ApiError("topic_not_found", f"topic {topic!r} does not exist", detail={"topic": topic})

@@ -27,6 +27,9 @@ from typing import Any
 PAGES = Path(__file__).parent / "pages"
 MOUNT = "/test-page/"  # where the pages are to be found at the origin of the daemon, which knows nothing of it
 
+REBOUND = "evil.test"
+"""A name that a stranger has pointed at this machine."""
+
 FLAGS = [
     "--headless=new",
     "--remote-debugging-pipe",
@@ -55,7 +58,7 @@ FLAGS = [
     "--disable-features=DialMediaRouteProvider,MediaRouter,OptimizationHints,Translate,"
     "LocalNetworkAccessChecks,LocalNetworkAccessChecksWebSockets",
     "--disable-sync",
-    "--host-resolver-rules=MAP * ~NOTFOUND, EXCLUDE 127.0.0.1",
+    f"--host-resolver-rules=MAP {REBOUND} 127.0.0.1, MAP * ~NOTFOUND, EXCLUDE 127.0.0.1",
     "--metrics-recording-only",
     "--no-pings",
     "--no-proxy-server",
@@ -203,6 +206,14 @@ class Page:
         answer = self._call("Page.navigate", url=url)
         assert "errorText" not in answer, answer
         self.until("document.readyState === 'complete'")
+
+    def follow(self, url: str) -> None:
+        """Click on a link to this address."""
+        self._call(
+            "Runtime.evaluate",
+            expression=f"const a = document.createElement('a'); a.href = '{url}'; document.body.append(a); a.click()",
+            userGesture=True,
+        )
 
     def set_width(self, pixels: int) -> None:
         """As on a screen of this width."""

@@ -248,3 +248,117 @@ def test_without_keys_pages_of_strangers_have_no_browser_change_anything(
         error_of(refused, 403, "forbidden")
         assert alone.state("jobs")["queue"]["ready"] == 1
         alone.delete_topic("jobs")
+
+
+# What a browser says of a request that a page of a stranger has made it send
+
+
+VISIT = {"sec-fetch-mode": "navigate", "sec-fetch-dest": "document"}
+
+EVERY_ROUTE = [
+    ("POST", "/v0/topics/jobs"), ("POST", "/v0/topics/jobs/commit"), ("DELETE", "/v0/topics/jobs/stages/s"),
+    ("POST", "/v0/topics/jobs/diff"), ("GET", "/v0/topics/jobs/diff"), ("GET", "/v0/topics/jobs/records"),
+    ("GET", "/v0/topics/jobs/stream"), ("POST", "/v0/topics/jobs/claim"), ("POST", "/v0/topics/jobs/ack"),
+    ("POST", "/v0/topics/jobs/nack"), ("POST", "/v0/topics/jobs/extend"), ("GET", "/v0/topics/jobs/work?node=page"),
+    ("POST", "/v0/watch"), ("GET", "/v0/watch/wid_x"), ("GET", "/v0/ws"), ("GET", "/v0/topics"),
+    ("PUT", "/v0/topics/jobs"), ("GET", "/v0/topics/jobs"), ("DELETE", "/v0/topics/jobs"),
+    ("POST", "/v0/topics/jobs/delete"), ("GET", "/v0/routers"), ("PUT", "/v0/routers/r"), ("GET", "/v0/routers/r"),
+    ("DELETE", "/v0/routers/r"), ("POST", "/v0/admin/checkpoint"), ("GET", "/v0/health"), ("GET", "/healthz"),
+    ("GET", "/v0/ready"), ("GET", "/readyz"), ("GET", "/v0/metrics"), ("GET", "/v0/openapi.json"), ("GET", "/v0/docs"),
+]  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def homely(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Client]:
+    """A daemon without keys that is called `Home.example`, too."""
+    with running(tmp_path_factory.mktemp("homely"), allowed_hosts="Home.example", cors_origins=APP) as client:
+        client.put_topic("jobs", type="queue")
+        client.append("jobs", 1)
+        yield client
+
+
+@pytest.mark.parametrize("http2", [False, True], ids=["h1", "h2"])
+@pytest.mark.parametrize(
+    "says",
+    [
+        {"sec-fetch-site": "cross-site"},
+        {"sec-fetch-site": "same-site"},
+        {"sec-fetch-site": "cross-site", "sec-fetch-mode": "no-cors", "sec-fetch-dest": "image"},
+        {"sec-fetch-site": "cross-site", "origin": OTHER},
+        {"origin": OTHER},
+        {"origin": "null"},
+        {"host": "evil.example"},
+        {"host": "evil.example:4000", "sec-fetch-site": "same-origin"},
+        {"host": "localhost.evil.example"},
+        {"host": "127.0.0.1.evil.example"},
+        {"host": "evil.example", "origin": APP},
+        {"host": "[evil]"},
+        {"host": "x" * 4000},
+    ],
+    ids=lambda says: "-".join(f"{name}={value}"[:40] for name, value in says.items()),
+)
+def test_without_keys_a_page_of_a_stranger_reaches_no_route(homely: Client, says: dict[str, str], http2: bool) -> None:
+    before = homely.state("jobs", touch=False)
+    with Client(homely.daemon, http2=http2) as page:
+        for method, path in EVERY_ROUTE:
+            error = error_of(page.request(method, path, headers=says), 403, "forbidden")
+            assert len(str(error)) < 500
+    after = homely.state("jobs", touch=False)
+    for state in (before, after):
+        del state["performance"], state["synced_seq"]
+    assert before == after
+
+
+def test_the_list_of_routes_is_complete(homely: Client) -> None:
+    paths = homely.get("/v0/openapi.json").json()["paths"]
+    described = sorted((method.upper(), path.count("/")) for path, methods in paths.items() for method in methods)
+    assert described == sorted((method, path.count("/")) for method, path in EVERY_ROUTE)
+
+
+@pytest.mark.parametrize("http2", [False, True], ids=["h1", "h2"])
+@pytest.mark.parametrize(
+    "says",
+    [
+        {"sec-fetch-site": "same-origin"},
+        {"sec-fetch-site": "none", **VISIT},
+        {"sec-fetch-site": "cross-site", "origin": APP},
+        {"host": "localhost"},
+        {"host": "LOCALHOST:1"},
+        {"host": "localhost."},
+        {"host": "[::1]:4000"},
+        {"host": "192.168.1.7:4000"},
+        {"host": "home.EXAMPLE:80"},
+    ],
+    ids=str,
+)
+def test_without_keys_everybody_else_is_answered(homely: Client, says: dict[str, str], http2: bool) -> None:
+    with Client(homely.daemon, http2=http2) as page:
+        for path in ("/v0/topics", "/v0/health", "/v0/docs"):
+            assert page.get(path, headers=says).status_code == 200, path
+
+
+def test_a_link_from_anywhere_may_lead_to_the_documentation_and_to_nothing_else(homely: Client) -> None:
+    says = {"sec-fetch-site": "cross-site", **VISIT}
+    assert homely.get("/v0/docs", headers=says).status_code == 200
+    for method, path in EVERY_ROUTE[:-1]:
+        error_of(homely.request(method, path, headers=says), 403, "forbidden")
+    # In a frame the page would be around it.
+    error_of(homely.get("/v0/docs", headers={**says, "sec-fetch-dest": "iframe"}), 403, "forbidden")
+    error_of(homely.get("/v0/docs", headers={**says, "sec-fetch-mode": "no-cors"}), 403, "forbidden")
+    error_of(homely.get("/v0/docs", headers={**says, "host": "evil.example"}), 403, "forbidden")
+
+
+def test_without_keys_a_socket_opens_for_the_names_of_the_machine_only(homely: Client) -> None:
+    for host, status in [("localhost", 101), ("home.example", 101), ("evil.example", 403)]:
+        assert opens(homely, f"http://{host}", host) == status
+        assert opens(homely, None, host) == status
+
+
+def test_with_keys_the_token_decides_whatever_the_browser_says(client: Client) -> None:
+    for says in (
+        {"sec-fetch-site": "cross-site", "origin": "http://evil.example"}, {"host": "evil.example"},
+        {"sec-fetch-site": "same-site"},
+    ):  # fmt: skip
+        body_of(client.get("/v0/topics", headers={**says, **bearer("boss")}))
+        error_of(client.get("/v0/topics", headers=says), 401, "unauthorized")
+        body_of(client.get("/v0/health", headers=says))

@@ -34,6 +34,7 @@ SERVED: Final = replace(
     max_body_bytes=16 << 10,
     max_record_bytes=4096,
     max_topics=30,
+    allowed_hosts=("a",),
     max_watch_sessions=10,
     wal_file_bytes=64 << 10,
 )

@@ -26,6 +26,7 @@ SMALL = Settings(
     max_inflight_bytes=2 << 20,
     admission_ms=50,
     wal_shards=1,
+    allowed_hosts=("x",),  # what requests that are written by hand call it
 )
 """Limits that a test can reach in milliseconds."""
 

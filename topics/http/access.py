@@ -68,6 +68,11 @@ class Access:
             raise _unauthorized(known=token is not None)
         return key
 
+    @property
+    def has_keys(self) -> bool:
+        """Whether there is access control."""
+        return bool(self._keyring)
+
     def name_of(self, key: Key) -> str:
         """How logs call whoever asks: `unknown` where there are keys and it is not known which one."""
         return "unknown" if self._keyring and key is OPEN else key.name

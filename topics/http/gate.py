@@ -21,6 +21,7 @@ import trio
 from werkzeug.exceptions import HTTPException
 
 from topics.audit import AuditEntry, AuditLog, make_entry
+from topics.config import is_loopback
 from topics.errors import ApiError
 from topics.http.accept import qualities
 from topics.http.access import Access
@@ -71,7 +72,8 @@ class Gate:
         self._audit = audit
         self._slow_ms = engine.settings.slow_request_ms
         self.access = Access(engine.settings, engine.clock, keyring or Keyring(engine.settings.api_keys))
-        self._origins = Origins(engine.settings.cors_origins)
+        settings = engine.settings
+        self._origins = Origins(settings.cors_origins, settings.allowed_hosts if is_loopback(settings.host) else None)
         self._routes = RouteTable()
         self._reader = BodyReader(engine.settings)
         self.figures = RequestFigures()
@@ -263,9 +265,9 @@ class Gate:
         route = found.route
         key = call.key = self.access.identify(route, call.headers, call.query)
         if not key.digest:
+            if not self.access.has_keys:
+                self._origins.check(call.method, call.headers, is_page=route.is_page)
             call.params = found.params()
-            if route.unasked:
-                self._origins.check(call.headers)
             return
         grant = call.grant = Grant(key)
         grant.check_scope(route.needs or ANY_KEY)
@@ -352,7 +354,7 @@ class Gate:
         if key.digest:
             self.access.check_rate(key)
         else:
-            self._origins.check(headers)
+            self._origins.check("GET", headers)
         return key
 
     async def _refuse_websocket(self, error: ApiError, request_id: str, send: Send) -> None:

@@ -1,11 +1,20 @@
-"""Pages of other origins (`TOPICS_CORS_ORIGINS`, `api.md` section 12): what a browser may send and show them."""
+"""Pages of other origins (`TOPICS_CORS_ORIGINS`, `api.md` section 12): what a browser may send and show them.
+
+Theory of operation. Where there are no keys, nothing but the browser tells a page of a stranger from the owner of the
+machine, so `check` refuses every request that a stranger's page can make a browser send. There are two ways to send
+one. A page can ask for an address of the daemon: then the browser says in `Sec-Fetch-Site` that the page is of another
+site or origin, or at least in `Origin`. Or the name of the page's own host can be pointed at 127.0.0.1 after the page
+was loaded (DNS rebinding): then everything is of one origin for the browser, and only `Host` shows the stranger's name.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import ipaddress
+from collections.abc import Iterable, Mapping
+from functools import lru_cache
 from typing import Final
 
-from topics.errors import ApiError
+from topics.errors import ApiError, shown
 from topics.http.calls import Response
 
 PREFLIGHT_S: Final = 600
@@ -17,10 +26,18 @@ _EXPOSED: Final = b"x-request-id, retry-after"
 Headers = list[tuple[bytes, bytes]]
 
 
-class Origins:
-    """The origins that are let."""
+_FOREIGN: Final = frozenset({b"cross-site", b"same-site"})
+_MAX_HOST: Final = 300
+"""Bytes of a `Host`; a name has at most 253, and a port follows it."""
 
-    def __init__(self, allowed: tuple[str, ...]) -> None:
+
+class Origins:
+    """The origins that are let. `hosts` are the names that `Host` may have beside `localhost` and addresses; None:
+    any."""
+
+    def __init__(self, allowed: tuple[str, ...], hosts: Iterable[str] | None = None) -> None:
+        self._names = None if hosts is None else frozenset({"localhost", *hosts})
+        self._is_ours = lru_cache(maxsize=64)(self._is_our_host)
         self._any = "*" in allowed
         self._allowed = frozenset(origin.encode() for origin in allowed)
 
@@ -54,16 +71,52 @@ class Origins:
             ],
         )
 
-    def check(self, headers: Mapping[bytes, bytes]) -> None:
-        """Refuse what a page of another origin asks for, where no key tells whether it may. For what a browser sends
-        without asking beforehand: WebSockets, and calls without a body that change something. Raises `403 forbidden`.
-        """
-        origin = headers.get(b"origin")
-        if origin is None or self._allows(origin):
-            return
-        if origin.partition(b"://")[2].lower() != headers.get(b"host", b"").lower():
+    def check(self, method: str, headers: Mapping[bytes, bytes], *, is_page: bool = False) -> None:
+        """Refuse what a page of a stranger has a browser send, where no key tells whether it may. `is_page`: the route
+        may be visited from anywhere, by a link that opens it in place of the page. Raises `403 forbidden`."""
+        host = headers.get(b"host", b"")
+        if len(host) > _MAX_HOST or not self._is_ours(host):
             raise ApiError(
                 "forbidden",
-                "a page of this origin may not do this",
-                detail={"origin": origin.decode("latin-1")},
+                "without keys the daemon answers to localhost, addresses and the names of TOPICS_ALLOWED_HOSTS only",
+                detail={"host": shown(host)},
             )
+        origin = headers.get(b"origin")
+        if self._allows(origin):
+            return
+        site = headers.get(b"sec-fetch-site", b"")
+        if site in _FOREIGN and not (is_page and _is_visit(method, headers)):
+            raise _foreign({"sec_fetch_site": shown(site)})
+        if origin is not None and origin.partition(b"://")[2].lower() != host.lower():
+            raise _foreign({"origin": shown(origin)})
+
+    def _is_our_host(self, host: bytes) -> bool:
+        """Whether a `Host` (with or without a port) names the machine itself. No browser leaves it out."""
+        if self._names is None or not host:
+            return True
+        name = host.decode("latin-1").lower()
+        if name.startswith("["):
+            return _is_address(name[1:].partition("]")[0])
+        name = name.partition(":")[0]
+        return name.removesuffix(".") in self._names or _is_address(name)
+
+
+def _is_visit(method: str, headers: Mapping[bytes, bytes]) -> bool:
+    """Whether somebody follows a link, so that the answer takes the place of the page and the page does not see it."""
+    return (
+        method == "GET"
+        and headers.get(b"sec-fetch-mode") == b"navigate"
+        and headers.get(b"sec-fetch-dest") == b"document"
+    )
+
+
+def _is_address(text: str) -> bool:
+    try:
+        ipaddress.ip_address(text)
+    except ValueError:
+        return False
+    return True
+
+
+def _foreign(detail: dict[str, str]) -> ApiError:
+    return ApiError("forbidden", "a page of another origin may not do this, where there are no keys", detail=detail)

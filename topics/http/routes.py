@@ -54,16 +54,12 @@ class Route:
     """Whether `?token=` does as well as a header: for browsers, which cannot set one on a stream or a socket."""
     audited: bool = False
     """Whether the audit log has a line of each call."""
+    is_page: bool = False
+    """Whether it is for people who look at it in a browser, and may come by a link from anywhere."""
     label: str = field(init=False)
     """The `route` label of the metrics."""
 
-    unasked: bool = field(init=False)
-    """Whether it changes something, and a page of any origin could have a browser call it without asking first."""
-
     def __post_init__(self) -> None:
-        changes = self.needs is not None and bool(self.needs & ~Scope.READ)
-        unasked = changes and self.body is Body.NONE and self.method in ("GET", "POST")
-        object.__setattr__(self, "unasked", unasked)
         object.__setattr__(self, "label", f"{self.method} {self.template}")
 
 
@@ -102,7 +98,7 @@ ROUTES: Final[tuple[Route, ...]] = (
     Route("readyz", "GET", "/readyz", _CONTROL, None, always_open=True),
     Route("metrics", "GET", "/v0/metrics", _CONTROL, READ, always_open=True),
     Route("openapi", "GET", "/v0/openapi.json", _CONTROL, ANY_KEY),
-    Route("docs", "GET", "/v0/docs", _CONTROL, ANY_KEY),
+    Route("docs", "GET", "/v0/docs", _CONTROL, ANY_KEY, is_page=True),
 )
 
 # How each kind of path parameter is checked. A bad name is 400 wherever it appears.
