@@ -32,7 +32,7 @@ from topics.log.topic_log import Extent
 from topics.model import AppendRequest, AppendResult, Performance, TopicConfigPatch
 from topics.registry import Registry
 from topics.storage import frames
-from topics.storage.frames import Appends, FrameType, offsets_of, seal_batch
+from topics.storage.frames import NOTHING, Appends, FrameType, offsets_of, seal_batch
 from topics.storage.wal import ShardWriter
 from topics.topic import Commit, Gate, Topic
 
@@ -262,7 +262,7 @@ class Appending:
         if topic.ephemeral:
             frame_count = 0
             appended = _without_frames(batch)
-            data = b""
+            data = NOTHING
         else:
             tail = _tail(topic, key, first_seq, count, watermark, at)
             frame_count = count + len(tail)
@@ -394,4 +394,4 @@ def _with_frames(topic: Topic, first_seq: int, ts: int, batch: Columns, *, close
 def _without_frames(batch: Columns) -> Appends:
     """What the index is told of records that are in memory only."""
     count = len(batch.datas)
-    return Appends(b"", array("I", bytes(4 * count)), batch.sizes, index_flags(count, batch.nodes, batch.tags))
+    return Appends(NOTHING, array("I", bytes(4 * count)), batch.sizes, index_flags(count, batch.nodes, batch.tags))

@@ -13,7 +13,7 @@ from topics.config import Settings
 from topics.errors import ApiError, read_only
 from topics.model import Performance
 from topics.registry import Registry
-from topics.storage.frames import FrameType, seal_batch
+from topics.storage.frames import NOTHING, FrameType, Unsealed, seal_batch
 from topics.storage.store import Store
 from topics.storage.wal import ControlBatch, ShardWriter
 from topics.topic import Commit, Gate, Topic
@@ -95,7 +95,7 @@ class Commits:
 
     async def sync_shard(self, topic: Topic) -> None:
         """Everything of this topic's shard so far is on disk when it returns."""
-        batch = ControlBatch(b"", 0, wants_sync=True)
+        batch = ControlBatch(NOTHING, 0, wants_sync=True)
         self.writer(topic).submit(batch)
         await batch.wait_synced()
 
@@ -129,7 +129,7 @@ def unlogged_floor(topic: Topic) -> dict[str, Any] | None:
 
 def deletion_batch(
     topic: Topic, selector: Mapping[str, Any], ts: int, lead: Sequence[tuple[FrameType, Mapping[str, Any]]] = ()
-) -> tuple[bytes, int]:
+) -> tuple[Unsealed, int]:
     """The batch that replay repeats a deletion from, and how many frames it has. `lead` comes before the deletion."""
     entries = [*lead, (FrameType.DELETE, selector)]
     mark = unlogged_floor(topic)

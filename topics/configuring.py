@@ -31,7 +31,7 @@ from topics.log.topic_log import Gap, Run
 from topics.model import TopicConfig, TopicConfigPatch
 from topics.registry import Registry
 from topics.storage import frames
-from topics.storage.frames import FrameType, encode_control, offsets_of, seal_batch
+from topics.storage.frames import FrameType, encode_control, joined, offsets_of, seal_batch
 from topics.storage.shelf import Shelf
 from topics.storage.store import Store
 from topics.storage.wal import ControlBatch
@@ -413,7 +413,7 @@ class Configuring:
                     origins=[origins.get(seq)] if origins else None,
                 )
             )
-        batch = ControlBatch(b"".join(one.data for one in encoded), len(encoded), topic_id=topic.id, wants_sync=True)
+        batch = ControlBatch(joined(one.data for one in encoded), len(encoded), topic_id=topic.id, wants_sync=True)
         self._commits.writer(topic).submit(batch)
         await batch.wait_synced()
         lens = array("I")

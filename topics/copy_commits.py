@@ -27,7 +27,7 @@ from topics.logs import get_logger
 from topics.registry import Registry
 from topics.storage import frames
 from topics.storage.copying import Forwarded, Recipe, encode_forwarded
-from topics.storage.frames import Appends, FrameType, seal_batch
+from topics.storage.frames import NOTHING, Appends, FrameType, seal_batch
 from topics.storage.store import Store
 from topics.storage.wal import Position
 from topics.taking import Dressed, Taken, dress
@@ -184,7 +184,7 @@ class CopyCommits:
             entries += eviction_frames(dest, decided.watermark)
         # What is logged has its seqs itself, and of an `ephemeral` dest nothing is to be replayed.
         first_seq = 0 if dest.ephemeral or appended is not None else seqs.first
-        data = appended.data if appended is not None else b""
+        data = appended.data if appended is not None else NOTHING
         commit = Commit(
             dest,
             data + seal_batch(entries, topic_id=dest.id, ts=seqs.ts, opened=bool(data), first_seq=first_seq),

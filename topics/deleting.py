@@ -24,6 +24,7 @@ from topics.log.index import NotLoaded, Span
 from topics.log.match import Match
 from topics.model import DeleteResult, Performance
 from topics.registry import Registry
+from topics.storage.frames import NOTHING, Unsealed
 from topics.topic import Commit, Gate, Topic
 
 DELETE_SLICE: Final = 10_000
@@ -115,7 +116,7 @@ class Deleting:
         # Everything up to the bound is published, so what matches is known now; what of it is still there then, the
         # commit point will find.
         seqs = selected if match is not None else None
-        data, count = (b"", 0) if topic.ephemeral else self._frames(topic, before_seq, match, bound)
+        data, count = (NOTHING, 0) if topic.ephemeral else self._frames(topic, before_seq, match, bound)
         commit = Commit(
             topic,
             data,
@@ -131,7 +132,7 @@ class Deleting:
         self._commits.send(commit)
         return commit
 
-    def _frames(self, topic: Topic, before_seq: int | None, match: Match | None, bound: int) -> tuple[bytes, int]:
+    def _frames(self, topic: Topic, before_seq: int | None, match: Match | None, bound: int) -> tuple[Unsealed, int]:
         """The batch that replay repeats the deletion from, and how many frames it has."""
         selector: dict[str, Any] = {"bound": bound}
         if before_seq is not None:

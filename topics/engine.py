@@ -85,6 +85,7 @@ from topics.sched.workers import Scheduler, Served
 from topics.stage_commits import StageCommits
 from topics.staging import Staging
 from topics.storage.compactor import Compactor
+from topics.storage.frames import NOTHING
 from topics.storage.fs import Fs
 from topics.storage.index_cache import IndexCache
 from topics.storage.payloads import PayloadCache
@@ -455,7 +456,7 @@ class Engine:
 
     def _when_synced(self, shard: int, call: Callable[[], None]) -> None:
         with suppress(ApiError):  # a failed shard syncs nothing any more
-            self.store.writers[shard].submit(ControlBatch(b"", 0, apply=lambda batch: call()))
+            self.store.writers[shard].submit(ControlBatch(NOTHING, 0, apply=lambda batch: call()))
 
     def _shard_failed(self, shard: int) -> None:
         self.status.read_only = True

@@ -46,6 +46,7 @@ from topics.registry import EngineStatus, Registry
 from topics.routing.state import Router
 from topics.sched.ready_set import MAX_COST
 from topics.sched.workers import Scheduler, Served
+from topics.storage.frames import NOTHING
 from topics.storage.shelf import Segment
 from topics.storage.store import Store
 from topics.storage.wal import ControlBatch
@@ -204,7 +205,7 @@ class Forwarding:
     def _ask_for_sync(self, source: Topic) -> None:
         """What the class of the dest has to wait for comes sooner."""
         try:
-            self._commits.writer(source).submit(ControlBatch(b"", 0, wants_sync=True))
+            self._commits.writer(source).submit(ControlBatch(NOTHING, 0, wants_sync=True))
         except ApiError:
             return
 

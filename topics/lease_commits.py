@@ -24,7 +24,7 @@ from topics.loading import Loader
 from topics.log.index import NotLoaded, little_endian
 from topics.queue.events import Acked, Claimed, DeadLettered, Instant, LeaseEvent
 from topics.registry import Registry
-from topics.storage.frames import FrameType, encode_control
+from topics.storage.frames import NOTHING, FrameType, encode_control, joined
 from topics.topic import Commit, Gate, Topic
 
 
@@ -103,7 +103,7 @@ class LeaseCommits:
 
     def _lease(self, topic: Topic, event: LeaseEvent, publish: Callable[[Commit], Any]) -> Commit:
         assert topic.queue is not None
-        data = b""
+        data = NOTHING
         if not topic.ephemeral:
             data = encode_control(FrameType.LEASE, event.to_wire(), topic_id=topic.id, ts=self._registry.now_ms())
         gate = Gate.SYNCED if topic.config.leases_durable and data else Gate.HANDED
@@ -123,7 +123,7 @@ class LeaseCommits:
             data, count = deletion_batch(topic, selector, ts, moved)
             gate = topic.gate
         else:
-            data = b"".join(encode_control(kind, payload, topic_id=topic.id, ts=ts) for kind, payload in moved)
+            data = joined(encode_control(kind, payload, topic_id=topic.id, ts=ts) for kind, payload in moved)
             count, gate = len(moved), Gate.HANDED
         commit = Commit(topic, data, count, gate, partial(self._publish_end, topic, event), self._clock.perf_ns)
         commit.deletes = True

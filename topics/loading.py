@@ -286,9 +286,11 @@ class Loader:
         if wanted.derived:
             return await self._read_copies(topic, wanted)
         if not isinstance(segment, Segment):
-            path = self._store.files.get(wanted.file).path
+            file = self._store.files.get(wanted.file)
             try:
-                records, damaged = await self._offload.run(Kind.HOT_READ, partial(read_records, self._fs, path, wanted))
+                records, damaged = await self._offload.run(
+                    Kind.HOT_READ, partial(read_records, self._fs, file.path, wanted, file.head.salt)
+                )
                 return [block_of_records(records)] if records else [], damaged
             except FileNotFoundError:
                 # Dropped while we were about to read it; if the index still points there, the file is missing.

@@ -24,7 +24,7 @@ from topics.log.topic_config import config_to_wire
 from topics.logs import get_logger
 from topics.model import AppendRequest, CheckedAppend, Performance, StageResult, TopicConfig
 from topics.registry import Registry
-from topics.storage.frames import FrameType, encode_control
+from topics.storage.frames import FrameType, Unsealed, encode_control
 from topics.storage.store import Store
 from topics.storage.wal import ControlBatch
 from topics.topic import MIN_CEILING_BLOCK, Topic
@@ -228,7 +228,7 @@ class Staging:
         except ApiError:
             return  # recovery will find out
 
-    def _gone(self, stage: Topic) -> bytes:
+    def _gone(self, stage: Topic) -> Unsealed:
         return encode_control(
             FrameType.TOPIC_DELETE, {"name": stage.name}, topic_id=stage.id, ts=self._registry.now_ms()
         )

@@ -27,7 +27,7 @@ from topics.model import TopicConfig
 from topics.routing.origins import OriginSet
 from topics.routing.state import Router
 from topics.sched.audience import Audience
-from topics.storage.frames import offsets_of
+from topics.storage.frames import NOTHING, Unsealed, offsets_of
 from topics.storage.payloads import BlockList, PayloadCache
 from topics.storage.shelf import Shelf
 from topics.storage.wal import Position, WalFile
@@ -500,7 +500,7 @@ class Commit:
     def __init__(
         self,
         topic: Topic,
-        data: bytes,
+        data: Unsealed,
         frames: int,
         gate: Gate,
         apply: Callable[[Commit], Any],
@@ -570,7 +570,7 @@ class Commit:
         topic = self.topic
         self.file, self.offset = file.file_id, offset
         self.end = Position(file.ordinal, offset + len(self.data))
-        self.data = b""
+        self.data = NOTHING
         self.written_ns = file.written_ns
         topic.blocks.written_seq = max(topic.blocks.written_seq, self.last_seq)
         if self.published:

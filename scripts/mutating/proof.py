@@ -71,6 +71,12 @@ TARGETS: Final[Mapping[str, tuple[str, ...]]] = {
         "simulation/test_unguarded_rules.py",
     ),
     "topics/storage/datadir.py": ("storage/test_datadir.py",),
+    "topics/storage/frame_search.py": ("storage/test_frame_search.py",),
+    "topics/storage/log_end.py": (
+        "simulation/test_recovery_rules.py",
+        "simulation/test_damage.py",
+        "simulation/test_unguarded_rules.py",
+    ),
     "topics/storage/frames.py": ("storage/test_frames.py", "simulation/test_damage.py"),
     "topics/storage/fs.py": ("storage/test_fs.py",),
     "topics/storage/reclaimer.py": (

@@ -84,7 +84,31 @@ WAL: Final = (
         'pieces.append(frames.encode_control(FrameType.SYNCED, {"file": file.ordinal, "offset": self._synced_end}))',
         'pieces.append(frames.encode_control(FrameType.SYNCED, {"file": file.ordinal, "offset": start + 4096}))',
         "8.10: a torn end is never mistaken for damage",
+        "unit",
+    ),
+    Mutation(
+        "header-not-synced",
+        "wal",
+        "topics/storage/wal.py",
+        """
+            write_all(handle, encode_file_header(salt, ordinal), 0)
+            handle.fdatasync()
+        """,
+        """
+            write_all(handle, encode_file_header(salt, ordinal), 0)
+            pass
+        """,
+        "8.1: no crash leaves a named file whose frames nobody can verify",
         "crash",
+    ),
+    Mutation(
+        "client-bytes-without-a-salt",
+        "wal",
+        "topics/storage/wal.py",
+        "return file.head.salt is None or file.end + len(batch.data) > self._file_bytes",
+        "return file.end + len(batch.data) > self._file_bytes",
+        "8.10: no client can write what is read as a frame",
+        "unit",
     ),
     Mutation(
         "rotation-without-sync",
@@ -124,13 +148,13 @@ WAL: Final = (
             except OSError as error:
                 self._fail(error)
 
-        async def _write(self, group: list[Batch], *, vouch: bool, sync: bool) -> None:
+        def _is_full_for(self, batch: Batch) -> bool:
         """,
         """
             except OSError as error:
                 self._synced()
 
-        async def _write(self, group: list[Batch], *, vouch: bool, sync: bool) -> None:
+        def _is_full_for(self, batch: Batch) -> bool:
         """,
         "8.1, rule 27: after a failed sync nothing is acked any more",
         "unit",
@@ -470,8 +494,8 @@ RECOVERY: Final = (
     Mutation(
         "damage-mistaken-for-the-end",
         "recovery",
-        "topics/storage/recovery.py",
-        "if following is None and batch_at >= vouched:",
+        "topics/storage/log_end.py",
+        "if following is None and known and stop.batch_at >= vouched:",
         "if following is None:",
         "8.10: damage is never mistaken for the end of a log",
         "crash",
@@ -479,22 +503,40 @@ RECOVERY: Final = (
     Mutation(
         "zeros-taken-for-the-end",
         "recovery",
-        "topics/storage/recovery.py",
-        'clean = reason == "zeros" and self._only_zeros(handle, at, size)',
-        'clean = reason == "zeros"',
+        "topics/storage/log_end.py",
+        'clean = stop.reason == "zeros" and only_zeros(handle, stop.at, search.size)',
+        'clean = stop.reason == "zeros"',
         "rule 4: zeros end the log only with nothing behind them",
         "crash",
+    ),
+    Mutation(
+        "synced-frame-believed-about-what-is-behind-it",
+        "recovery",
+        "topics/storage/frame_search.py",
+        "if not ours or offset > at or (file.salt is None and offset != at):",
+        "if not ours:",
+        "8.10: a torn end is never mistaken for damage",
+        "unit",
+    ),
+    Mutation(
+        "search-without-a-bound",
+        "recovery",
+        "topics/storage/frame_search.py",
+        "if self._work <= 0:",
+        "if False:",
+        "8.10: a start takes as long as its bytes take, whatever they claim",
+        "unit",
     ),
     Mutation(
         "verdict-not-synced",
         "recovery",
         "topics/storage/wal.py",
         """
-            write_all(handle, data, file.end)
+            write_all(handle, opening.sealed(file.head.salt, file.end), file.end)
             handle.fdatasync()
         """,
         """
-            write_all(handle, data, file.end)
+            write_all(handle, opening.sealed(file.head.salt, file.end), file.end)
             pass
         """,
         "8.6, rule 2: a second crash decides the same",
@@ -539,7 +581,7 @@ RECOVERY: Final = (
     Mutation(
         "salvage-without-a-hole",
         "recovery",
-        "topics/storage/recovery.py",
+        "topics/storage/log_end.py",
         "losses[topic_id] = (head + 1, None)",
         "pass",
         "rule 15: the head advances by the most that a lost range can have held",
@@ -939,11 +981,11 @@ STAGING: Final = (
         "topics/storage/frames.py",
         """
             flags = (CONTINUES if i else 0) | (MORE if i < last else 0)
-            head = _BODY.pack(kind, flags, topic_id, seq, ts, 0, 0, len(blob))
+            bodies.append(_BODY.pack(kind, flags, topic_id, seq, ts, 0, 0, len(blob)) + blob)
         """,
         """
             flags = CONTINUES if i else 0
-            head = _BODY.pack(kind, flags, topic_id, seq, ts, 0, 0, len(blob))
+            bodies.append(_BODY.pack(kind, flags, topic_id, seq, ts, 0, 0, len(blob)) + blob)
         """,
         "8.3: a staged commit is there whole or not at all",
         "crash",

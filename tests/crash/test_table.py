@@ -24,6 +24,7 @@ from tests.crash.rows import AnySweep, lived
 from tests.crash.sweep import DAMAGE, NAMES, VARIANTS, Case, Figures, Task
 from tests.everything import EVERYTHING
 from tests.simulation.disk import SimFile, SimFs
+from tests.simulation.wal_content import scan_of
 from topics.engine import Engine
 from topics.storage import frames
 from topics.storage.compactor import Compactor
@@ -167,7 +168,7 @@ def frame_types_in(fs: SimFs) -> set[int]:
     found: set[int] = set()
     for path, content in fs.tree().items():
         if content and path.endswith(".log"):
-            found.update(frame.type for frame in frames.scan_window(content, 0, file_end=len(content)).frames)
+            found.update(frame.type for frame in scan_of(content).frames)
     return found
 
 
@@ -261,7 +262,7 @@ def test_a_daemon_that_logs_no_claims_is_found(monkeypatch: pytest.MonkeyPatch) 
     assert all("AssertionError" in failure.problem for failure in figures.failures)
 
 
-def releasing(kind: FrameType, payload: dict[str, Any], **fields: Any) -> bytes:
+def releasing(kind: FrameType, payload: dict[str, Any], **fields: Any) -> frames.Unsealed:
     """The frame of a claim says that the jobs are free."""
     if payload.get("op") == "claimed":
         payload = {"op": "released", "seqs": payload["seqs"], "available_at": 0}

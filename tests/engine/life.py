@@ -17,6 +17,7 @@ import trio.testing
 from tests.simulation.clock import SimClock
 from tests.simulation.disk import SimFs
 from tests.simulation.offload import InlineOffload
+from tests.simulation.wal_content import scan_of
 from topics.config import Settings
 from topics.engine import Engine
 from topics.errors import ApiError
@@ -109,7 +110,7 @@ class Life:
         for path, content in self.fs.tree().items():
             if content is None or not (path.startswith("/data/wal/") and path.endswith(".log")):
                 continue
-            for frame in frames.scan_window(content, 0, file_end=len(content)).frames:
+            for frame in scan_of(content).frames:
                 if kind is None or frame.type == kind:
                     payload = None
                     if frame.type != FrameType.APPEND:

@@ -33,11 +33,11 @@ exponent: for ever.)"""
 
 def _control(kind: FrameType, payload: Mapping[str, Any], **fields: int) -> bytes:
     """A frame with a checksum that holds."""
-    return frames.encode_control(kind, payload, **fields)
+    return frames.encode_control(kind, payload, **fields).sealed(None, 0)
 
 
 def _bare(kind: FrameType, payload: bytes) -> bytes:
-    return frames.seal_payloads([(kind, payload, 0)], topic_id=0, ts=0)
+    return frames.seal_payloads([(kind, payload, 0)], topic_id=0, ts=0).sealed(None, 0)
 
 
 def _of_a_topic(kind: FrameType, payload: Mapping[str, Any], **fields: int) -> bytes:
@@ -51,7 +51,7 @@ def _origin_without_room() -> bytes:
     log = _of_a_topic(FrameType.HEAD_WATERMARK, {"ceiling": 9})
     append = frames.encode_appends(
         1, 1, 1, [b"1"], nodes=None, tags=None, metas=None, durable=True, closes_batch=True
-    ).data
+    ).data.sealed(None, 0)
     return log + mend_log(append[:5] + bytes((append[5] | frames.HAS_ORIGIN,)) + append[6:])
 
 

@@ -12,6 +12,7 @@ import xxhash
 
 from tests.fuzz import mutations
 from topics.storage import frames, segments
+from topics.storage.file_header import BadFileHeader, FileHeader, decode_file_header, first_frame, frame_seed
 from topics.storage.frames import FrameType
 
 _WAL_HEADER: Final = struct.Struct("<IBBQQQHHI")
@@ -21,13 +22,23 @@ _SUM: Final = struct.Struct("<Q")
 _INDEX_CHECKED: Final = segments.INDEX_ENTRY_BYTES - 3
 
 
-def _digest(body: bytes) -> bytes:
-    return _SUM.pack(xxhash.xxh3_64_intdigest(body))
+def _digest(body: bytes, seed: int = 0) -> bytes:
+    return _SUM.pack(xxhash.xxh3_64_intdigest(body, seed))
+
+
+def header_of(data: bytes) -> FileHeader | None:
+    """The header of a WAL file; None if there is none, or it does not hold."""
+    try:
+        return decode_file_header(data)
+    except BadFileHeader:
+        return None
 
 
 def mend_log(data: bytes) -> bytes:
     """Frames of a log with lengths that agree and checksums that hold, as far as they lie within the file."""
-    return _mend_frames(data, _WAL_HEADER, trailer=frames.CHECKSUM_BYTES, behind=0)
+    header = header_of(data)
+    begin, salt = first_frame(header), header.salt if header is not None else None
+    return _mend_frames(data, _WAL_HEADER, trailer=frames.CHECKSUM_BYTES, behind=0, begin=begin, salt=salt)
 
 
 def mend_segment(data: bytes) -> bytes:
@@ -35,9 +46,11 @@ def mend_segment(data: bytes) -> bytes:
     return _mend_frames(data, _SEGMENT_HEADER, trailer=frames.CHECKSUM_BYTES, behind=1)
 
 
-def _mend_frames(data: bytes, header: struct.Struct, *, trailer: int, behind: int) -> bytes:
+def _mend_frames(
+    data: bytes, header: struct.Struct, *, trailer: int, behind: int, begin: int = 0, salt: int | None = None
+) -> bytes:
     out = bytearray(data)
-    at = 0
+    at = begin
     while at + header.size + trailer + behind <= len(out):
         fields = header.unpack_from(out, at)
         *_, node_len, tag_len, _ = fields
@@ -50,7 +63,7 @@ def _mend_frames(data: bytes, header: struct.Struct, *, trailer: int, behind: in
         names = (node_len, tag_len) if node_len + tag_len <= room else (min(node_len, room), 0)
         header.pack_into(out, at, end - at - 4, *fields[1:-3], *names, room - sum(names))
         sum_at = end - trailer - behind
-        out[sum_at : sum_at + trailer] = _digest(bytes(out[at + 4 : sum_at]))
+        out[sum_at : sum_at + trailer] = _digest(bytes(out[at + 4 : sum_at]), frame_seed(salt, at))
         at = end
     return bytes(out)
 
@@ -84,18 +97,22 @@ def vary_log(data: bytes, where: int, what: int) -> bytes:
     frame = found[where % len(found)]
     end = frame.end - frames.CHECKSUM_BYTES
     payload = mutations.vary_cbor(data[end - frame.data_len : end], where // len(found), what)
-    return data[: frame.offset] + frame_around(frame, payload) + data[frame.end :]
+    header = header_of(data)
+    seed = frame_seed(header.salt if header is not None else None, frame.offset)
+    return data[: frame.offset] + frame_around(frame, payload, seed) + data[frame.end :]
 
 
 def _controls(data: bytes) -> list[frames.Frame]:
+    header = header_of(data)
+    begin, salt = first_frame(header), header.salt if header is not None else None
     try:
-        found = frames.scan_window(data, 0, file_end=len(data)).frames
+        found = frames.scan_window(data[begin:], begin, file_end=len(data), salt=salt).frames
     except frames.UnknownFrameType:
         return []
     return [frame for frame in found if frame.type != FrameType.APPEND]
 
 
-def frame_around(frame: frames.Frame, payload: bytes) -> bytes:
+def frame_around(frame: frames.Frame, payload: bytes, seed: int = 0) -> bytes:
     """A control frame with all fields of this one but for the payload."""
     body = _WAL_HEADER.pack(0, *frame[2:7], 0, 0, len(payload))[4:] + payload
-    return _LEN.pack(len(body) + frames.CHECKSUM_BYTES) + body + _digest(body)
+    return _LEN.pack(len(body) + frames.CHECKSUM_BYTES) + body + _digest(body, seed)

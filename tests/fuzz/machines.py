@@ -16,6 +16,7 @@ import msgspec
 import trio
 
 from tests.simulation.disk import SimFs
+from tests.simulation.wal_content import scan_of
 from tests.simulation.world import COLD, ROOT, Life, World, settings
 from topics.http.bodies import decode_append
 from topics.log.match import parse_match
@@ -27,7 +28,6 @@ from topics.model import (
     RouterPatch,
     TopicConfigPatch,
 )
-from topics.storage import frames
 from topics.storage.datadir import DataDir, open_data_dir, wal_path
 from topics.storage.frames import Frame
 
@@ -200,14 +200,14 @@ def logs() -> list[bytes]:
     found = []
     for fs in (logged(), reopened(), stored(), stopped()):
         for content in contents(fs, ".log"):
-            stop = frames.scan_window(content, 0, file_end=len(content)).stop
+            stop = scan_of(content).stop
             found.append(content[:stop])
     return [content for content in found if content]
 
 
 def frames_of(log: bytes) -> list[Frame]:
     """The frames of a log, up to the first bad one; of an unknown type there is none that we have written."""
-    return frames.scan_window(log, 0, file_end=len(log)).frames
+    return scan_of(log).frames
 
 
 def directory_around(log: bytes) -> SimFs:

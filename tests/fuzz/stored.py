@@ -15,7 +15,7 @@ from typing import Any, Final, Literal, NamedTuple
 import trio
 
 from tests.fuzz import machines, mutations
-from tests.fuzz.framing import mend_index, mend_log, mend_sealed, mend_segment, vary_log
+from tests.fuzz.framing import header_of, mend_index, mend_log, mend_sealed, mend_segment, vary_log
 from tests.fuzz.machines import DIRECTORY, contents, directory_around, put
 from tests.fuzz.target import Target
 from tests.simulation.disk import SimFs
@@ -29,7 +29,8 @@ from topics.model import Performance, ReadRequest, TopicState
 from topics.storage import frames
 from topics.storage.checkpointed import Directory
 from topics.storage.datadir import DataDirError, open_data_dir, parse_segment_file, parse_wal_name, segment_name
-from topics.storage.frames import FrameType, UnknownFrameType
+from topics.storage.file_header import first_frame
+from topics.storage.frames import FrameType, Seeds, UnknownFrameType
 from topics.storage.inspect import Inspection
 from topics.storage.parts import load_part
 from topics.storage.recovered import Damage
@@ -67,24 +68,28 @@ START_BYTES: Final = 16 << 20
 
 def _scan_log(data: bytes) -> None:
     """All frames of a window: each taken apart in every way there is."""
+    header = header_of(data)
+    begin, salt = first_frame(header), header.salt if header is not None else None
+    seeds = Seeds(salt, 0)
     with suppress(UnknownFrameType):
-        scan = frames.scan_window(data, 0, file_end=len(data))
+        scan = frames.scan_window(data[begin:], begin, file_end=len(data), salt=salt)
         for frame in scan.frames:
             size = frame.end - frame.offset
             if frame.type == FrameType.APPEND:
-                _open_append(data, frame, size)
+                _open_append(data, frame, size, seeds)
         appends = [frame for frame in scan.frames if frame.type == FrameType.APPEND]
         starts, sizes = [frame.offset for frame in appends], [frame.end - frame.offset for frame in appends]
         seqs = [frame.seq for frame in appends]
-        frames.are_appends(data, starts, sizes, 1, seqs)
-        convert_appends(data, starts, sizes, seqs)
+        frames.are_appends(data, starts, sizes, 1, seqs, seeds)
+        convert_appends(data, starts, sizes, seqs, seeds)
     half = len(data) // 2
     with suppress(UnknownFrameType):
-        frames.scan_window(data[:half], 0, file_end=len(data))
+        frames.scan_window(data[begin:half], begin, file_end=max(len(data), begin), salt=salt)
 
 
-def _open_append(data: bytes, frame: frames.Frame, size: int) -> None:
-    record, opened = frames.decode_append(data, frame.offset, size), frames.open_append(data, frame.offset, size)
+def _open_append(data: bytes, frame: frames.Frame, size: int, seeds: Seeds) -> None:
+    record = frames.decode_append(data, frame.offset, size, seeds)
+    opened = frames.open_append(data, frame.offset, size, seeds)
     assert (record is None) is (opened is None)
     if record is not None:
         assert len(record.data) + len(record.meta) + len(record.node) + len(record.tag) <= size

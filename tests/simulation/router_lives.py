@@ -26,12 +26,12 @@ from tests.simulation import lives
 from tests.simulation.lives import end_steps
 from tests.simulation.model import Fate, View, canonical, numbered, view_of
 from tests.simulation.segment_lives import UNEXPECTED, check_files, check_logs
+from tests.simulation.wal_content import scan_of, seeds_of
 from tests.simulation.world import COLD, End, Life, World, settings
 from topics.config import Settings
 from topics.errors import ApiError
 from topics.log.match import Match, parse_match
 from topics.model import AppendRequest, Performance, RouterPatch, RouterState, TopicConfigPatch
-from topics.storage import frames
 from topics.storage.frames import Frame, FrameType, open_append
 
 SMALL: Final = settings(
@@ -245,10 +245,10 @@ def appends_in_wal(life: Life) -> Iterator[tuple[int, int]]:
     for shard in range(life.store.shards):
         for file in life.store.files.of_shard(shard):
             window = life.fs.read(file.path)
-            for row in frames.scan_window(window, 0, file_end=len(window)).rows:
+            for row in scan_of(window).rows:
                 frame = Frame._make(row)
                 if frame.type == FrameType.APPEND:
-                    opened = open_append(window, frame.offset, frame.end - frame.offset)
+                    opened = open_append(window, frame.offset, frame.end - frame.offset, seeds_of(window))
                     assert opened is not None
                     yield frame.topic_id, msgspec.json.decode(opened.data)["n"]
 

@@ -14,6 +14,7 @@ from tests.everything import EVERYTHING
 from tests.simulation.disk import SimFs
 from tests.simulation.model import Client, History, Oracle, View
 from tests.simulation.test_crash_sweep import see
+from tests.simulation.wal_content import salt_of, scan_of, sealed_for
 from tests.simulation.world import Life, World, all_ends, settings, wrecks_of
 from topics.config import Settings
 from topics.errors import ApiError
@@ -34,7 +35,7 @@ def frames_of(fs: SimFs, path: str) -> list[Frame]:
     """The valid frames from the beginning of a file."""
     content = fs.tree()[path]
     assert content is not None
-    return frames.scan_window(content, 0, file_end=len(content)).frames
+    return scan_of(content).frames
 
 
 def frames_with_batch(fs: SimFs, path: str) -> list[tuple[list[Frame], Frame]]:
@@ -302,7 +303,11 @@ def test_a_torn_end_with_valid_frames_behind_it_is_cut_and_kept_aside() -> None:
     assert sorted(views["orders"].records) == [1, 2]
     aside = left.fs.tree()[f"{path}.{torn.offset}.cut"]
     assert aside is not None
-    assert frames.scan_window(aside[behind.offset - torn.offset :], 0, file_end=len(aside)).frames[0].seq == 4
+    content = left.fs.tree()[path]
+    assert content is not None
+    at = behind.offset
+    rest = aside[at - torn.offset :]
+    assert frames.scan_window(rest, at, file_end=at + len(rest), salt=salt_of(content)).frames[0].seq == 4
 
 
 def test_a_missing_file_in_the_middle_of_the_log_is_refused() -> None:
@@ -394,11 +399,10 @@ def test_a_frame_of_an_unknown_type_is_refused_by_its_number() -> None:
     world = written(History())
     (path,) = wal_files(world.fs)
     end = frames_of(world.fs, path)[-1].end
-    overwrite(world.fs, path, end, frames.encode_control(FrameType(19), {}))
-    raw = bytearray(frames.encode_control(FrameType.SYNCED, {}))
-    raw[4] = 77
-    raw[-8:] = frames.digest(bytes(raw[4:-8])).to_bytes(8, "little")
-    overwrite(world.fs, path, end, bytes(raw))
+    content = world.fs.tree()[path]
+    assert content is not None
+    unknown = frames.encode_control(77, {})  # type: ignore[arg-type]
+    overwrite(world.fs, path, end, sealed_for(content, unknown, end))
     with pytest.raises(UnknownFrameType, match="type 77"):
         see(world)
 

@@ -23,6 +23,7 @@ from tests.simulation.world import Life, World, settings
 from topics.errors import ApiError
 from topics.model import AppendRequest, Performance, TopicConfigPatch
 from topics.storage.datadir import DataDirError
+from topics.storage.wal_head import WalHead
 from topics.topic import Commit, Gate
 
 pytestmark = pytest.mark.slow
@@ -300,8 +301,8 @@ def test_no_append_of_an_fsync_topic_is_acked_before_its_bytes_survive_any_crash
     async def scenario(life: Life) -> None:
         add = life.store.files.add
 
-        def noting(shard: int, ordinal: int, path: str) -> object:
-            file = add(shard, ordinal, path)
+        def noting(shard: int, ordinal: int, path: str, head: WalHead) -> object:
+            file = add(shard, ordinal, path, head)
             paths[file.file_id] = file.path
             return file
 

@@ -18,6 +18,7 @@ from tests.everything import EVERYTHING
 from tests.simulation.disk import Fault, Op, SimFs
 from tests.simulation.model import Acked, Client, Fate, History, Oracle, View, view_of
 from tests.simulation.test_crash_sweep import see
+from tests.simulation.wal_content import scan_of
 from tests.simulation.world import Life, World, settings, some_ends, wrecks_of
 from topics.engine import Engine
 from topics.errors import ApiError
@@ -57,7 +58,7 @@ def frames_of(fs: SimFs, path: str = FIRST, *, durable: bool = False) -> list[Fr
     """The valid frames of a WAL file."""
     content = fs.tree(durable=durable)[path]
     assert content is not None
-    return frames.scan_window(content, 0, file_end=len(content)).frames
+    return scan_of(content).frames
 
 
 def holes(view: View) -> list[tuple[int, int]]:
@@ -147,7 +148,7 @@ def test_rule_2_the_opening_frame_names_boot_directory_and_number_of_shards() ->
         path = f"/data/wal/shard-{shard:02d}/wal-{0:020d}.log"
         content = world.fs.tree(durable=True)[path]
         assert content is not None
-        opening = frames.scan_window(content, 0, file_end=len(content)).frames[0]
+        opening = scan_of(content).frames[0]
         payload = frames.control_payload(content, 0, opening)
         assert opening.type == FrameType.SHARD_OPEN
         assert (payload["boot"], payload["shards"]) == (world.fs.boot_id(), 2)

@@ -19,6 +19,7 @@ from topics.storage.datadir import (
     parse_snapshot_name,
     parse_topic_name,
     parse_wal_name,
+    raise_format,
     wal_name,
     wal_path,
 )
@@ -159,7 +160,7 @@ def test_an_older_format_is_raised_durably_and_whatever_happens_meanwhile_it_sta
     open_data_dir(clean, ROOT)
     write_atomic(clean, ROOT + "/FORMAT", older.encode())
     steps = clean.mutations
-    open_data_dir(clean, ROOT)
+    raise_format(clean, open_data_dir(clean, ROOT))
     raised = {"wal": 2, "segment": 2, "snapshot": 2}
     assert format_on_disk(clean) == raised
     for step in range(steps, clean.mutations):
@@ -167,10 +168,10 @@ def test_an_older_format_is_raised_durably_and_whatever_happens_meanwhile_it_sta
         open_data_dir(fs, ROOT)
         write_atomic(fs, ROOT + "/FORMAT", older.encode())
         with pytest.raises(SimCrash):
-            open_data_dir(fs, ROOT)
+            raise_format(fs, open_data_dir(fs, ROOT))
         born = fs.after_machine_crash("tear", step)
         assert json.loads(born.read(ROOT + "/FORMAT")) in (json.loads(older), raised)
-        open_data_dir(born, ROOT)
+        raise_format(born, open_data_dir(born, ROOT))
         assert format_on_disk(born) == raised
 
 

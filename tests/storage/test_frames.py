@@ -12,7 +12,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from topics.storage import frames
-from topics.storage.frames import FrameType, Scan, UnknownFrameType, decode_append, encode_appends, scan_window
+from topics.storage.frames import (
+    UNSEEDED,
+    FrameType,
+    Scan,
+    Seeds,
+    StoredRecord,
+    UnknownFrameType,
+    encode_appends,
+)
 
 
 class Seen(NamedTuple):
@@ -29,13 +37,14 @@ class Seen(NamedTuple):
     length: int
 
 
-def parse(data: bytes) -> list[Seen]:
-    """Every frame of `data`, which must consist of whole ones."""
+def parse(data: bytes, salt: int | None = None, at: int = 0) -> list[Seen]:
+    """Every frame of `data`, which must consist of whole ones, and which begins at `at` of a file with this salt."""
     found = []
     while data:
         (frame_len,) = struct.unpack("<I", data[:4])
         body, stored = data[4 : 4 + frame_len - 8], data[4 + frame_len - 8 : 4 + frame_len]
-        assert struct.unpack("<Q", stored)[0] == xxhash.xxh3_64(body).intdigest()
+        assert struct.unpack("<Q", stored)[0] == xxhash.xxh3_64(body, 0 if salt is None else salt ^ at).intdigest()
+        at += 4 + frame_len
         kind, flags = body[0], body[1]
         topic_id, seq, ts = struct.unpack("<QQQ", body[2:26])
         node_len, tag_len, data_len = struct.unpack("<HHI", body[26:34])
@@ -71,6 +80,8 @@ batches = st.lists(st.tuples(names, names, metas, datas), min_size=1, max_size=8
     durable=st.booleans(),
     closes=st.booleans(),
     given_none=st.tuples(st.booleans(), st.booleans(), st.booleans()),
+    salt=st.one_of(st.none(), u64),
+    place=u48,
 )
 def test_appends_are_what_the_page_says(
     topic_id: int,
@@ -81,6 +92,8 @@ def test_appends_are_what_the_page_says(
     durable: bool,
     closes: bool,
     given_none: tuple[bool, bool, bool],
+    salt: int | None,
+    place: int,
 ) -> None:
     if plain:
         batch = [(b"", b"", b"", data) for *_, data in batch]
@@ -98,7 +111,9 @@ def test_appends_are_what_the_page_says(
         durable=durable,
         closes_batch=closes,
     )
-    seen = parse(made.data)
+    sealed = made.data.sealed(salt, place)
+    assert len(made.data) == len(sealed) == sum(made.frame_lens)
+    seen = parse(sealed, salt, place)
     assert len(seen) == len(batch)
     last = len(batch) - 1
     for i, (frame, (node, tag, meta, data)) in enumerate(zip(seen, batch, strict=True)):
@@ -112,12 +127,20 @@ def test_appends_are_what_the_page_says(
         assert made.flags[i] == flags & 3
     at = 0
     for i, (node, tag, meta, data) in enumerate(batch):
-        record = decode_append(made.data, at, made.frame_lens[i])
+        record = frames.decode_append(sealed, at, made.frame_lens[i], Seeds(salt, place))
         assert record == (first_seq + i, ts, node, tag, meta, data)
         at += made.frame_lens[i]
-    scan = scan_window(made.data, 1000, file_end=1000 + len(made.data))
-    assert (scan.stop, scan.reason) == (1000 + len(made.data), "zeros")
-    assert [frame.offset - 1000 for frame in scan.frames] == frames.offsets_of(0, made.frame_lens)
+    scan = frames.scan_window(sealed, place, file_end=place + len(sealed), salt=salt)
+    assert (scan.stop, scan.reason) == (place + len(sealed), "zeros")
+    assert [frame.offset - place for frame in scan.frames] == frames.offsets_of(0, made.frame_lens)
+    starts = frames.offsets_of(0, made.frame_lens)
+    seqs = range(first_seq, first_seq + len(batch))
+    assert frames.are_appends(sealed, starts, made.frame_lens, topic_id, seqs, Seeds(salt, place))
+    if salt is not None:
+        for other in (Seeds(salt ^ 1, place), Seeds(salt, place + 1), Seeds(None, place)):
+            assert not frames.are_appends(sealed, starts, made.frame_lens, topic_id, seqs, other)
+            assert frames.decode_append(sealed, 0, made.frame_lens[0], other) is None
+            assert not frames.scan_window(sealed, other.base, file_end=other.base + len(sealed), salt=other.salt).rows
 
 
 values = st.recursive(
@@ -138,12 +161,12 @@ def test_control_frames_are_canonical_cbor_maps(
     kind: FrameType, payload: dict[Any, Any], head: tuple[int, int, int], flags: int
 ) -> None:
     topic_id, seq, ts = head
-    data = frames.encode_control(kind, payload, topic_id=topic_id, seq=seq, ts=ts, flags=flags)
+    data = frames.encode_control(kind, payload, topic_id=topic_id, seq=seq, ts=ts, flags=flags).sealed(None, 0)
     (seen,) = parse(data)
     assert seen[:7] == (kind, flags, topic_id, seq, ts, b"", b"")
     assert cbor2.loads(seen.payload) == payload
     assert seen.payload == cbor2.dumps(payload, canonical=True)
-    scan = scan_window(data, 7, file_end=7 + len(data))
+    scan = frames.scan_window(data, 7, file_end=7 + len(data), salt=None)
     assert frames.control_payload(data, 7, scan.frames[0]) == payload
 
 
@@ -151,7 +174,7 @@ def test_control_frames_are_canonical_cbor_maps(
 @pytest.mark.parametrize("count", [1, 2, 3])
 def test_control_frames_close_the_batch(opened: bool, count: int) -> None:
     entries: list[tuple[FrameType, dict[str, Any]]] = [(FrameType.IDEMPOTENCY, {"key": str(i)}) for i in range(count)]
-    seen = parse(frames.seal_batch(entries, topic_id=7, ts=9, opened=opened))
+    seen = parse(frames.seal_batch(entries, topic_id=7, ts=9, opened=opened).sealed(None, 0))
     assert [frame.flags & 8 for frame in seen] == [8] * (count - 1) + [0]
     assert [frame.flags & 16 for frame in seen] == [16 if opened else 0] + [16] * (count - 1)
     assert {(frame.topic_id, frame.ts) for frame in seen} == {(7, 9)}
@@ -160,9 +183,19 @@ def test_control_frames_close_the_batch(opened: bool, count: int) -> None:
 # -- scanning ----------------------------------------------------------------------------------------------------------
 
 
+def old_scan(window: bytes, base: int, *, file_end: int) -> Scan:
+    """Of a file of version 1."""
+    return frames.scan_window(window, base, file_end=file_end, salt=None)
+
+
+def old_append(window: bytes, at: int, size: int) -> StoredRecord | None:
+    """Of a file of version 1."""
+    return frames.decode_append(window, at, size, UNSEEDED)
+
+
 def sample() -> tuple[bytes, list[int]]:
     """A few frames of every form, and where each of them ends."""
-    data = encode_appends(
+    made = encode_appends(
         3,
         10,
         1_700_000_000_000,
@@ -173,7 +206,7 @@ def sample() -> tuple[bytes, list[int]]:
         durable=False,
         closes_batch=True,
     ).data
-    data += encode_appends(
+    made += encode_appends(
         3,
         12,
         1_700_000_000_001,
@@ -184,8 +217,9 @@ def sample() -> tuple[bytes, list[int]]:
         durable=True,
         closes_batch=False,
     ).data
-    data += frames.encode_control(FrameType.IDEMPOTENCY, {"key": "k"}, topic_id=3, flags=16)
-    data += frames.encode_control(FrameType.SYNCED, {"file": 0, "offset": 99})
+    made += frames.encode_control(FrameType.IDEMPOTENCY, {"key": "k"}, topic_id=3, flags=16)
+    made += frames.encode_control(FrameType.SYNCED, {"file": 0, "offset": 99})
+    data = made.sealed(None, 0)
     ends, at = [], 0
     for frame in parse(data):
         at += frame.length
@@ -200,7 +234,7 @@ def whole(scan: Scan) -> list[int]:
 def test_a_file_cut_at_any_byte_has_the_frames_before_the_cut() -> None:
     data, ends = sample()
     for cut in range(len(data)):
-        scan = scan_window(data[:cut], 0, file_end=cut)
+        scan = old_scan(data[:cut], 0, file_end=cut)
         assert whole(scan) == [end for end in ends if end <= cut]
         stop = max([0, *(end for end in ends if end <= cut)])
         assert scan.stop == stop
@@ -211,7 +245,7 @@ def test_a_cut_in_preallocated_space_is_a_bad_frame_unless_nothing_of_it_is_ther
     data, ends = sample()
     for cut in range(len(data) + 1):
         padded = data[:cut] + bytes(200)
-        scan = scan_window(padded, 0, file_end=len(padded))
+        scan = old_scan(padded, 0, file_end=len(padded))
         good = [end for end in ends if end <= cut or padded[:end] == data[:end]]
         assert whole(scan) == good
         rest = padded[scan.stop :]
@@ -221,10 +255,10 @@ def test_a_cut_in_preallocated_space_is_a_bad_frame_unless_nothing_of_it_is_ther
 def test_a_window_that_ends_anywhere_stops_at_a_frame_and_asks_for_more() -> None:
     data, ends = sample()
     for end in range(len(data)):
-        scan = scan_window(data[:end], 500, file_end=500 + len(data))
+        scan = old_scan(data[:end], 500, file_end=500 + len(data))
         assert [frame - 500 for frame in whole(scan)] == [stop for stop in ends if stop <= end]
         assert scan.reason == "window"
-        rest = scan_window(data[scan.stop - 500 :], scan.stop, file_end=500 + len(data))
+        rest = old_scan(data[scan.stop - 500 :], scan.stop, file_end=500 + len(data))
         assert [frame - 500 for frame in whole(rest)] == [stop for stop in ends if stop > end]
 
 
@@ -236,24 +270,24 @@ def test_a_flipped_bit_is_never_a_frame_and_never_data() -> None:
             broken = bytearray(data)
             broken[at] ^= 1 << bit
             hit = next(i for i, end in enumerate(ends) if at < end)
-            scan = scan_window(bytes(broken), 0, file_end=len(broken))
+            scan = old_scan(bytes(broken), 0, file_end=len(broken))
             assert whole(scan) == ends[:hit]
             assert scan.reason in ("bad", "zeros")
             for i in range(3):
-                record = decode_append(bytes(broken), starts[i], ends[i] - starts[i])
+                record = old_append(bytes(broken), starts[i], ends[i] - starts[i])
                 assert (record is None) == (i == hit)
 
 
 def test_zeros_are_the_end() -> None:
     data, ends = sample()
     for zeros in (0, 1, 3, 4, 37, 38, 39, 1000):
-        scan = scan_window(data + bytes(zeros), 0, file_end=len(data) + zeros)
+        scan = old_scan(data + bytes(zeros), 0, file_end=len(data) + zeros)
         assert (scan.stop, scan.reason, len(scan.frames)) == (len(data), "zeros", len(ends))
 
 
 def test_a_length_beyond_the_end_of_the_file_is_bad() -> None:
     data, ends = sample()
-    scan = scan_window(data[: ends[1]] + data[ends[1] :][:60], 0, file_end=ends[1] + 60)
+    scan = old_scan(data[: ends[1]] + data[ends[1] :][:60], 0, file_end=ends[1] + 60)
     assert (scan.stop, scan.reason) == (ends[1], "bad")
 
 
@@ -263,15 +297,15 @@ def test_a_checksummed_frame_of_an_unknown_type_is_named(kind: int) -> None:
     body = struct.pack("<BBQQQHHI", kind, 0, 1, 2, 3, 0, 0, 3) + b"abc"
     frame = struct.pack("<I", len(body) + 8) + body + struct.pack("<Q", xxhash.xxh3_64_intdigest(body))
     with pytest.raises(UnknownFrameType, match=f"type {kind} at offset {len(data)}"):
-        scan_window(data + frame, 0, file_end=len(data) + len(frame))
+        old_scan(data + frame, 0, file_end=len(data) + len(frame))
 
 
 def test_other_frames_are_no_appends() -> None:
     data, ends = sample()
-    assert decode_append(data, ends[2], ends[3] - ends[2]) is None
+    assert old_append(data, ends[2], ends[3] - ends[2]) is None
     for at in range(0, 60):
         for size in (ends[0], ends[0] - 1, ends[0] + 1, ends[1], 0, 4, 37, 50):
-            record = decode_append(data, at, size)
+            record = old_append(data, at, size)
             assert (record is not None) == ((at, size) == (0, ends[0]))
 
 
@@ -281,7 +315,7 @@ def test_an_append_with_a_payload_that_is_too_short_is_none(flags: int, length: 
     """A checksum says that these bytes were written, not that they make sense."""
     body = struct.pack("<BBQQQHHI", 1, flags, 1, 2, 3, 4, 0, length) + b"node" + bytes(length)
     frame = struct.pack("<I", len(body) + 8) + body + struct.pack("<Q", xxhash.xxh3_64_intdigest(body))
-    record = decode_append(frame, 0, len(frame))
+    record = old_append(frame, 0, len(frame))
     assert (record is None) == (length < (21 if flags else 4))
 
 
@@ -289,16 +323,16 @@ def test_the_origin_is_not_data() -> None:
     payload = struct.pack("<QQB", 5, 6, 1) + struct.pack("<I", 2) + b"{}" + b"data"
     body = struct.pack("<BBQQQHHI", 1, frames.HAS_ORIGIN, 1, 2, 3, 0, 0, len(payload)) + payload
     frame = struct.pack("<I", len(body) + 8) + body + struct.pack("<Q", xxhash.xxh3_64_intdigest(body))
-    assert decode_append(frame, 0, len(frame)) == (2, 3, b"", b"", b"{}", b"data")
+    assert old_append(frame, 0, len(frame)) == (2, 3, b"", b"", b"{}", b"data")
 
 
 @settings(max_examples=300, deadline=None)
 @given(window=st.binary(max_size=300), at=st.integers(0, 300), size=st.integers(0, 400), behind=st.integers(0, 100))
 def test_any_bytes_are_judged_without_an_exception(window: bytes, at: int, size: int, behind: int) -> None:
-    scan = scan_window(window, 0, file_end=len(window) + behind)
+    scan = old_scan(window, 0, file_end=len(window) + behind)
     assert scan.reason in ("window", "zeros", "bad")
     assert scan.frames == []
-    assert decode_append(window, at, size) is None
+    assert old_append(window, at, size) is None
 
 
 @settings(max_examples=300, deadline=None)
@@ -317,12 +351,12 @@ def test_any_checksummed_bytes_are_judged_without_another_exception_than_the_doc
     body = struct.pack("<BBQQQHHI", kind, flags, 1, 2, 3, *lens) + rest
     frame = struct.pack("<I", len(body) + 8) + body + struct.pack("<Q", xxhash.xxh3_64_intdigest(body))
     try:
-        scan = scan_window(frame, 0, file_end=len(frame))
+        scan = old_scan(frame, 0, file_end=len(frame))
     except UnknownFrameType:
         assert not 1 <= kind <= 19
         return
     assert len(scan.frames) == (len(rest) == sum(lens))
-    decode_append(frame, 0, len(frame))
+    old_append(frame, 0, len(frame))
 
 
 def test_offsets() -> None:

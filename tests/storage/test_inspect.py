@@ -8,10 +8,10 @@ import msgspec
 import pytest
 
 from tests.simulation.disk import SimFs
+from tests.simulation.wal_content import scan_of
 from tests.simulation.world import quiet
 from tests.storage.made import COLD, ROOT, made
 from topics.storage.datadir import DataDir, DataDirError
-from topics.storage.frames import scan_window
 from topics.storage.inspect import DirectoryFacts, FrameFacts, Inspection, TopicFacts
 
 
@@ -76,7 +76,7 @@ def test_wal_files_and_their_frames_are_counted(stopped: SimFs) -> None:
         for file in shard.files:
             content = stopped.tree()[file.path]
             assert content is not None
-            scan = scan_window(content, 0, file_end=len(content))
+            scan = scan_of(content)
             assert (file.frames, file.used, file.bytes) == (len(scan.rows), scan.stop, len(content))
             assert sum(file.types.values()) == file.frames
         ordinals = [file.ordinal + file.frames for file in shard.files[:-1]]

@@ -191,6 +191,9 @@ def test_the_books_balance_whatever_is_done(seed: int) -> None:
 # -- reading -----------------------------------------------------------------------------------------------------------
 
 
+SALT = 0x9234_5678_90AB_CDEF
+
+
 def stored() -> tuple[SimFs, FrameRange]:
     appends = encode_appends(
         1,
@@ -205,14 +208,14 @@ def stored() -> tuple[SimFs, FrameRange]:
     )
     fs = SimFs()
     file = fs.open("/f", create=True)
-    file.pwrite(bytes(50) + appends.data, 0)
+    file.pwrite(bytes(50) + appends.data.sealed(SALT, 50), 0)
     starts = array("I", [0, *[sum(appends.frame_lens[:i]) for i in range(1, 4)]])
     return fs, FrameRange(1, 50, len(appends.data), array("Q", [10, 11, 12, 13]), starts, appends.frame_lens)
 
 
 def test_records_are_read_and_become_a_block() -> None:
     fs, wanted = stored()
-    records, damaged = read_records(fs, "/f", wanted)
+    records, damaged = read_records(fs, "/f", wanted, SALT)
     assert damaged == []
     made = block_of_records(records)
     body, last = made.cut(10, 13, 10_000, Projection(tags=True), at_least_one=True)
@@ -232,7 +235,7 @@ def test_what_does_not_verify_is_named_and_leaves_an_empty_place(hit: int) -> No
     for at in range(0, wanted.frame_lens[hit], 5):
         offset = wanted.offset + wanted.starts[hit] + at
         fs.flip_bit("/f", offset, 1)
-        records, damaged = read_records(fs, "/f", wanted)
+        records, damaged = read_records(fs, "/f", wanted, SALT)
         fs.flip_bit("/f", offset, 1)
         assert damaged == [10 + hit]
         left = [seq for seq in range(10, 14) if seq != 10 + hit]
@@ -243,17 +246,17 @@ def test_what_does_not_verify_is_named_and_leaves_an_empty_place(hit: int) -> No
 
 def test_a_frame_of_another_seq_is_not_the_record() -> None:
     fs, wanted = stored()
-    records, damaged = read_records(fs, "/f", wanted._replace(seqs=array("Q", [10, 11, 99, 13])))
+    records, damaged = read_records(fs, "/f", wanted._replace(seqs=array("Q", [10, 11, 99, 13])), SALT)
     assert ([record.seq for record in records], damaged) == ([10, 11, 13], [99])
 
 
 def test_a_file_that_ends_early_or_is_gone() -> None:
     fs, wanted = stored()
     fs.open("/f").truncate(wanted.offset + wanted.starts[2] + 3)
-    assert read_records(fs, "/f", wanted)[1] == [12, 13]
+    assert read_records(fs, "/f", wanted, SALT)[1] == [12, 13]
     fs.unlink("/f")
     with pytest.raises(FileNotFoundError):
-        read_records(fs, "/f", wanted)
+        read_records(fs, "/f", wanted, SALT)
 
 
 def test_a_block_of_records_far_apart() -> None:

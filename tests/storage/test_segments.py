@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from topics.log.match import Match
 from topics.storage import segments
 from topics.storage.datadir import DataDir, parse_segment_file, parse_segment_name, segment_name
-from topics.storage.frames import Appends, StoredRecord, encode_appends, encode_control, offsets_of
+from topics.storage.frames import Appends, Seeds, StoredRecord, encode_appends, encode_control, offsets_of
 from topics.storage.frames import FrameType as WalType
 from topics.storage.segments import (
     DELETED_FLAG,
@@ -97,7 +97,10 @@ def wal(batch: Batch, first_seq: int, ts: int, *, durable: bool = False) -> Appe
 def converted(batch: Batch, first_seq: int = 1, ts: int = 1_700_000_000_000) -> Converted:
     written = wal(batch, first_seq, ts)
     return convert_appends(
-        written.data, offsets_of(0, written.frame_lens), written.frame_lens, range(first_seq, first_seq + len(batch))
+        written.data.sealed(None, 0),
+        offsets_of(0, written.frame_lens),
+        written.frame_lens,
+        range(first_seq, first_seq + len(batch)),
     )
 
 
@@ -131,6 +134,7 @@ metas = st.one_of(st.just(b""), names.map(lambda text: b'{"k":"%b"}' % text))
 u32 = st.integers(0, 2**32 - 1)
 u48 = st.integers(0, 2**48 - 10)
 u64 = st.integers(0, 2**64 - 1)
+salts = st.one_of(st.none(), u64)
 plain_batches = st.lists(st.tuples(st.just(b""), st.just(b""), st.just(b""), datas), min_size=1, max_size=9)
 full_batches = st.lists(st.tuples(names, names, metas, datas), min_size=1, max_size=9)
 batches = st.one_of(plain_batches, full_batches)
@@ -144,15 +148,15 @@ FULL: Batch = [(b"n", b"t/1", b'{"a":1}', b'"one"'), (b"", b"t/2", b"", b'"two"'
 
 
 @settings(max_examples=200, deadline=None)
-@given(batch=batches, first_seq=u48, ts=u64, durable=st.booleans(), gap=st.binary(max_size=9))
+@given(batch=batches, first_seq=u48, ts=u64, durable=st.booleans(), gap=st.binary(max_size=9), salt=salts)
 def test_converted_frames_are_what_the_page_says(
-    batch: Batch, first_seq: int, ts: int, durable: bool, gap: bytes
+    batch: Batch, first_seq: int, ts: int, durable: bool, gap: bytes, salt: int | None
 ) -> None:
     written = wal(batch, first_seq, ts, durable=durable)
     frame_lens = list(written.frame_lens)
     starts = [len(gap) + offset for offset in offsets_of(0, frame_lens)]
     seqs = range(first_seq, first_seq + len(batch))
-    found = convert_appends(gap + written.data, starts, frame_lens, seqs)
+    found = convert_appends(gap + written.data.sealed(salt, len(gap)), starts, frame_lens, seqs, Seeds(salt, 0))
     assert not found.bad
     frames = parse(found.data)
     assert [frame.length for frame in frames] == list(found.frame_lens)
@@ -208,8 +212,9 @@ def test_a_wal_frame_with_a_flipped_bit_is_left_out_and_its_neighbours_are_not(b
     middle = slice(starts[1], starts[2])
     ends = offsets_of(0, [*whole.frame_lens, 0])
     expected = whole.data[: ends[1]] + whole.data[ends[2] :]
-    for changed in flips(written.data[middle]):
-        window = written.data[: middle.start] + changed + written.data[middle.stop :]
+    sealed = written.data.sealed(None, 0)
+    for changed in flips(sealed[middle]):
+        window = sealed[: middle.start] + changed + sealed[middle.stop :]
         found = convert_appends(window, starts, written.frame_lens, range(1, 4))
         assert found.bad == [1]
         assert list(found.frame_lens) == [whole.frame_lens[0], 0, whole.frame_lens[2]]
@@ -221,7 +226,7 @@ def test_a_frame_that_is_no_append_or_of_another_seq_or_beyond_the_window_is_bad
     written = wal(PLAIN, 1, 9)
     starts = offsets_of(0, written.frame_lens)
     control = encode_control(WalType.SYNCED, {"file": 1, "offset": 100}, seq=4, ts=9)
-    window = written.data + control
+    window = (written.data + control).sealed(None, 0)
     places = [*starts, len(written.data), len(window), starts[2] + 10]
     lens = [*written.frame_lens, len(control), 60, written.frame_lens[2]]
     assert convert_appends(window, places, lens, [1, 3, 3, 4, 5, 6]).bad == [1, 3, 4, 5]
@@ -234,7 +239,7 @@ def test_any_set_of_bad_frames_is_found() -> None:
     starts = offsets_of(0, written.frame_lens)
     for step in (1, 2, 3, 7, 39):
         spoilt = list(range(0, 40, step))
-        window = bytearray(written.data)
+        window = bytearray(written.data.sealed(None, 0))
         for i in spoilt:
             window[starts[i] + 40] ^= 1
         found = convert_appends(bytes(window), starts, written.frame_lens, range(1, 41))

@@ -25,12 +25,13 @@ import pytest
 
 from tests.everything import EVERYTHING
 from tests.simulation.disk import SimFs
+from tests.simulation.wal_content import scan_of, sealed_for
 from tests.simulation.world import World, quiet, wrecks_of
 from tests.storage.made import COLD, CONFIG, ROOT, Maker, made
 from topics.log.topic_log import Summary
 from topics.storage.datadir import DataDir
 from topics.storage.finding import SECTOR, Finding
-from topics.storage.frames import CHECKSUM_BYTES, FrameType, encode_control, scan_window
+from topics.storage.frames import CHECKSUM_BYTES, FrameType, encode_control
 from topics.storage.fs import join, write_all
 from topics.storage.segments import DELETED_FLAG, LIVE_FLAG
 from topics.storage.snapshot import (
@@ -110,7 +111,7 @@ def overwrite(fs: SimFs, path: str, at: int, content: bytes) -> None:
 
 
 def log_end(content: bytes) -> int:
-    return scan_window(content, 0, file_end=len(content)).stop
+    return scan_of(content).stop
 
 
 def last_log(fs: SimFs, shard: int) -> str:
@@ -190,7 +191,7 @@ def exempt(fs: SimFs, path: str, offset: int) -> bool:
         return False
     content = fs.tree()[path]
     assert content is not None
-    scan = scan_window(content, 0, file_end=len(content))
+    scan = scan_of(content)
     last = scan.frames[-1]
     if last.type == FrameType.CLEAN_STOP:
         return False
@@ -253,7 +254,7 @@ def test_a_bit_in_the_zeros_behind_the_end_is_found(fs: SimFs) -> None:
 
 def test_a_bit_in_what_no_sync_has_covered_is_a_note(killed: SimFs) -> None:
     path = last_log(killed, 0)
-    last = scan_window(files(killed)[path], 0, file_end=len(files(killed)[path])).frames[-1]
+    last = scan_of(files(killed)[path]).frames[-1]
     killed.flip_bit(path, last.offset + 30, 0)
     (note,) = verify(killed)
     assert (note.severity, note.path, note.offset) == ("note", path, last.offset)
@@ -265,7 +266,7 @@ def test_a_bit_in_what_no_sync_has_covered_is_a_note(killed: SimFs) -> None:
 
 def test_damage_in_the_log_says_where_and_what_a_start_would_say(stopped: SimFs) -> None:
     path = last_log(stopped, 1)
-    frame = scan_window(files(stopped)[path], 0, file_end=len(files(stopped)[path])).frames[3]
+    frame = scan_of(files(stopped)[path]).frames[3]
     stopped.flip_bit(path, frame.offset + 60, 1)
     first, *_ = damage(stopped)
     assert (first.path, first.offset) == (path, frame.offset)
@@ -274,7 +275,7 @@ def test_damage_in_the_log_says_where_and_what_a_start_would_say(stopped: SimFs)
 
 def test_all_bad_ranges_of_a_file_are_found(stopped: SimFs) -> None:
     path = min(files(stopped, "shard-01/wal-"))
-    frames = scan_window(files(stopped)[path], 0, file_end=len(files(stopped)[path])).frames
+    frames = scan_of(files(stopped)[path]).frames
     starts = [frame.offset for frame in frames if not frame.flags & 0x18]
     for offset in starts[2], starts[9], starts[-2]:
         stopped.flip_bit(path, offset + 20, 4)
@@ -290,7 +291,7 @@ def test_a_missing_wal_file_is_damage(stopped: SimFs) -> None:
 
 def test_a_log_that_is_shorter_than_the_snapshots_say_is_damage(stopped: SimFs) -> None:
     path = last_log(stopped, 0)
-    cut = scan_window(files(stopped)[path], 0, file_end=len(files(stopped)[path])).frames[-3].offset
+    cut = scan_of(files(stopped)[path]).frames[-3].offset
     overwrite(stopped, path, cut, bytes(len(files(stopped)[path]) - cut))
     assert any(
         finding.path == path and "a sync has covered all up to" in finding.problem for finding in damage(stopped)
@@ -300,7 +301,8 @@ def test_a_log_that_is_shorter_than_the_snapshots_say_is_damage(stopped: SimFs) 
 def test_a_frame_of_an_unknown_type_is_named(stopped: SimFs) -> None:
     path = last_log(stopped, 0)
     frame = encode_control(25, {})  # type: ignore[arg-type]
-    overwrite(stopped, path, log_end(files(stopped)[path]), frame)
+    content = files(stopped)[path]
+    overwrite(stopped, path, log_end(content), sealed_for(content, frame, log_end(content)))
     assert any("unknown type 25" in finding.problem for finding in damage(stopped))
 
 
@@ -309,7 +311,8 @@ def test_a_synced_frame_that_vouches_for_nothing_is_damage(killed: SimFs) -> Non
     content = files(killed)[path]
     end = log_end(content)
     ordinal = int(path[-24:-4])
-    overwrite(killed, path, end, encode_control(FrameType.SYNCED, {"file": ordinal, "offset": end - CHECKSUM_BYTES}))
+    vouching = encode_control(FrameType.SYNCED, {"file": ordinal, "offset": end - CHECKSUM_BYTES})
+    overwrite(killed, path, end, sealed_for(content, vouching, end))
     (found,) = damage(killed)
     assert (found.path, found.offset) == (path, end)
     assert "where no frame begins" in found.problem
@@ -318,14 +321,17 @@ def test_a_synced_frame_that_vouches_for_nothing_is_damage(killed: SimFs) -> Non
 def test_bytes_behind_a_clean_stop_are_damage_even_if_they_are_a_frame_that_is_torn(stopped: SimFs) -> None:
     path = last_log(stopped, 0)
     end = log_end(files(stopped)[path])
-    overwrite(stopped, path, end, encode_control(FrameType.CHECKPOINT_MARK, {})[:20])
+    overwrite(
+        stopped, path, end, sealed_for(files(stopped)[path], encode_control(FrameType.CHECKPOINT_MARK, {}), end)[:20]
+    )
     assert any("behind a clean stop" in finding.problem for finding in damage(stopped))
 
 
 def test_a_torn_batch_behind_what_was_synced_is_a_note(killed: SimFs) -> None:
     path = last_log(killed, 0)
     end = log_end(files(killed)[path])
-    overwrite(killed, path, end, encode_control(FrameType.CHECKPOINT_MARK, {}, flags=0x08))
+    mark = encode_control(FrameType.CHECKPOINT_MARK, {}, flags=0x08)
+    overwrite(killed, path, end, sealed_for(files(killed)[path], mark, end))
     (note,) = verify(killed)
     assert (note.severity, note.offset) == ("note", end)
     assert "a batch that is not whole" in note.problem

@@ -13,6 +13,7 @@ import trio
 
 from tests.everything import EVERYTHING
 from tests.simulation.disk import SimFs
+from tests.simulation.wal_content import scan_of, sealed_for
 from tests.simulation.world import Life, World, quiet, wrecks_of
 from tests.storage.made import COLD, CONFIG, ROOT
 from tests.storage.routed import routed, settle
@@ -29,7 +30,7 @@ from tests.storage.test_verify import (
     verify,
 )
 from topics.storage.finding import Finding
-from topics.storage.frames import CONTINUES, Frame, FrameType, control_payload, encode_control, scan_window
+from topics.storage.frames import CONTINUES, Frame, FrameType, Unsealed, control_payload, encode_control
 from topics.storage.inspect import DirectoryFacts, FrameFacts, Inspection
 from topics.storage.recovered import shard_of
 from topics.storage.verify_routers import Cursors, contradiction
@@ -113,7 +114,7 @@ def test_a_working_daemon_is_no_damage(every: int) -> None:
 def forwarded(fs: SimFs) -> Iterator[tuple[str, Frame, dict[str, Any]]]:
     """The Forwarded frames with recipes in the logs, newest first."""
     for path, content in sorted(files(fs, ".log").items(), reverse=True):
-        for frame in reversed(scan_window(content, 0, file_end=len(content)).frames):
+        for frame in reversed(scan_of(content).frames):
             if frame.type == FrameType.FORWARDED:
                 payload = control_payload(content, 0, frame)
                 if "kinds" in payload:
@@ -169,7 +170,7 @@ def test_copies_of_what_the_source_has_lost_behind_its_last_sync_are_a_note(kill
     _, shard, _ = payload["files"][0]
     source = last_log(killed, shard)
     content = files(killed)[source]
-    rows = scan_window(content, 0, file_end=len(content)).frames
+    rows = scan_of(content).frames
     end = max(row.offset for row in rows if row.offset <= payload["extents"][0][3] and not row.flags & CONTINUES)
     overwrite(killed, source, end, bytes(len(content) - end))
     found = verify(killed)
@@ -207,12 +208,16 @@ def test_copies_that_are_not_of_what_was_chosen_are_found(killed: SimFs) -> None
     assert "of the source was chosen" in str(contradiction(frame, payload))
 
 
+def put_frame(fs: SimFs, path: str, at: int, frame: Unsealed) -> None:
+    overwrite(fs, path, at, sealed_for(files(fs)[path], frame, at))
+
+
 def test_a_contradiction_is_found_in_the_log(killed: SimFs) -> None:
     _, frame, payload = recipe_of(killed, "wal", "one")
     log = last_log(killed, shard_of(frame.topic_id, 2))
     end = log_end(files(killed)[log])
     bad = {**payload, "sizes": b""}
-    overwrite(killed, log, end, encode_control(FrameType.FORWARDED, bad, topic_id=frame.topic_id, seq=9999, ts=1))
+    put_frame(killed, log, end, encode_control(FrameType.FORWARDED, bad, topic_id=frame.topic_id, seq=9999, ts=1))
     (found, *_) = damage(killed)
     assert (found.path, found.offset) == (log, end)
     assert found.problem.startswith(f"a Forwarded frame of topic {frame.topic_id}: its recipe contradicts itself")
@@ -230,13 +235,13 @@ def test_seqs_that_are_left_out_or_come_twice_are_found(killed: SimFs) -> None:
     trim |= {"from": payload["to"] + 1, "to": payload["to"] + 5}
     head = frame.seq + len(payload["flags"]) - 1
     for seq, problem in ((head + 3, "comes directly behind"), (head - 1, "comes once more, after")):
-        overwrite(killed, log, end, encode_control(FrameType.FORWARDED, trim, topic_id=frame.topic_id, seq=seq, ts=1))
+        put_frame(killed, log, end, encode_control(FrameType.FORWARDED, trim, topic_id=frame.topic_id, seq=seq, ts=1))
         assert f"topic {frame.topic_id}: seq {seq} {problem} seq {head}" in problems(killed)
     good = encode_control(FrameType.FORWARDED, trim, topic_id=frame.topic_id, seq=head + 1, ts=1)
-    overwrite(killed, log, end, good)
+    put_frame(killed, log, end, good)
     assert problems(killed) == []
     back = {**trim, "from": payload["to"]}
-    overwrite(killed, log, end, encode_control(FrameType.FORWARDED, back, topic_id=frame.topic_id, seq=head + 1, ts=1))
+    put_frame(killed, log, end, encode_control(FrameType.FORWARDED, back, topic_id=frame.topic_id, seq=head + 1, ts=1))
     assert any("router 'one' goes on at seq" in problem for problem in problems(killed))
 
 

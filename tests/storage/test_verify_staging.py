@@ -10,12 +10,13 @@ import pytest
 
 from tests.simulation.disk import SimFs
 from tests.simulation.test_staging_crashes import CONFIG, TOPIC, request
+from tests.simulation.wal_content import scan_of
 from tests.simulation.world import Life, World
 from tests.storage.made import ROOT
 from tests.storage.test_verify import damage, files
 from topics.model import Performance
 from topics.storage.copying import is_staged
-from topics.storage.frames import Frame, FrameType, control_payload, scan_window
+from topics.storage.frames import Frame, FrameType, control_payload
 from topics.storage.inspect import Inspection
 from topics.storage.verify_routers import contradiction
 
@@ -45,7 +46,7 @@ def fs() -> SimFs:
 def committed(fs: SimFs, kind: str) -> tuple[str, Frame, dict[str, Any]]:
     """The Forwarded frame of the commit that names this kind of file, and where it is."""
     for path, content in files(fs, ".log").items():
-        for frame in scan_window(content, 0, file_end=len(content)).frames:
+        for frame in scan_of(content).frames:
             if frame.type == FrameType.FORWARDED:
                 payload = control_payload(content, 0, frame)
                 if is_staged(payload) and payload["files"][0][0] == kind:

@@ -6,6 +6,7 @@ What is on the disk is read by a reader of its own, written from `storage.md` se
 from __future__ import annotations
 
 import errno
+import struct
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from functools import partial
@@ -16,6 +17,7 @@ import pytest
 import trio
 import trio.lowlevel
 import trio.testing
+import xxhash
 
 from tests.engine.life import Called, HeldOffload, refusal
 from tests.simulation.clock import SimClock
@@ -26,12 +28,22 @@ from topics.errors import ApiError
 from topics.figures import WalFigures
 from topics.offload import Kind
 from topics.storage import wal
-from topics.storage.frames import FrameType, encode_appends, encode_control
+from topics.storage.frames import NOTHING, FrameType, encode_appends, encode_control
 from topics.storage.wal import ControlBatch, ShardWriter, WalFile, WalFiles
 
 pytestmark = pytest.mark.trio
 
 FILE_BYTES = 4096
+
+
+def salt_in(path: str, content: bytes) -> int:
+    """The salt in the header with which every file begins. The header is what `storage.md` section 6 says."""
+    magic, salt, ordinal, checksum = struct.unpack("<8sQQQ", content[:32])
+    assert magic == b"TOPICS2\0"
+    assert checksum == xxhash.xxh3_64(content[:24]).intdigest()
+    assert not path or path == f"/wal/wal-{ordinal:020d}.log"
+    assert isinstance(salt, int)
+    return salt
 
 
 class Batch:
@@ -93,11 +105,12 @@ class Shard:
         for path, content in sorted(self.fs.tree(durable=durable).items()):
             if content is None or not path.endswith(".log"):
                 continue
-            at = 0
+            salt = salt_in(path, content)
+            at = 32
             while at + 4 <= len(content) and (length := int.from_bytes(content[at : at + 4], "little")):
                 at += 4 + length
             assert not content[at:].strip(b"\0"), "nothing but zeros behind the last frame"
-            found.append((path, parse(content[:at])))
+            found.append((path, parse(content[32:at], salt, 32)))
         return found
 
     def kinds(self) -> list[FrameType]:
@@ -225,7 +238,7 @@ async def test_batches_lie_where_they_are_told(autojump_clock: Any) -> None:
             ordinal, offset = batch.at
             content = tree[f"/wal/wal-{ordinal:020d}.log"]
             assert content is not None
-            (frame,) = parse(content[offset : offset + batch.size])
+            (frame,) = parse(content[offset : offset + batch.size], salt_in("", content), offset)
             assert frame.seq == batch.last_seq
 
 
@@ -243,7 +256,7 @@ async def test_one_synced_frame_after_the_last_sync_and_then_silence(autojump_cl
         ops = len(shard.fs.ops)
         await trio.sleep(60)
         assert len(shard.fs.ops) == ops, "a minute of silence"
-        batch = ControlBatch(b"", 0, wants_sync=True)
+        batch = ControlBatch(NOTHING, 0, wants_sync=True)
         shard.writer.submit(batch)
         await batch.wait_synced()
         await trio.sleep(60)
@@ -265,9 +278,9 @@ async def test_a_synced_frame_vouches_for_what_was_on_disk_when_it_was_written(a
                     if content is None or not path.endswith(".log"):
                         continue
                     length = len(content.rstrip(b"\0")) + 8
-                    at = 0
-                    while at < length and int.from_bytes(content[at : at + 4], "little"):
-                        (frame,) = parse(content[at : at + 4 + int.from_bytes(content[at : at + 4], "little")])
+                    at, salt = 32, salt_in(path, content)
+                    while at < length and (frame_len := int.from_bytes(content[at : at + 4], "little")):
+                        (frame,) = parse(content[at : at + 4 + frame_len], salt, at)
                         at += frame.length
                         if frame.type == FrameType.SYNCED:
                             vouched = cbor2.loads(frame.payload)
@@ -289,7 +302,7 @@ async def test_rotation(autojump_clock: Any) -> None:
             if existing:
                 content = fs.tree(durable=True)[existing[-1]]
                 assert content is not None
-                last = parse(content)[-1]
+                last = parse(content[32:], salt_in(existing[-1], content), 32)[-1]
                 named.append((op.detail, last.type == FrameType.FILE_END, fs.content_durable(existing[-1])))
 
     fs.subscribe(look)
@@ -316,7 +329,7 @@ async def test_rotation(autojump_clock: Any) -> None:
             end = frames[-1]
             assert end.type == FrameType.FILE_END
             assert cbor2.loads(end.payload) == {"last": {7: own[-1]}, "next": ordinal}
-            assert len(content) == sum(frame.length for frame in frames), "cut behind FileEnd"
+            assert len(content) == 32 + sum(frame.length for frame in frames), "cut behind FileEnd"
             assert len(content) - end.length <= FILE_BYTES + 80, "full, and a Synced frame at the most"
         assert seqs == list(range(1, 201))
         assert [ok for _, *ok in named] == [[True, True]] * (len(log) - 1)
@@ -357,7 +370,7 @@ async def test_a_batch_larger_than_a_file(autojump_clock: Any) -> None:
 async def test_an_ephemeral_commit_is_not_in_file_end(autojump_clock: Any) -> None:
     async with running() as shard:
         empty = Batch(9)
-        empty.data, empty.frames, empty.topic_id, empty.wants_sync = b"", 0, 8, True
+        empty.data, empty.frames, empty.topic_id, empty.wants_sync = NOTHING, 0, 8, True
         shard.writer.submit(empty)
         await trio.sleep(0.1)
         assert empty.diary == ["written 9", "synced 9"]
@@ -465,7 +478,7 @@ async def test_a_failure_ends_the_writer(
         shard.writer.submit(Batch(2, size=size, sync=True, diary=diary))
         await idle()
         shard.writer.submit(Batch(3, diary=diary))
-        control = ControlBatch(b"", 0, wants_sync=True)
+        control = ControlBatch(NOTHING, 0, wants_sync=True)
         shard.writer.submit(control)
         for kind in (Kind.WAL, Kind.FILES):
             offload.let_go(kind)
@@ -544,7 +557,7 @@ async def test_figures(autojump_clock: Any) -> None:
 
 async def test_who_waits_for_a_writer_that_ends_by_a_mistake_is_told(autojump_clock: Any) -> None:
     """Not to be told is to wait for ever, and the daemon could not even stop."""
-    fs, control = SimFs(), ControlBatch(b"", 0, wants_sync=True)
+    fs, control = SimFs(), ControlBatch(NOTHING, 0, wants_sync=True)
 
     def mistake(_op: Op) -> None:
         raise ZeroDivisionError

@@ -22,7 +22,7 @@ from topics.log.copies import CopyRun, Kind, Look, run_of, stamped
 from topics.log.index import from_little_endian, little_endian
 from topics.log.topic_log import FrameRange
 from topics.storage.datadir import segment_name
-from topics.storage.frames import OpenedRecord, StoredRecord, are_appends, open_append
+from topics.storage.frames import OpenedRecord, Seeds, StoredRecord, are_appends, open_append
 from topics.storage.fs import Fs
 from topics.storage.segment_reader import Tiers
 from topics.storage.segments import open_records
@@ -205,13 +205,15 @@ def read_window(fs: Fs, tiers: Tiers, files: WalFiles, file: int, offset: int, l
 
 
 def open_frames(
-    files: WalFiles, file: int, window: bytes, starts: Sequence[int], sizes: Sequence[int]
+    files: WalFiles, file: int, offset: int, window: bytes, starts: Sequence[int], sizes: Sequence[int]
 ) -> list[OpenedRecord | None]:
-    """The frames of `sizes` bytes at these indices of a window of a file; None for those that do not verify."""
+    """The frames of `sizes` bytes at these indices of a window, which begins at `offset` of a file; None for those that
+    do not verify."""
     kind, owner, _ = files.place_of(file)
     if kind == "segment":
         return open_records(window, starts, sizes, owner)
-    return [open_append(window, at, size) for at, size in zip(starts, sizes, strict=True)]
+    seeds = Seeds(files.get(file).head.salt, offset)
+    return [open_append(window, at, size, seeds) for at, size in zip(starts, sizes, strict=True)]
 
 
 def dressed(opened: OpenedRecord | None, run: CopyRun, seq: int, ts: int) -> StoredRecord | None:
@@ -238,7 +240,7 @@ def read_copies(
     or KeyError when the file is gone."""
     window = read_window(fs, tiers, files, wanted.file, wanted.offset, wanted.length)
     records, damaged = [], []
-    frames = open_frames(files, wanted.file, window, wanted.starts, wanted.frame_lens)
+    frames = open_frames(files, wanted.file, wanted.offset, window, wanted.starts, wanted.frame_lens)
     for seq, ts, opened in zip(wanted.seqs, times, frames, strict=True):
         record = dressed(opened, run_of(runs, seq), seq, ts)
         if record is None:
@@ -251,11 +253,11 @@ def read_copies(
 def read_recipe(fs: Fs, tiers: Tiers, files: WalFiles, recipe: Recipe) -> list[OpenedRecord | None]:
     """Blocking: the frames that copies are made of; None for those that are not there."""
     opened: list[OpenedRecord | None] = []
-    for a, b, window, starts in _windows(fs, tiers, files, recipe):
+    for a, b, offset, window, starts in _windows(fs, tiers, files, recipe):
         if window is None:
             opened += [None] * (b - a)
         else:
-            opened += open_frames(files, recipe.files[a], window, starts, recipe.frame_lens[a:b])
+            opened += open_frames(files, recipe.files[a], offset, window, starts, recipe.frame_lens[a:b])
     return opened
 
 
@@ -265,20 +267,21 @@ def holds(fs: Fs, tiers: Tiers, files: WalFiles, recipe: Recipe) -> bool:
     if len(recipe.kinds) != 1:
         return False
     topic_id = recipe.kinds[0][1].topic_id
-    for a, b, window, starts in _windows(fs, tiers, files, recipe):
+    for a, b, offset, window, starts in _windows(fs, tiers, files, recipe):
         wal = bool(recipe.files[a]) and files.place_of(recipe.files[a])[0] == "wal"
         if window is None or not wal:
             return False
-        if not are_appends(window, starts, recipe.frame_lens[a:b], topic_id, recipe.origin_seqs[a:b]):
+        seeds = Seeds(files.get(recipe.files[a]).head.salt, offset)
+        if not are_appends(window, starts, recipe.frame_lens[a:b], topic_id, recipe.origin_seqs[a:b], seeds):
             return False
     return True
 
 
 def _windows(
     fs: Fs, tiers: Tiers, files: WalFiles, recipe: Recipe
-) -> Iterator[tuple[int, int, bytes | None, list[int]]]:
-    """Copies `a` to `b` (exclusive) whose frames are read in one go, what was read (None: it is not there), and where
-    in it each frame begins."""
+) -> Iterator[tuple[int, int, int, bytes | None, list[int]]]:
+    """Copies `a` to `b` (exclusive) whose frames are read in one go, from which offset of the file, what was read
+    (None: it is not there), and where in it each frame begins."""
     at, n = 0, len(recipe.files)
     while at < n:
         to = at + 1
@@ -295,5 +298,5 @@ def _windows(
         if file:
             with suppress(FileNotFoundError):
                 window = read_window(fs, tiers, files, file, begin, end - begin)
-        yield at, to, window, [offset - begin for offset in recipe.offsets[at:to]]
+        yield at, to, begin, window, [offset - begin for offset in recipe.offsets[at:to]]
         at = to

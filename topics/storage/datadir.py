@@ -4,8 +4,9 @@ Responsible for the names of everything below `TOPICS_DATA_DIR`, for creating th
 directory that this version cannot read, and for keeping a second daemon out. What is inside the files is left to
 `frames`, `wal`, `snapshot` and the segment modules.
 
-A directory of an older format is raised to ours when it is opened: FORMAT says so durably before the first byte of the
-newer form is written, so that a version that does not know it never meets one. Its older files stay as they are.
+A directory of an older format is raised to ours by `raise_format`, when recovery has understood all of it and before
+the first byte of the newer form is written: a version that does not know it never meets one, and as long as FORMAT is
+old all files are. The older files stay as they are.
 
 The order at a start is `lock_data_dir`, then `open_data_dir`: two daemons that start in an empty directory then meet at
 the lock, not at the writing of FORMAT. FORMAT is written after the directories above it are durable and before the
@@ -184,16 +185,14 @@ def lock_data_dir(fs: Fs, datadir: DataDir, pid_text: str) -> LockHandle:
 def open_data_dir(fs: Fs, root: str) -> DataDir:
     """Create what is missing of the directory, durably, and check its FORMAT or write the first one.
 
-    A FORMAT that is older than ours is replaced by ours, durably. Raises DataDirError if FORMAT is unreadable, names
-    formats that this version does not read, or is missing beside content; and if a directory cannot be made or synced.
+    Raises DataDirError if FORMAT is unreadable, names formats that this version does not read, or is missing beside
+    content; and if a directory cannot be made or synced.
     """
     datadir = DataDir(root)
     try:
         if fs.exists(datadir.format_path):
-            found = read_format(fs, datadir)
+            read_format(fs, datadir)
             _make_directories(fs, datadir)
-            if found != FORMAT:
-                write_atomic(fs, datadir.format_path, _encoded(FORMAT))
         else:
             _check_empty(fs, datadir)
             _make_directories(fs, datadir)
@@ -202,6 +201,15 @@ def open_data_dir(fs: Fs, root: str) -> DataDir:
     except OSError as error:
         raise DataDirError(f"the data directory {root} cannot be opened: {error}") from error
     return datadir
+
+
+def raise_format(fs: Fs, datadir: DataDir) -> None:
+    """Replace a FORMAT that is older than ours, durably. Before anything of a newer form is written.
+
+    Raises DataDirError like `read_format`, and OSError.
+    """
+    if read_format(fs, datadir) != FORMAT:
+        write_atomic(fs, datadir.format_path, _encoded(FORMAT))
 
 
 def discover_shards(fs: Fs, datadir: DataDir) -> list[FoundShard]:

@@ -24,12 +24,12 @@ from topics.routing.router import router_to_wire
 from topics.routing.state import Router
 from topics.storage import frames, recovery
 from topics.storage.datadir import DataDir, DataDirError, discover_shards, parse_wal_name, segment_name, wal_path
+from topics.storage.frame_search import FrameSearch, LogFile
 from topics.storage.frames import Frame, FrameType, decode_append
 from topics.storage.fs import WINDOW_BYTES, File, Fs, join
 from topics.storage.parts import Hole, Part, holes_of, load_part
 from topics.storage.readonly import ReadOnlyFs, size_of
 from topics.storage.recovered import Damage, Progress, shard_of, understood
-from topics.storage.resync import find_frames
 from topics.storage.segment_reader import Tiers
 from topics.storage.segment_store import DirectorySegmentStore
 from topics.storage.segments import decode_records, open_records, reads_as_deleted, scan_data
@@ -42,6 +42,7 @@ from topics.storage.snapshot import (
     decode_snapshot,
     snapshot_numbers,
 )
+from topics.storage.wal_head import WalHead, read_heads, scans, wal_format
 
 SHOWN: Final = 80
 ROUTER_SHOWN: Final = 240
@@ -215,7 +216,7 @@ class Inspection:
     def facts(self, *, in_use: bool = False) -> DirectoryFacts:
         """Everything there is to say in a few pages. Recovery is not asked while somebody writes there."""
         found = self._format()
-        self.progress.total = 2 * sum(size_of(self._fs, path) for _, path in self._wal_files())
+        self.progress.total = 2 * sum(size_of(self._fs, path) for _, path, _ in self._wal_files())
         snapshots, newest = self._snapshots()
         shards = self._shards()
         topics, refused = ([], "the directory is in use") if in_use else self._recovered()
@@ -244,11 +245,15 @@ class Inspection:
         except (msgspec.DecodeError, UnicodeDecodeError) as error:
             raise DataDirError(f"{path} is not what it should be: {error}") from None
 
-    def _wal_files(self) -> Iterator[tuple[int, str]]:
-        """Ordinal and path of every WAL file."""
+    def _wal_files(self) -> Iterator[tuple[int, str, WalHead]]:
+        """Ordinal, path and beginning of every WAL file."""
         for found in discover_shards(self._fs, self._datadir):
-            for ordinal in self._ordinals(found.path):
-                yield ordinal, wal_path(found.path, ordinal)
+            for ordinal, head in self._heads(found.path).items():
+                yield ordinal, wal_path(found.path, ordinal), head
+
+    def _heads(self, directory: str) -> dict[int, WalHead]:
+        ordinals = self._ordinals(directory)
+        return read_heads(self._fs, directory, ordinals, version=wal_format(self._fs, self._datadir))
 
     def _ordinals(self, directory: str) -> list[int]:
         names = self._fs.listdir(directory)
@@ -288,14 +293,14 @@ class Inspection:
                 found.path,
                 [
                     facts
-                    for ordinal in self._ordinals(found.path)
-                    if (facts := self._wal_file(wal_path(found.path, ordinal), ordinal)) is not None
+                    for ordinal, head in self._heads(found.path).items()
+                    if (facts := self._wal_file(wal_path(found.path, ordinal), ordinal, head)) is not None
                 ],
             )
             for found in discover_shards(self._fs, self._datadir)
         ]
 
-    def _wal_file(self, path: str, ordinal: int) -> WalFileFacts | None:
+    def _wal_file(self, path: str, ordinal: int, head: WalHead) -> WalFileFacts | None:
         types: Counter[int] = Counter()
         count = used = last_type = first_ts = last_ts = 0
         reason = "zeros"
@@ -305,7 +310,8 @@ class Inspection:
             return None
         try:
             size = handle.size()
-            for scan, _, _ in _scans(handle, 0, size):
+            used = head.first
+            for scan, _, _ in _scans(handle, head, head.first, size):
                 if scan.rows:
                     types.update([row[2] for row in scan.rows])
                     times = [row[6] for row in scan.rows if row[6]]
@@ -328,7 +334,7 @@ class Inspection:
             {type_name(kind): n for kind, n in sorted(types.items())},
             first_ts,
             last_ts,
-            "bad bytes" if reason == "bad" else end,
+            "bad bytes" if reason == "bad" or head.problem is not None else end,
         )
 
     # -- topics -------------------------------------------------------------------------------------------------------
@@ -400,12 +406,12 @@ class Inspection:
         self._format()
         parts = self._parts(self._snapshots()[1])
         names = {part.part.id: part.part.name for part in parts}
-        self.progress.total = sum(size_of(self._fs, path) for _, path in self._wal_files())
+        self.progress.total = sum(size_of(self._fs, path) for _, path, _ in self._wal_files())
         self.progress.total += sum(
             segment.data_bytes for part in parts if topic in (None, part.part.name) for segment in part.segments
         )
-        for ordinal, path in self._wal_files():
-            for line in self._wal_frames(path, ordinal, names):
+        for ordinal, path, head in self._wal_files():
+            for line in self._wal_frames(path, ordinal, head, names):
                 if topic is None or line.topic == topic:
                     yield line
         for part in parts:
@@ -413,23 +419,27 @@ class Inspection:
                 for segment in part.segments:
                     yield from self._segment_frames(part, segment)
 
-    def _wal_frames(self, path: str, ordinal: int, names: dict[int, str]) -> Iterator[FrameFacts]:
+    def _wal_frames(self, path: str, ordinal: int, head: WalHead, names: dict[int, str]) -> Iterator[FrameFacts]:
         handle = self._fs.open(path, read_only=True)
         try:
-            size, at = handle.size(), 0
+            size, at = handle.size(), head.first
+            if head.problem is not None:
+                yield FrameFacts(path, 0, None, "BadBytes", 0, None, 0, 0, size, [], "", "", head.problem)
+                return
+            log = LogFile(handle, size, ordinal, head.salt)
             number: int | None = ordinal
             while True:
                 reason = "zeros"
-                for scan, window, base in _scans(handle, at, size):
+                for scan, window, base in _scans(handle, head, at, size):
                     for frame in scan.frames:
                         with understood(f"the frame at offset {frame.offset} of {path}"):
-                            facts = _wal_frame(path, frame, number, window, base, names)
+                            facts = _wal_frame(path, frame, number, window, frames.Seeds(head.salt, base), names)
                         yield facts
                         number = number + 1 if number is not None else None
                     at, reason = scan.stop, scan.reason
                 if reason != "bad":
                     return
-                found = next((frame.offset for frame, _, _ in find_frames(handle, at, size)), size)
+                found = next((one.frame.offset for one in FrameSearch(log, at).found()), size)
                 yield FrameFacts(path, at, None, "BadBytes", 0, None, 0, 0, found - at, [], "", "", "")
                 at, number = found, None
         finally:
@@ -571,28 +581,21 @@ def _segment(segment: Segment, log: TopicLog) -> SegmentFacts:
     )
 
 
-def _scans(handle: File, at: int, size: int) -> Iterator[tuple[frames.Scan, bytes, int]]:
-    """The verified frames of a WAL file from `at` on, window by window, up to the first thing that is no frame."""
-    length = WINDOW_BYTES
-    while True:
-        window = handle.pread(min(length, size - at), at)
-        try:
-            scan = frames.scan_window(window, at, file_end=size)
-        except frames.UnknownFrameType as error:
-            raise DataDirError(f"a newer version has written this: {error}") from error
-        yield scan, window, at
-        if scan.reason != "window" or not window:
-            return
-        length = WINDOW_BYTES if scan.stop > at else length * 2
-        at = scan.stop
+def _scans(handle: File, head: WalHead, at: int, size: int) -> Iterator[tuple[frames.Scan, bytes, int]]:
+    """`scans`; a frame of a type that this version does not know is a DataDirError."""
+    try:
+        yield from scans(handle, head, at, size)
+    except frames.UnknownFrameType as error:
+        raise DataDirError(f"a newer version has written this: {error}") from error
 
 
 def _wal_frame(
-    path: str, frame: Frame, number: int | None, window: bytes, base: int, names: dict[int, str]
+    path: str, frame: Frame, number: int | None, window: bytes, seeds: frames.Seeds, names: dict[int, str]
 ) -> FrameFacts:
+    base = seeds.base
     node = tag = b""
     if frame.type == FrameType.APPEND:
-        record = decode_append(window, frame.offset - base, frame.end - frame.offset)
+        record = decode_append(window, frame.offset - base, frame.end - frame.offset, seeds)
         origin = frames.origin_at(window, base, frame) if frame.flags & frames.HAS_ORIGIN else None
         payload = _shown(record.meta, record.data, origin) if record is not None else "(malformed)"
         if record is not None:

@@ -17,7 +17,7 @@ from typing import Final
 
 from topics.log.block import Block, encode_block
 from topics.log.topic_log import FrameRange
-from topics.storage.frames import StoredRecord, decode_append
+from topics.storage.frames import Seeds, StoredRecord, decode_append
 from topics.storage.fs import Fs
 
 EVICTION_LOOKS: Final = 64
@@ -194,8 +194,9 @@ class PayloadCache:
             owner.discard(block)
 
 
-def read_records(fs: Fs, path: str, wanted: FrameRange) -> tuple[list[StoredRecord], list[int]]:
-    """Blocking: one pread, every frame's checksum verified. The records, and the seqs that do not verify.
+def read_records(fs: Fs, path: str, wanted: FrameRange, salt: int | None) -> tuple[list[StoredRecord], list[int]]:
+    """Blocking: one pread of a WAL file with this salt, every frame's checksum verified. The records, and the seqs that
+    do not verify.
 
     FileNotFoundError when the file was dropped meanwhile.
     """
@@ -206,8 +207,9 @@ def read_records(fs: Fs, path: str, wanted: FrameRange) -> tuple[list[StoredReco
         handle.close()
     records = []
     damaged = []
+    seeds = Seeds(salt, wanted.offset)
     for seq, at, size in zip(wanted.seqs, wanted.starts, wanted.frame_lens, strict=True):
-        record = decode_append(window, at, size)
+        record = decode_append(window, at, size, seeds)
         if record is None or record.seq != seq:
             damaged.append(seq)
         else:

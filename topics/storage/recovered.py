@@ -29,6 +29,7 @@ from topics.storage.segment_reader import Tiers, load_columns
 from topics.storage.shelf import Segment
 from topics.storage.snapshot import ShardPosition
 from topics.storage.wal import Position, WalFile, WalFiles
+from topics.storage.wal_head import WalHead
 
 log = get_logger(__name__)
 
@@ -150,6 +151,7 @@ class Damage(Exception):
         shard: RecoveredShard,
         path: str,
         ordinal: int,
+        head: WalHead,
         start: int,
         stop: int,
         frames_before: int,
@@ -163,6 +165,8 @@ class Damage(Exception):
         self.shard = shard
         self.path = path
         self.ordinal = ordinal
+        self.head = head
+        """How the file begins. Where that is damaged, all of it is."""
         self.start = start
         self.stop = stop
         self.frames_before = frames_before
@@ -186,8 +190,11 @@ class Damage(Exception):
             name = self.names.get(topic_id, f"id {topic_id}")
             parts.append(f"{name} seqs {first} to {last if last is not None else 'an unknown one'}")
         affected = "; ".join(parts) or "no records of a known topic"
+        what = f"at offset {self.start} (bad up to {self.stop}), below what was synced"
+        if self.head.problem is not None:
+            what = f"at offset 0 (bad up to {self.stop}): {self.head.problem}, so nothing in the file can be verified"
         return (
-            f"the log is damaged: {self.path} at offset {self.start} (bad up to {self.stop}), below what was synced; "
+            f"the log is damaged: {self.path} {what}; "
             f"affected: {affected}. "
             f"Restore the file from a copy, or start with TOPICS_RECOVERY=salvage to give the range up"
         )

@@ -26,6 +26,7 @@ Everything here blocks; the daemon runs it in a worker thread.
 
 from __future__ import annotations
 
+import errno
 from array import array
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
@@ -54,13 +55,14 @@ from topics.storage.datadir import (
     segment_name,
     wal_path,
 )
-from topics.storage.frames import CONTINUES, HAS_ORIGIN, HAS_TAG, Frame, FrameType, Row, Scan
-from topics.storage.fs import WINDOW_BYTES, Fs
+from topics.storage.file_header import FILE_HEADER_BYTES
+from topics.storage.frames import HAS_ORIGIN, HAS_TAG, Frame, FrameType, Row, Scan
+from topics.storage.fs import Fs
+from topics.storage.log_end import LogEnds, Stop
 from topics.storage.recovered import (
     MALFORMED,
     NO_LEASES_RUN,
     Columns,
-    Damage,
     Progress,
     Recovered,
     RecoveredShard,
@@ -69,7 +71,6 @@ from topics.storage.recovered import (
     shard_of,
     understood,
 )
-from topics.storage.resync import find_frames
 from topics.storage.segment_reader import Tiers, load_tags
 from topics.storage.shelf import Segment
 from topics.storage.snapshot import (
@@ -83,6 +84,7 @@ from topics.storage.snapshot import (
     load_newest,
 )
 from topics.storage.wal import Position, WalFile, WalFiles
+from topics.storage.wal_head import read_heads, scans, wal_format
 
 log = get_logger(__name__)
 
@@ -129,9 +131,13 @@ def _recover(
             handle = fs.open(wal_path(found.path, ordinal), read_only=True)
             progress.total += handle.size()
             handle.close()
+    version = wal_format(fs, datadir)
     for found in shards:
+        heads = read_heads(fs, found.path, _ordinals(fs, found.path), version=version)
         for ordinal in _ordinals(fs, found.path, replay.first_ordinal):
-            replay.files.add(found.shard, ordinal, wal_path(found.path, ordinal))
+            if ordinal not in heads:
+                raise FileNotFoundError(errno.ENOENT, "removed meanwhile", wal_path(found.path, ordinal))
+            replay.files.add(found.shard, ordinal, wal_path(found.path, ordinal), heads[ordinal])
     recovered = [replay.shard(found) for found in shards]
     replay.check_files()
     replay.drop_superseded()
@@ -270,6 +276,9 @@ class _Replay:
         """The highest time of the clock of windows that has been found."""
         self.topics: dict[int, RecoveredTopic] = {}
         self.files = WalFiles()
+        self._ends = LogEnds(
+            fs, self.files, self.topics, lambda topic_id: shard_of(topic_id, max(shard_count(fs, datadir), 1))
+        )
         self.next_topic_id = 1
         self._newest: dict[str, int] = {}
         """By name, the highest id that the log has a creation for."""
@@ -368,7 +377,7 @@ class _Replay:
         offset, count = begin.offset, begin.frames
         for i, ordinal in enumerate(later):
             following = later[i + 1] if i + 1 < len(later) else None
-            if ordinal != count and offset == 0:
+            if ordinal != count and offset <= FILE_HEADER_BYTES:
                 raise self._missing_file(shard, ordinal, count)
             count = self._file(shard, ordinal, offset, count, following)
             offset = 0
@@ -407,12 +416,18 @@ class _Replay:
         handle = self._fs.open(path, read_only=True)
         try:
             size = handle.size()
-            at = offset
+            at = max(offset, file.head.first)
+            if file.head.problem is not None:
+                raise self._ends.without_header(
+                    shard, file, size, Position(ordinal, offset), count, following=following
+                )
+            if file.head.corrected:
+                log.error("wal_header_corrected", file=path, problem="one bit of it was not as it was written")
             batch = _Batch()
             batch_at, batch_count = at, count
             ended = False
             reason = "window"
-            for scan, window, base in self._scans(handle, at, size):
+            for scan, window, base in scans(handle, file.head, at, size):
                 batch.extras.update(_extras(scan, window, base))
                 taken = 0
                 for begin, end, controls in _runs(scan, open_batch=bool(batch.rows)):
@@ -441,7 +456,8 @@ class _Replay:
                 if following is not None:  # else its sync may have failed, or have been cut short
                     shard.vouched = max(shard.vouched, Position(ordinal, batch_at))
                 return count
-            self._judge(shard, handle, path, file, at, size, reason, batch_at, batch_count, following)
+            stop = Stop(at, reason, batch_at, batch_count)
+            self._ends.judge(shard, file, handle, stop, following=following)
             return batch_count
         finally:
             handle.close()
@@ -468,145 +484,8 @@ class _Replay:
         only = batch.last
         return only.type == FrameType.SHARD_OPEN and bool(batch.extras[only.offset].get("ends_file"))
 
-    @staticmethod
-    def _scans(handle: Any, at: int, size: int) -> Iterator[tuple[Scan, bytes, int]]:
-        """The verified frames of a file, window by window, up to its end or the first thing that is no frame."""
-        length = WINDOW_BYTES
-        while True:
-            window = handle.pread(min(length, size - at), at)
-            scan = frames.scan_window(window, at, file_end=size)
-            yield scan, window, at
-            if scan.reason != "window":
-                return
-            length = WINDOW_BYTES if scan.stop > at else length * 2
-            at = scan.stop
-
-    def _judge(
-        self,
-        shard: RecoveredShard,
-        handle: Any,
-        path: str,
-        file: WalFile,
-        at: int,
-        size: int,
-        reason: str,
-        batch_at: int,
-        batch_count: int,
-        following: int | None,
-    ) -> None:
-        """The log stops at `at` with zeros or a bad frame: is it the end, or damage?"""
-        ordinal = file.ordinal
-        vouched = shard.vouched.offset if shard.vouched.ordinal == ordinal else 0
-        clean = reason == "zeros" and self._only_zeros(handle, at, size)
-        if not clean:
-            for payload in self._synced_beyond(handle, at, size):
-                if payload.get("file") == ordinal:
-                    vouched = max(vouched, int(payload["offset"]))
-        if following is None and batch_at >= vouched:
-            shard.end, shard.ended, shard.frame_count = batch_at, False, batch_count
-            if not clean or batch_at != at:
-                shard.truncated = Position(ordinal, batch_at)
-                log.warning("wal_torn_end", file=path, offset=batch_at, shard=shard.shard)
-            return
-        stop, later, frames_behind = self._behind(handle, at, size)
-        if following is None and stop == size:
-            stop = max(stop if not clean else at, vouched)
-        raise Damage(
-            shard=shard,
-            path=path,
-            ordinal=ordinal,
-            start=batch_at,
-            stop=stop,
-            frames_before=batch_count,
-            next_ordinal=following,
-            replaces=1 if following is None else max(following - batch_count - frames_behind, 0),
-            losses=self._losses(shard, later, ordinal),
-            names={topic.id: topic.name for topic in self.topics.values()},
-            control_lost=True,
-            routed={topic.id for topic in self.topics.values() if topic.stage is None},
-        )
-
-    @staticmethod
-    def _only_zeros(handle: Any, at: int, size: int) -> bool:
-        while at < size:
-            window = handle.pread(min(WINDOW_BYTES, size - at), at)
-            if window != bytes(len(window)):
-                return False
-            at += len(window)
-        return True
-
-    @staticmethod
-    def _synced_beyond(handle: Any, at: int, size: int) -> Iterator[dict[str, Any]]:
-        """Payloads of the valid Synced frames somewhere behind `at`."""
-        for frame, window, base in find_frames(handle, at, size, only=FrameType.SYNCED):
-            yield frames.control_payload(window, base, frame)
-
-    @staticmethod
-    def _behind(handle: Any, at: int, size: int) -> tuple[int, dict[int, tuple[int, bool]], int]:
-        """Where the log goes on behind a bad frame (a batch boundary; `size` if nowhere), and what follows there.
-
-        That is a map of topic id to (first seq of an Append behind it, True), or (last seq that FileEnd knows, False);
-        and how many frames there are.
-        """
-        stop = size
-        inside = True
-        count = 0
-        later: dict[int, tuple[int, bool]] = {}
-        for frame, window, base in find_frames(handle, at, size):
-            if inside and frame.flags & CONTINUES:
-                continue
-            if inside:
-                inside = False
-                stop = frame.offset
-            count += 1
-            if frame.seq and frame.type in (FrameType.APPEND, FrameType.FORWARDED):
-                later.setdefault(frame.topic_id, (frame.seq, True))
-            elif frame.type == FrameType.FILE_END:
-                for topic_id, last in frames.control_payload(window, base, frame)["last"].items():
-                    later.setdefault(topic_id, (last, False))
-        return stop, later, count
-
-    def _losses(
-        self, shard: RecoveredShard, later: Mapping[int, tuple[int, bool]], ordinal: int
-    ) -> dict[int, tuple[int, int | None]]:
-        """Seqs that the bad range held, topic by topic; None where nothing behind it tells how many."""
-        losses: dict[int, tuple[int, int | None]] = {}
-        told = any(not exact for _, exact in later.values())
-        behind = {**self._first_seqs_of_later_files(shard, ordinal), **later}
-        for topic_id in sorted({*self.topics, *behind}):
-            topic = self.topics.get(topic_id)
-            head = topic.log.head_seq if topic is not None else 0
-            if topic is not None and topic_id not in behind:
-                if not told and self._shard_of(topic) == shard.shard and topic.config.durability != "ephemeral":
-                    losses[topic_id] = (head + 1, None)
-                continue
-            seq, exact = behind[topic_id]
-            last = seq - 1 if exact else seq
-            if last > head:
-                losses[topic_id] = (head + 1, last)
-        return losses
-
-    def _shard_of(self, topic: RecoveredTopic) -> int:
-        return shard_of(topic.id, max((shard_count(self._fs, self._datadir)), 1))
-
-    def _first_seqs_of_later_files(self, shard: RecoveredShard, ordinal: int) -> dict[int, tuple[int, bool]]:
-        """The first Append of each topic in the files behind `ordinal`."""
-        firsts: dict[int, tuple[int, bool]] = {}
-        for file in self.files.of_shard(shard.shard):
-            if file.ordinal <= ordinal:
-                continue
-            handle = self._fs.open(file.path, read_only=True)
-            try:
-                for scan, _, _ in self._scans(handle, 0, handle.size()):
-                    for frame in scan.frames:
-                        if frame.seq and frame.type in (FrameType.APPEND, FrameType.FORWARDED):
-                            firsts.setdefault(frame.topic_id, (frame.seq, True))
-            finally:
-                handle.close()
-        return firsts
-
     # -- frames
-    # ---------------------------------------------------------------------------------------------------------
+    # -------------------------------------------------------------------------------------------------------
 
     def _apply(self, shard: RecoveredShard, file: WalFile, batch: _Batch) -> None:
         """Apply one whole batch."""
@@ -645,7 +524,9 @@ class _Replay:
 
     def _apply_shard_frame(self, shard: RecoveredShard, file: WalFile, frame: Frame, payload: dict[str, Any]) -> None:
         if frame.type == FrameType.SYNCED:
-            shard.vouched = max(shard.vouched, Position(payload["file"], payload["offset"]))
+            # What it says about bytes behind itself nobody has synced when it was written.
+            vouched = Position(payload["file"], payload["offset"])
+            shard.vouched = max(shard.vouched, min(vouched, Position(file.ordinal, frame.offset)))
         elif frame.type == FrameType.FILE_END:
             self._fill_up(payload["last"])
         elif frame.type == FrameType.CLEAN_STOP:

@@ -16,7 +16,9 @@ from typing import Final
 from topics.logs import get_logger
 from topics.storage import frames
 from topics.storage.datadir import DataDirError
-from topics.storage.frames import FrameType
+from topics.storage.file_header import encode_file_header
+from topics.storage.frame_search import MIN_COPY_BYTES
+from topics.storage.frames import FrameType, Unsealed
 from topics.storage.fs import File, Fs, parent, write_all
 from topics.storage.recovered import Damage
 
@@ -25,9 +27,6 @@ log = get_logger(__name__)
 COPY_BYTES: Final = 8 << 20
 MOST_BEYOND: Final = 1 << 30
 """A file may have lost its end. What was vouched for lies no further behind it than a file and a batch are long."""
-MIN_COPY_BYTES: Final = 9
-"""Of a copy in the recipe of a Forwarded frame: its lengths and flags."""
-
 MIN_APPEND_BYTES: Final = frames.HEADER_BYTES + 4 + 1 + frames.CHECKSUM_BYTES
 """The smallest Append there is: it bounds how many records a range can have held."""
 
@@ -49,8 +48,13 @@ def repair(fs: Fs, damage: Damage) -> None:
         copy = fs.open(copy_path + ".tmp", create=True)
         try:
             copy.truncate(0)
-            _copy(handle, copy, 0, damage.start)
-            write_all(copy, filler, damage.start)
+            salt = damage.head.salt
+            if damage.head.problem is None:
+                _copy(handle, copy, 0, damage.start)
+            else:
+                salt = fs.salt()
+                write_all(copy, _new_beginning(damage, salt), 0)
+            write_all(copy, filler.sealed(salt, damage.start), damage.start)
             if damage.stop < size:
                 _copy(handle, copy, damage.stop, size)
             copy.fdatasync()
@@ -105,7 +109,20 @@ def _copy(source: File, target: File, start: int, end: int) -> None:
         start += len(window)
 
 
-def _filler(damage: Damage, *, at_least: int, ends_file: bool) -> bytes:
+def _new_beginning(damage: Damage, salt: int) -> bytes:
+    """The header of a file that has lost it, and a filler for what lies before the place from which replay needs it:
+    the snapshot has what was there."""
+    header = encode_file_header(salt, damage.ordinal)
+    length = damage.start - len(header)
+    if not length:
+        return header
+    before = _sized({"replaces": damage.frames_before - damage.ordinal}, length)
+    if before is None:
+        raise DataDirError(f"the part of {damage.path} that lies before {damage.start} is too short for a filler")
+    return header + before.sealed(salt, len(header))
+
+
+def _filler(damage: Damage, *, at_least: int, ends_file: bool) -> Unsealed:
     """A ShardOpen frame as long as the range (longer only where it ends the file) with the verdict in it."""
     size = damage.stop - damage.start
     holes = {
@@ -131,7 +148,7 @@ def _filler(damage: Damage, *, at_least: int, ends_file: bool) -> bytes:
     return data
 
 
-def _sized(payload: Mapping[str, object], length: int) -> bytes | None:
+def _sized(payload: Mapping[str, object], length: int) -> Unsealed | None:
     """The frame with a pad that makes it exactly `length` bytes; None if it is too long, or too close for a pad."""
     bare = frames.encode_control(FrameType.SHARD_OPEN, payload)
     if len(bare) == length:

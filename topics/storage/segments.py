@@ -70,8 +70,10 @@ from topics.storage.frames import (
     HAS_TAG,
     ORIGIN,
     ORIGIN_BYTES,
+    UNSEEDED,
     FrameType,
     OpenedRecord,
+    Seeds,
     StoredRecord,
 )
 
@@ -171,8 +173,11 @@ class Converted(NamedTuple):
     bad: list[int]
 
 
-def convert_appends(window: bytes, starts: Sequence[int], frame_lens: Sequence[int], seqs: Sequence[int]) -> Converted:
-    """Segment frames of the WAL Append frames at these indices of `window`, all of them live.
+def convert_appends(
+    window: bytes, starts: Sequence[int], frame_lens: Sequence[int], seqs: Sequence[int], seeds: Seeds = UNSEEDED
+) -> Converted:
+    """Segment frames of the WAL Append frames at these indices of `window`, all of them live. `seeds` are those of the
+    WAL file.
 
     `frame_lens` are bytes on disk. A frame that is not an Append of its seq with a checksum that holds is bad. Under
     a microsecond per record of 100 bytes.
@@ -180,19 +185,21 @@ def convert_appends(window: bytes, starts: Sequence[int], frame_lens: Sequence[i
     count = len(starts)
     if not count:
         return Converted(b"", array("I"), [])
-    converted = _convert(window, starts, frame_lens, seqs)
+    converted = _convert(window, starts, frame_lens, seqs, seeds)
     if converted is not None:
         return converted
     if count == 1:
         return Converted(b"", array("I", (0,)), [0])
     half = count // 2
-    left = convert_appends(window, starts[:half], frame_lens[:half], seqs[:half])
-    right = convert_appends(window, starts[half:], frame_lens[half:], seqs[half:])
+    left = convert_appends(window, starts[:half], frame_lens[:half], seqs[:half], seeds)
+    right = convert_appends(window, starts[half:], frame_lens[half:], seqs[half:], seeds)
     bad = left.bad + [half + i for i in right.bad]
     return Converted(left.data + right.data, left.frame_lens + right.frame_lens, bad)
 
 
-def _convert(window: bytes, starts: Sequence[int], frame_lens: Sequence[int], seqs: Sequence[int]) -> Converted | None:
+def _convert(
+    window: bytes, starts: Sequence[int], frame_lens: Sequence[int], seqs: Sequence[int], seeds: Seeds
+) -> Converted | None:
     """The hot loop; None if any of the frames does not hold.
 
     Lengths inside of a frame are not looked at: bytes whose checksum holds are those that an append wrote.
@@ -206,7 +213,8 @@ def _convert(window: bytes, starts: Sequence[int], frame_lens: Sequence[int], se
         return None
     if not _heads_hold(heads, _WAL_HEAD_BYTES, 14, frame_lens, seqs):
         return None
-    if b"".join(map(_WAL_SUM, whole)) != little_endian(array("Q", map(_xxh3, map(_WAL_BODY, whole)))):
+    sums = array("Q", map(_xxh3, map(_WAL_BODY, whole), seeds.each(starts)))
+    if b"".join(map(_WAL_SUM, whole)) != little_endian(sums):
         return None
     flags = heads[5::_WAL_HEAD_BYTES].translate(_KEPT)
     same = flags.count(flags[0]) == count
@@ -225,12 +233,13 @@ def convert_derived(
     topic_id: int,
     origin_seqs: Sequence[int],
     hops: int | None,
+    seeds: Seeds = UNSEEDED,
 ) -> Converted | None:
     """Segment frames of copies that look like the WAL Appends that they are made of, which are those of `topic_id` and
     `origin_seqs`. None if any of them is not, does not verify, or carries an origin of its own. A microsecond each.
 
     `hops` is None for what was staged: it has no origin."""
-    if not frames.are_appends(window, starts, frame_lens, topic_id, origin_seqs):
+    if not frames.are_appends(window, starts, frame_lens, topic_id, origin_seqs, seeds):
         return None
     bodies = []
     for at, size, seq, ts, origin_seq in zip(starts, frame_lens, seqs, times, origin_seqs, strict=True):

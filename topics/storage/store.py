@@ -25,8 +25,8 @@ from topics.offload import Kind, Offload
 from topics.queue.events import Instant
 from topics.storage import frames, recovery
 from topics.storage.clock_mark import read_mark, write_mark
-from topics.storage.datadir import DataDir, DataDirError, lock_data_dir, open_data_dir, parse_wal_name
-from topics.storage.frames import FrameType
+from topics.storage.datadir import DataDir, DataDirError, lock_data_dir, open_data_dir, parse_wal_name, raise_format
+from topics.storage.frames import NOTHING, FrameType, Unsealed, joined
 from topics.storage.fs import TEMPORARY_SUFFIX, Fs, LockHandle, write_atomic
 from topics.storage.recovered import Damage, Progress, Recovered, RecoveredShard, shard_of, understood
 from topics.storage.salvage import finish_repairs, repair
@@ -124,6 +124,7 @@ class Store:
         self.boot_id, self.identity = fs.boot_id(), fs.identity(self.datadir.root)
         log.info("recovering", directory=self.datadir.root, mode=self._settings.recovery)
         recovered = self._recover()
+        raise_format(fs, self.datadir)
         shards = max((shard.shards for shard in recovered.shards), default=0) or self._settings.wal_shards
         self.files = recovered.files
         self.snapshot_number = recovered.snapshot_number
@@ -248,7 +249,7 @@ class Store:
 
     def _open_shard(
         self, number: int, shards: int, found: RecoveredShard | None, verdicts: list[Verdict]
-    ) -> tuple[bytes, int]:
+    ) -> tuple[Unsealed, int]:
         """Cut the torn end and make a writer. Returns the frames of the verdict, and how many they are.
 
         Once they are synced a second crash decides the same (`crash.md` 2).
@@ -341,7 +342,7 @@ class Store:
         starts = [self._starts.get(number, ShardPosition(0, 0, 0)) for number in range(self.shards)]
         return [Start(Position(start.ordinal, start.offset), start.frames) for start in starts]
 
-    def _opening_frames(self, found: RecoveredShard | None, verdicts: list[Verdict], shards: int) -> bytes:
+    def _opening_frames(self, found: RecoveredShard | None, verdicts: list[Verdict], shards: int) -> Unsealed:
         now = self._clock.now_ms()
         pieces = [
             frames.encode_control(kind, payload, topic_id=topic_id, ts=now)
@@ -356,7 +357,7 @@ class Store:
             "heads": {verdict.topic_id: verdict.ceiling for verdict in verdicts if verdict.dropped is None},
         }
         pieces.append(frames.encode_control(FrameType.SHARD_OPEN, payload, ts=now))
-        return b"".join(pieces)
+        return joined(pieces)
 
     # -- running ------------------------------------------------------------------------------------------------------
 
@@ -377,7 +378,7 @@ class Store:
         """Everything that any shard has taken so far is on disk when it returns. Raises ApiError if one has failed."""
         batches = []
         for writer in self.writers:
-            batch = ControlBatch(b"", 0, wants_sync=True)
+            batch = ControlBatch(NOTHING, 0, wants_sync=True)
             writer.submit(batch)
             batches.append(batch)
         for batch in batches:

@@ -35,6 +35,7 @@ from topics.model import TopicConfig
 from topics.offload import Kind, Offload
 from topics.queue.events import Instant
 from topics.storage.copying import dressed, open_frames, read_window
+from topics.storage.frames import Seeds
 from topics.storage.fs import TEMPORARY_SUFFIX, File, Fs, join, parent, write_all
 from topics.storage.index_cache import IndexCache
 from topics.storage.segment_reader import Tiers, scan_segment
@@ -674,18 +675,20 @@ class Storing:
         slots, starts = read.slots[a:b], read.starts[a:b]
         sizes = [run.frame_len[i] for i in slots]
         seqs = [run.first + i for i in slots]
+        files = self._store.files
         if not read.derived:
-            return convert_appends(window, starts, sizes, seqs)
+            return convert_appends(window, starts, sizes, seqs, Seeds(files.get(read.file).head.salt, read.offset))
         made = run_of(captured.copies, seqs[0])
         alike = made.alike(seqs)
-        if alike is not None and alike[0].look == PLAIN and self._store.files.place_of(read.file)[0] == "wal":
+        if alike is not None and alike[0].look == PLAIN and files.place_of(read.file)[0] == "wal":
             (topic_id, hops, _), origin_seqs = alike
             times = [run.ts[i] for i in slots]
             passed_on = hops if run.flags[slots[0]] & FLAG_ORIGIN else None
-            converted = convert_derived(window, starts, sizes, seqs, times, topic_id, origin_seqs, passed_on)
+            seeds = Seeds(files.get(read.file).head.salt, read.offset)
+            converted = convert_derived(window, starts, sizes, seqs, times, topic_id, origin_seqs, passed_on, seeds)
             if converted is not None:
                 return converted
-        opened = open_frames(self._store.files, read.file, window, starts, sizes)
+        opened = open_frames(files, read.file, read.offset, window, starts, sizes)
         runs = [run_of(captured.copies, seq) for seq in seqs]
         copies = [
             dressed(one, made, seq, run.ts[i]) for one, made, seq, i in zip(opened, runs, seqs, slots, strict=True)

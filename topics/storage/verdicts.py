@@ -8,9 +8,9 @@ from typing import Any, NamedTuple
 
 from topics.log.stages import StageOf
 from topics.log.topic_log import LossReason
+from topics.storage.frame_search import FrameSearch, LogFile
 from topics.storage.fs import TEMPORARY_SUFFIX, WINDOW_BYTES, File, Fs, parent, write_all
 from topics.storage.recovered import Columns, Recovered, RecoveredShard, RecoveredTopic, shard_of
-from topics.storage.resync import find_frames
 
 
 class Verdict(NamedTuple):
@@ -124,7 +124,7 @@ def secure_end(fs: Fs, shard: RecoveredShard, *, boot_id: str) -> None:
     handle = fs.open(path)
     try:
         size = handle.size()
-        if shard.truncated is not None and next(find_frames(handle, shard.end, size), None) is not None:
+        if shard.truncated is not None and _may_hold_frames(handle, shard, size):
             _keep_aside(fs, handle, shard, size)
         if shard.truncated is not None or (shard.boot_id == boot_id and not shard.clean):
             _write_again(fs, handle, path, shard.end)
@@ -135,6 +135,13 @@ def secure_end(fs: Fs, shard: RecoveredShard, *, boot_id: str) -> None:
         handle.fdatasync()
     finally:
         handle.close()
+
+
+def _may_hold_frames(handle: File, shard: RecoveredShard, size: int) -> bool:
+    """Return True if a valid frame is among the bytes that are cut, or if nobody can tell."""
+    assert shard.file is not None
+    search = FrameSearch(LogFile(handle, size, shard.file.ordinal, shard.file.head.salt), shard.end)
+    return next(search.found(), None) is not None or search.exhausted
 
 
 def _write_again(fs: Fs, handle: File, path: str, end: int) -> None:

@@ -62,6 +62,7 @@ from topics.storage.verify_routers import CopyCheck
 from topics.storage.verify_segments import SegmentCheck
 from topics.storage.verify_wal import LogCheck, LogFacts, Mention, TopicFacts
 from topics.storage.wal import Position, WalFiles
+from topics.storage.wal_head import read_heads, wal_format
 
 MANIFEST: Final = "topic.cbor"
 TRIES: Final = 10
@@ -88,6 +89,7 @@ class Verification:
         self._known: dict[int, TopicFacts] = {}
         """By topic, from the newer of its parts."""
         self._files_of_logs = WalFiles()
+        self._wal_format = wal_format(self._fs, self._datadir)
         self._log_directories: dict[int, str] = {}
         self._copied: set[int] = set()
         """Topics with segments that copies are made of."""
@@ -224,8 +226,9 @@ class Verification:
             if not is_current:
                 continue
             self._log_directories[shard] = directory
-            for ordinal in current:
-                self._files_of_logs.add(shard, ordinal, wal_path(directory, ordinal))
+            heads = read_heads(fs, directory, ordinals, version=self._wal_format)
+            for ordinal, head in heads.items():
+                self._files_of_logs.add(shard, ordinal, wal_path(directory, ordinal), head)
             position = snapshot.positions.get(shard) if snapshot is not None else None
             if snapshot is None and current and current[0]:
                 problem = "the log does not reach back to its start, and no snapshot verifies"
@@ -245,6 +248,7 @@ class Verification:
                 mentions=mentions,
                 facts=self._facts,
                 topics=self._known,
+                heads=heads,
                 in_use=self._in_use,
             )
             yield from check.findings()
@@ -269,6 +273,7 @@ class Verification:
             mentions={},
             facts=LogFacts(),
             topics={},
+            heads=read_heads(self._fs, directory, ordinals, version=self._wal_format),
             in_use=self._in_use,
         )
         yield from check.findings()

@@ -184,6 +184,8 @@ class RecipePlace(NamedTuple):
     size: int
     topic_id: int
     seq: int
+    salt: int | None
+    """Of the file."""
 
 
 class CopyFacts:
@@ -235,7 +237,7 @@ class CopyCheck:
             window = handle.pread(at.size, at.position.offset)
         finally:
             handle.close()
-        scan = frames.scan_window(window, at.position.offset, file_end=at.position.offset + at.size)
+        scan = frames.scan_window(window, at.position.offset, file_end=at.position.offset + at.size, salt=at.salt)
         if not scan.rows:
             return  # the bytes were good a moment ago
         payload = frames.control_payload(window, at.position.offset, scan.frames[0])

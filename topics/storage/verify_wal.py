@@ -18,22 +18,21 @@ from __future__ import annotations
 from array import array
 from bisect import bisect_left, bisect_right
 from collections.abc import Generator, Iterator, Mapping, Sequence
-from contextlib import suppress
 from typing import Any, Final, NamedTuple
 
-from topics.log.index import whole
 from topics.log.stages import CommitKeys
 from topics.queue.events import event_from_wire
 from topics.routing.state import Router
 from topics.storage import frames
 from topics.storage.datadir import wal_path
 from topics.storage.finding import MAX_PER_FILE, SECTOR, Finding
+from topics.storage.frame_search import FrameSearch, LogFile, vouched_behind
 from topics.storage.frames import CONTINUES, MORE, Frame, FrameType, Row, Scan
 from topics.storage.fs import WINDOW_BYTES, File, Fs
 from topics.storage.recovered import NO_LEASES_RUN, shard_of
-from topics.storage.resync import find_frames
 from topics.storage.verify_routers import CopyFacts, Cursors, RecipePlace, contradiction, copies_in
 from topics.storage.wal import Position
+from topics.storage.wal_head import HEADLESS, WalHead
 
 _MORE: Final = bytes(bool(flags & MORE) for flags in range(256))
 _CONTINUES: Final = bytes(bool(flags & CONTINUES) for flags in range(256))
@@ -133,13 +132,14 @@ class _Seqs:
 class _File:
     """One file while it is read."""
 
-    def __init__(self, path: str, ordinal: int, size: int) -> None:
+    def __init__(self, path: str, ordinal: int, size: int, head: WalHead) -> None:
         self.path = path
+        self.head = head
         self.ordinal = ordinal
         self.size = size
         self.offsets = array("Q")
         """Of every frame."""
-        self.batch_at = 0
+        self.batch_at = head.first
         """Behind the last frame of the last whole batch."""
         self.more = False
         """Whether the last frame's batch goes on."""
@@ -160,6 +160,10 @@ class _File:
         """In the batch that goes on at the end of the window."""
         self.findings = 0
 
+    def searched(self, handle: File) -> LogFile:
+        """The file as a search has to know it."""
+        return LogFile(handle, self.size, self.ordinal, self.head.salt)
+
     @property
     def ended(self) -> bool:
         """It is complete: FileEnd, or what salvage has put in its place."""
@@ -169,7 +173,7 @@ class _File:
         """The ordinal of the frame at `offset`, or behind the last one; None if no frame begins there."""
         index = bisect_left(self.offsets, offset)
         inside = index < len(self.offsets) and self.offsets[index] == offset
-        if not inside and offset != self.batch_at:
+        if not inside and offset != self.batch_at and offset:
             return None
         return self.ordinal + index + sum(more for at, more in self.extra if at < index)
 
@@ -193,6 +197,7 @@ class LogCheck:
         mentions: dict[int, list[Mention]],
         facts: LogFacts,
         topics: Mapping[int, TopicFacts],
+        heads: Mapping[int, WalHead],
         in_use: bool,
     ) -> None:
         self._fs = fs
@@ -205,6 +210,7 @@ class LogCheck:
         self._mentions = mentions
         self._facts = facts
         self._topics = topics
+        self._heads = heads
         self._in_use = in_use
         self._ours: set[int] = {0}
         self._seqs = _Seqs()
@@ -221,7 +227,7 @@ class LogCheck:
                 yield Finding(path, None, "is gone by now", "note" if self._in_use else "damage")
                 continue
             try:
-                file = _File(path, ordinal, handle.size())
+                file = _File(path, ordinal, handle.size(), self._heads.get(ordinal, HEADLESS))
                 yield from self._file(handle, file, following)
             finally:
                 handle.close()
@@ -247,7 +253,13 @@ class LogCheck:
     # -- one file -----------------------------------------------------------------------------------------------------
 
     def _file(self, handle: File, file: _File, following: int | None) -> Iterator[Finding]:
-        at = 0
+        at = file.head.first
+        if file.head.problem is not None:
+            self._facts.since.update(self._topics)
+            yield self._damage(file, 0, f"{file.head.problem}: nothing in the file can be verified")
+            return
+        if file.head.corrected:
+            yield Finding(file.path, 0, "one bit of the header is not as it was written", "damage")
         while not file.ended:
             at, reason = yield from self._frames(handle, file, at)
             if file.ended:
@@ -262,7 +274,7 @@ class LogCheck:
             if following is None and file.batch_at >= vouched:
                 yield from self._end(handle, file, at, clean)
                 break
-            resume = next(_batches_behind(handle, at, file.size), None)
+            resume = next(_batches_behind(file.searched(handle), at), None)
             stop = file.size if resume is None else resume
             why = "in a file that was complete" if following is not None else f"a sync has covered all up to {vouched}"
             if clean and resume is None and following is not None:
@@ -282,7 +294,7 @@ class LogCheck:
         while True:
             window = handle.pread(min(length, file.size - at), at)
             try:
-                scan = frames.scan_window(window, at, file_end=file.size)
+                scan = frames.scan_window(window, at, file_end=file.size, salt=file.head.salt)
             except frames.UnknownFrameType as error:
                 yield self._damage(file, at, f"{error}: written by a newer version? The file is not read any further")
                 return at, "unknown"
@@ -374,7 +386,7 @@ class LogCheck:
         begins = max(self._begin or Position(0, 0), known.end if known is not None else Position(0, 0))
         if "kinds" in payload and position >= begins:
             size = frame.end - offset
-            file.recipes.append(RecipePlace(file.path, position, size, topic_id, frame.seq))
+            file.recipes.append(RecipePlace(file.path, position, size, topic_id, frame.seq, file.head.salt))
 
     def _control(self, file: _File, frame: Frame, index: int, payload: dict[str, Any]) -> Iterator[Finding]:
         kind = frame.type
@@ -447,7 +459,7 @@ class LogCheck:
     def _goes_on(handle: File, file: _File, at: int) -> bool:
         """Whether the daemon has written on since the log was found to end at `at`."""
         window = handle.pread(min(WINDOW_BYTES, file.size - at), at)
-        return bool(frames.scan_window(window, at, file_end=file.size).rows)
+        return bool(frames.scan_window(window, at, file_end=file.size, salt=file.head.salt).rows)
 
     # -- where it ends ------------------------------------------------------------------------------------------------
 
@@ -457,11 +469,8 @@ class LogCheck:
         if self._begin is not None and self._begin.ordinal == file.ordinal:
             vouched = max(vouched, self._begin.offset)
         if not clean:
-            for frame, window, base in find_frames(handle, at, file.size, only=FrameType.SYNCED):
-                with suppress(Exception):  # what malformed CBOR raises depends on the bytes; it vouches for nothing
-                    payload = frames.control_payload(window, base, frame)
-                    if payload.get("file") == file.ordinal:
-                        vouched = max(vouched, whole(payload["offset"]))
+            found = vouched_behind(file.searched(handle), at)
+            vouched = max(vouched, found.offset if found.known else file.size)
         return vouched
 
     def _end(self, handle: File, file: _File, at: int, clean: bool) -> Iterator[Finding]:
@@ -529,11 +538,9 @@ class LogCheck:
         self._cursors.forget()
 
 
-def _batches_behind(handle: File, at: int, size: int) -> Iterator[int]:
+def _batches_behind(file: LogFile, at: int) -> Iterator[int]:
     """Where valid frames behind `at` open a batch."""
-    for frame, _, _ in find_frames(handle, at, size):
-        if not frame.flags & CONTINUES:
-            yield frame.offset
+    return (found.frame.offset for found in FrameSearch(file, at).found() if not found.frame.flags & CONTINUES)
 
 
 def first_nonzero(handle: File, at: int, size: int) -> int | None:

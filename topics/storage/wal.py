@@ -19,6 +19,12 @@ from a torn end (above it). The frame travels in front of the next group; when n
 the next idle tick, synced once, and then the shard is silent: a Synced frame never asks for another. A rotated file
 ends in FileEnd and is synced whole before its successor gets its name, so a successor vouches for its predecessor.
 
+A batch says what its frames hold; their checksums depend on where they go and on the salt of the file, so they are
+computed here, for a whole group in one pass, in the thread that writes it. The salt stands in the header of a file,
+which is synced before the file gets its name: no crash leaves a named file whose frames nobody can verify. A file of
+version 1 that a life finds takes the verdict of its recovery and nothing else: the first group goes to a file with a
+salt.
+
 A failed write, sync, preallocation or rotation ends the writer's life: everything not yet acked fails, the shard is
 read-only until a restart, and nothing is retried, because after a failed fdatasync the kernel may call clean what
 never reached the disk.
@@ -28,7 +34,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
 from typing import Final, NamedTuple, Protocol
 
@@ -41,8 +47,10 @@ from topics.logs import get_logger
 from topics.offload import Kind, Offload
 from topics.storage import frames
 from topics.storage.datadir import wal_name
-from topics.storage.frames import FrameType
+from topics.storage.file_header import encode_file_header
+from topics.storage.frames import NOTHING, FrameType, Unsealed
 from topics.storage.fs import File, Fs, write_all
+from topics.storage.wal_head import WalHead, new_head
 
 log = get_logger(__name__)
 
@@ -70,10 +78,11 @@ Control frames use room beyond it, as they must never wait for an append (`crash
 class WalFile:
     """One file of a shard's log. `file_id` is what the index stores; 0 is never used."""
 
-    __slots__ = ("end", "file_id", "ordinal", "path", "shard", "written_ns")
+    __slots__ = ("end", "file_id", "head", "ordinal", "path", "shard", "written_ns")
 
-    def __init__(self, file_id: int, shard: int, ordinal: int, path: str, end: int = 0) -> None:
+    def __init__(self, file_id: int, shard: int, ordinal: int, path: str, head: WalHead, end: int = 0) -> None:
         self.file_id = file_id
+        self.head = head
         self.shard = shard
         self.ordinal = ordinal
         self.path = path
@@ -94,7 +103,7 @@ class Position(NamedTuple):
 class Batch(Protocol):
     """What a shard writer writes: frames that stand or fall together."""
 
-    data: bytes
+    data: Unsealed
     frames: int
     topic_id: int
     last_seq: int
@@ -133,7 +142,7 @@ class ControlBatch:
 
     def __init__(
         self,
-        data: bytes,
+        data: Unsealed,
         frames_: int,
         *,
         topic_id: int = 0,
@@ -182,7 +191,7 @@ class Cut(ControlBatch):
     __slots__ = ("ordinal",)
 
     def __init__(self) -> None:
-        super().__init__(b"", 0, wants_sync=True)
+        super().__init__(NOTHING, 0, wants_sync=True)
         self.ordinal = 0
         """Of the file that begins here; older ones are finished."""
 
@@ -200,9 +209,9 @@ class WalFiles:
         self._ids: dict[Place, int] = {}
         self._next_id = 1
 
-    def add(self, shard: int, ordinal: int, path: str) -> WalFile:
+    def add(self, shard: int, ordinal: int, path: str, head: WalHead) -> WalFile:
         """Register a file."""
-        file = self._by_id[self._next_id] = WalFile(self._next_id, shard, ordinal, path)
+        file = self._by_id[self._next_id] = WalFile(self._next_id, shard, ordinal, path, head)
         self._ids["wal", shard, ordinal] = self._next_id
         self._next_id += 1
         return file
@@ -243,6 +252,15 @@ class WalFiles:
     def of_shard(self, shard: int) -> list[WalFile]:
         """A shard's files, oldest first."""
         return sorted((file for file in self._by_id.values() if file.shard == shard), key=lambda file: file.ordinal)
+
+
+class _Entered(NamedTuple):
+    """A file that has just got its name."""
+
+    ordinal: int
+    path: str
+    head: WalHead
+    handle: File
 
 
 class ShardWriter:
@@ -416,7 +434,7 @@ class ShardWriter:
     def create(self, frame_count: int = 0) -> None:
         """Start an empty log, or its next file, whose first frame is the `frame_count`-th of the shard. Blocking."""
         self._make_spare()
-        self._begin_file(*self._enter_spare(frame_count))
+        self._begin_file(self._enter_spare(frame_count))
 
     def abandon(self) -> None:
         """Blocking: let go of a log that is not written any more. Never called after `run`."""
@@ -424,14 +442,14 @@ class ShardWriter:
             self._handle.close()
             self._handle = None
 
-    def write_opening(self, data: bytes, count: int) -> None:
+    def write_opening(self, opening: Unsealed, count: int) -> None:
         """Blocking: write and sync the frames with which this life of the log begins (`crash.md` 2). Called before
         `run`."""
         handle, file = self._handle, self.file
         assert handle is not None
-        write_all(handle, data, file.end)
+        write_all(handle, opening.sealed(file.head.salt, file.end), file.end)
         handle.fdatasync()
-        file.end += len(data)
+        file.end += len(opening)
         self._frame_count += count
         self._data_end = file.end
         self._synced()
@@ -482,14 +500,14 @@ class ShardWriter:
         """The mark that nothing was in flight; it counts only as the log's last frame."""
         handle, file = self._handle, self.file
         assert handle is not None
-        data = frames.encode_control(FrameType.CLEAN_STOP, {"clock": self._clock.now_ms()}, ts=self._clock.now_ms())
+        mark = frames.encode_control(FrameType.CLEAN_STOP, {"clock": self._clock.now_ms()}, ts=self._clock.now_ms())
         try:
-            await self._offload.run(Kind.WAL, partial(self._write_blocking, file, handle, data, file.end, True, None))
+            await self._offload.run(Kind.WAL, partial(self._write_blocking, file, handle, [mark], file.end, True, None))
         except OSError as error:
             self._fail(error)
         else:
             self._frame_count += 1
-            file.end += len(data)
+            file.end += len(mark)
             self._synced()
 
     @property
@@ -547,7 +565,7 @@ class ShardWriter:
         try:
             if self._queue and isinstance(self._queue[0], Cut):
                 await self._go_over()
-            elif self._queue and self.file.end and self.file.end + len(self._queue[0].data) > self._file_bytes:
+            elif self._queue and self._is_full_for(self._queue[0]):
                 await self._rotate()
             group = self._take_group()
             due = self._due
@@ -559,6 +577,13 @@ class ShardWriter:
         except OSError as error:
             self._fail(error)
 
+    def _is_full_for(self, batch: Batch) -> bool:
+        """Return True if the batch has to go to the next file."""
+        file = self.file
+        if file.end <= file.head.first:
+            return False
+        return file.head.salt is None or file.end + len(batch.data) > self._file_bytes
+
     async def _write(self, group: list[Batch], *, vouch: bool, sync: bool) -> None:
         file, handle = self.file, self._handle
         assert handle is not None
@@ -569,7 +594,7 @@ class ShardWriter:
             self._vouched = self._synced_end
         data_start = start + sum(map(len, pieces))
         pieces.extend(batch.data for batch in group)
-        data = pieces[0] if len(pieces) == 1 else b"".join(pieces)
+        size = sum(map(len, pieces))
         self._in_group = group
         self._group_written = 0
         mixed = sync and not all(batch.wants_sync for batch in group)
@@ -578,10 +603,10 @@ class ShardWriter:
         if not self._dirty:
             self._tick_from_ms = self._clock.monotonic_ms()
         sync_ns = await self._offload.run(
-            Kind.WAL, partial(self._write_blocking, file, handle, data, start, sync, after_write)
+            Kind.WAL, partial(self._write_blocking, file, handle, pieces, start, sync, after_write)
         )
         written()
-        file.end = start + len(data)
+        file.end = start + size
         self._frame_count += len(pieces) - len(group) + sum(batch.frames for batch in group)
         if file.end > data_start:
             self._data_end = file.end
@@ -589,9 +614,9 @@ class ShardWriter:
             if batch.last_seq and batch.frames:
                 self._last_seqs[batch.topic_id] = batch.last_seq
         figures = self.figures
-        figures.bytes_written += len(data)
+        figures.bytes_written += size
         figures.frames += len(pieces) - len(group) + sum(batch.frames for batch in group)
-        figures.batches += 1 if data else 0
+        figures.batches += 1 if size else 0
         self._unsynced.extend(group)
         self._in_group = []
         if sync:
@@ -604,14 +629,15 @@ class ShardWriter:
         self,
         file: WalFile,
         handle: File,
-        data: bytes,
+        pieces: Sequence[Unsealed],
         start: int,
         sync: bool,
         after_write: Callable[[], None] | None,
     ) -> int:
-        """In a worker thread: write, then sync; returns the ns of the sync."""
-        if data:
-            write_all(handle, data, start)
+        """In a worker thread: compute the checksums and write, then sync; returns the ns of the sync."""
+        bodies = pieces[0].bodies if len(pieces) == 1 else [body for piece in pieces for body in piece.bodies]
+        if bodies:
+            write_all(handle, frames.seal(bodies, file.head.salt, start), start)
         file.written_ns = self._clock.perf_ns()
         if not sync:
             return 0
@@ -679,8 +705,9 @@ class ShardWriter:
                 {"last": dict(sorted(self._last_seqs.items())), "next": ordinal},
                 ts=self._clock.now_ms(),
             )
+            sealed = ending.sealed(file.head.salt, file.end)
             entered = await self._offload.run(
-                Kind.WAL, partial(self._rotate_blocking, handle, ending, file.end, ordinal)
+                Kind.WAL, partial(self._rotate_blocking, handle, sealed, file.end, ordinal)
             )
         self.figures.frames += 1
         self.figures.rotations += 1
@@ -688,7 +715,7 @@ class ShardWriter:
         file.end += len(ending)
         self._frame_count += 1
         self._synced()
-        self._begin_file(*entered)
+        self._begin_file(entered)
         self.rotated.set()
         self.rotated = trio.Event()
 
@@ -696,14 +723,14 @@ class ShardWriter:
         """Carry out the cut at the head of the queue. An empty file is a new one already."""
         cut = self._queue[0]
         assert isinstance(cut, Cut)
-        if self.file.end:
+        if self.file.end > self.file.head.first:
             await self._rotate()
         self._queue.popleft()
         self._urgent = bool(self._queue)
         cut.ordinal = self.file.ordinal
         cut.on_synced()
 
-    def _rotate_blocking(self, handle: File, ending: bytes, at: int, ordinal: int) -> tuple[int, str, File]:
+    def _rotate_blocking(self, handle: File, ending: bytes, at: int, ordinal: int) -> _Entered:
         """In a worker thread. FileEnd and all before it are synced before the next file gets its name (`crash.md`
         5)."""
         write_all(handle, ending, at)
@@ -713,22 +740,35 @@ class ShardWriter:
         handle.close()
         return entered
 
-    def _enter_spare(self, ordinal: int) -> tuple[int, str, File]:
-        """Give the preallocated file its name, durably, and open it."""
+    def _enter_spare(self, ordinal: int) -> _Entered:
+        """Give the preallocated file its header and its name, both durably, and open it."""
         name = wal_name(ordinal)
         path = f"{self._directory}/{name}"
+        head = new_head(self._write_header(ordinal))
         self._fs.rename(self._spare_path, path)
         self._fs.sync_dir(self._directory)
         write_current(self._fs, self._directory, name)
-        return ordinal, path, self._fs.open(path)
+        return _Entered(ordinal, path, head, self._fs.open(path))
 
-    def _begin_file(self, ordinal: int, path: str, handle: File) -> None:
+    def _write_header(self, ordinal: int) -> int:
+        """The salt of the file that the spare becomes. The header is synced before anybody can find the file."""
+        salt = self._fs.salt()
+        handle = self._fs.open(self._spare_path)
+        try:
+            write_all(handle, encode_file_header(salt, ordinal), 0)
+            handle.fdatasync()
+        finally:
+            handle.close()
+        return salt
+
+    def _begin_file(self, entered: _Entered) -> None:
         """Make the file the active one."""
+        ordinal, path, head, handle = entered
         self._handle = handle
-        self._file = self._files.add(self.shard, ordinal, path)
+        self._file = file = self._files.add(self.shard, ordinal, path, head)
         self._frame_count = self._synced_frames = ordinal
         self._last_seqs = {}
-        self._data_end = self._synced_end = self._vouched = 0
+        file.end = self._data_end = self._synced_end = self._vouched = head.first
 
     # -- failure ----------------------------------------------------------------------------------------------------
 
