@@ -320,6 +320,11 @@ class Settings:
     max_inflight_bytes: int = _size(
         256 * MIB, 64 * KIB, MAX_SIZE, MEMORY, "Request bodies in memory, all requests together."
     )
+    max_unsent_bytes: int = _size(
+        256 * MIB, 1 * MIB, MAX_SIZE, MEMORY, "Answers that wait to be sent, all connections together."
+    )
+    max_unsent_bytes_per_key: int = _size(128 * MIB, 1 * MIB, MAX_SIZE, MEMORY, "The same of one API key.")
+    max_unsent_bytes_per_connection: int = _size(32 * MIB, 1 * MIB, MAX_SIZE, MEMORY, "The same of one connection.")
 
     max_batch_records: int = _count(10_000, 1, 1_000_000, LIMITS, "Records of one append.")
     max_record_bytes: int = _size(1 * MIB, 1, 1 * GIB, LIMITS, "Data and meta of one record.")

@@ -113,7 +113,7 @@ class _Connection:
     def ends_wait(self, _scope: object) -> AbstractContextManager[None]:
         return nullcontext()
 
-    def answering(self, _size: int) -> AbstractContextManager[None]:
+    def answering(self, _size: int, _key: bytes = b"", **_: object) -> AbstractContextManager[None]:
         return nullcontext()
 
 

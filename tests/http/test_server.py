@@ -10,6 +10,7 @@ from collections.abc import AsyncIterator, Iterator
 from contextlib import ExitStack, asynccontextmanager, contextmanager
 from dataclasses import replace
 from functools import partial
+from itertools import count
 from typing import Any, Final
 
 import h2.config
@@ -26,7 +27,7 @@ from tests.http.conftest import SMALL, Served, serving, until
 from topics import limits
 from topics.config import Settings
 from topics.http import protocols
-from topics.http.connection import Connection
+from topics.http.connection import PROGRESS_BYTES, Connection
 from topics.http.server import Server, open_listener, port_of, serve
 
 pytestmark = pytest.mark.trio
@@ -675,16 +676,20 @@ async def test_a_reader_that_takes_too_long_over_its_answer_is_cut_off(clock: tr
         bystander = await trio.open_tcp_stream("127.0.0.1", port)
         await stream.send_all(GET)
         await until(lambda: len(server.answering) == 1)
-        clock.jump(60 + (size >> 10) - 100)
+        for _ in range(3):  # until the kernel has taken what it takes
+            clock.jump(1)
+            await settled()
+        clock.jump(55)  # of the minute in which it has to take something
         await settled()
         assert len(server.answering) == 1
         with capture_logs() as logged:
-            clock.jump(101)
+            clock.jump(10)
             await until(lambda: not server.answering)
         assert [(entry["event"], entry["peer"]) for entry in logged if entry["event"] != "head_too_slow"] == [
             ("reader_too_slow", stream.socket.getsockname())
         ]
         assert await is_closed(stream)
+        clock.jump(75)
         assert await is_closed(bystander)  # which has long been idle
         await until(lambda: not server.connections)
 
@@ -696,7 +701,7 @@ async def test_a_reader_of_many_answers_has_the_time_of_all_of_them(clock: trio.
         streams = [await client.request("GET", "/") for _ in range(3)]
         await until(lambda: len(server.answering) == 1)
         await settled()
-        clock.jump(60 + 1024 - 100)
+        clock.jump(55)
         await settled()
         for stream in streams:
             with trio.fail_after(60):
@@ -713,6 +718,7 @@ async def test_the_time_for_an_answer(clock: trio.testing.MockClock) -> None:
     slow: set[Connection] = set()
     ours, theirs = trio.socket.socketpair()
     connection = Connection(trio.SocketStream(ours), trio.Lock(), slow)
+    connection.progress = count(0, PROGRESS_BYTES).__next__  # it takes something all the time
 
     def too_slow_after(seconds: float) -> bool:
         now = trio.current_time() + seconds
@@ -723,22 +729,42 @@ async def test_the_time_for_an_answer(clock: trio.testing.MockClock) -> None:
         assert not connection.is_too_slow(1e9)
         with connection.answering(0):
             assert too_slow_after(60)
-            with connection.answering(100 << 10):
-                with connection.answering(10 << 10):
+            with connection.answering(1600 << 10):
+                with connection.answering(160 << 10):
                     assert slow == {connection}
                     assert too_slow_after(60)
                 clock.jump(59)
                 assert too_slow_after(1)
         assert not slow
-        with connection.answering(100 << 10), connection.answering(10 << 10):
+        with connection.answering(1600 << 10), connection.answering(160 << 10):
             assert too_slow_after(160)
         assert not slow
         with ExitStack() as later:
             with connection.answering(0):
-                later.enter_context(connection.answering(100 << 10))
+                later.enter_context(connection.answering(1600 << 10))
             clock.jump(61)
             assert too_slow_after(99)
         assert not connection.is_too_slow(1e9)
+
+
+async def test_a_reader_that_takes_hardly_anything_is_too_slow_after_a_minute(clock: trio.testing.MockClock) -> None:
+    clock.rate = 0.0
+    ours, theirs = trio.socket.socketpair()
+    connection = Connection(trio.SocketStream(ours), trio.Lock(), set())
+    taken = 0
+    connection.progress = lambda: taken
+    with theirs, ours, connection.answering(1 << 30):
+        for _ in range(3):
+            clock.jump(59)
+            assert not connection.is_too_slow(trio.current_time())
+            taken += PROGRESS_BYTES
+            assert not connection.is_too_slow(trio.current_time())
+        for _ in range(59):
+            clock.jump(1)
+            taken += 1
+            assert not connection.is_too_slow(trio.current_time())
+        clock.jump(1)
+        assert connection.is_too_slow(trio.current_time())
 
 
 # --- crowds ----------------------------------------------------------------------------------------------------------

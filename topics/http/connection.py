@@ -13,22 +13,26 @@ import os
 import socket
 import struct
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Final
 
 import trio
 
+from topics.errors import ApiError
 from topics.http.budget import ByteBudget
+from topics.http.unsent import STREAM_BYTES, UnsentBytes, cut_off_stalled
 
 # On a stream, one that is connected and does not read is dealt with by the stream (`topics.watching.outbox`), which
 # wants to tell it so; the kernel counts a closed window like a peer that vanished.
 STREAM_USER_TIMEOUT_MS: Final = 40_000
 
-# Whoever reads an answer has a minute, and a second for each KiB of it and of what else is on its way: a maximal page
-# over a bad line takes less. What it keeps waiting is in memory and outside every budget.
+# A reader of an answer has a minute, and a second for each 16 KiB of it and of what else is on its way: ten minutes for
+# a maximal page. And of what it is owed it has to take some KiB in each minute.
 ANSWER_S: Final = 60.0
-ANSWER_BYTES_PER_S: Final = 1 << 10
+ANSWER_BYTES_PER_S: Final = 16 << 10
+PROGRESS_S: Final = 60.0
+PROGRESS_BYTES: Final = 16 << 10
 
 # A peer that has acknowledged nothing for so long, something sent to it and keep-alive probes included, has vanished.
 VANISHED_MS: Final = 22_000
@@ -57,19 +61,33 @@ class Connection:
         "_direct_ended",
         "_earliest",
         "_held",
-        "_owed",
+        "_held_up",
+        "_moved",
+        "_moved_at",
         "_partial",
+        "_progress",
+        "_progress_at",
+        "_room",
         "_stream",
+        "_unsent_bytes",
         "_waits",
         "cancel_scope",
         "has_left",
         "is_broken",
         "lock",
+        "owed",
         "peer",
+        "progress",
         "streams",
     )
 
-    def __init__(self, stream: trio.SocketStream, lock: trio.Lock, answering: set[Connection]) -> None:
+    def __init__(
+        self,
+        stream: trio.SocketStream,
+        lock: trio.Lock,
+        answering: set[Connection],
+        unsent: UnsentBytes | None = None,
+    ) -> None:
         self._stream = stream
         self.lock = lock
         """Held by whoever sends."""
@@ -79,8 +97,17 @@ class Connection:
         """Until when each of the answers that are being sent has to be out."""
         self._earliest = math.inf
         """Of those times the first, or one before it."""
-        self._owed = 0
+        self.owed = 0
         """Bytes of those answers."""
+        self._unsent_bytes = unsent
+        self._room = trio.lowlevel.ParkingLot()
+        self._held_up = 0
+        """Requests that wait until less is owed."""
+        self.progress: Callable[[], int] = self.acked
+        """Counts bytes of answers that the peer has taken."""
+        self._progress = self._moved = 0
+        self._progress_at = self._moved_at = 0.0
+        """When it had last taken `PROGRESS_BYTES` more, and when anything at all."""
         self._partial: trio.Event | None = None
         """Set while a frame is partly sent past hypercorn."""
         self._direct_bytes = 0
@@ -183,33 +210,94 @@ class Connection:
     # -- answers -------------------------------------------------------------------------------------------------------
 
     @contextmanager
-    def answering(self, size: int) -> Iterator[None]:
-        """Around sending an answer of `size` bytes: a peer that takes too long over it is cut off (`is_too_slow`).
+    def answering(self, size: int, key: bytes = b"", *, stream: bool = False) -> Iterator[None]:
+        """Around sending an answer of `size` bytes to a client of this key; `stream`: on an HTTP/2 stream of its own.
 
-        Answers of one HTTP/2 connection are sent by turns, so each has the time of all that are on their way when it
-        begins. Those that begin later give it none: otherwise an answer that nobody takes would be held for as long as
-        others are.
+        They count as unsent meanwhile (`topics.http.unsent`), and a peer that takes too long over them is cut off
+        (`is_too_slow`). Answers of one HTTP/2 connection are sent by turns, so each has the time of all that are on
+        their way when it begins. Those that begin later give it none: otherwise an answer that nobody takes would be
+        held for as long as others are.
         """
         answer = object()
-        self._owed += size
-        deadline = trio.current_time() + ANSWER_S + self._owed / ANSWER_BYTES_PER_S
+        charged = size + STREAM_BYTES if stream else size
+        if self._unsent_bytes is not None:
+            if self._unsent_bytes.is_short_of(charged):
+                cut_off_stalled(self._answering, charged, trio.current_time())
+            self._unsent_bytes.take(charged, key)
+        if not self._answers:
+            self._progress = self._moved = self.progress()
+            self._progress_at = self._moved_at = trio.current_time()
+        self.owed += charged
+        deadline = trio.current_time() + ANSWER_S + self.owed / ANSWER_BYTES_PER_S
         self._answers[answer] = deadline
         self._earliest = min(self._earliest, deadline)
         self._answering.add(self)
         try:
             yield
         finally:
-            self._owed -= size
+            self.owed -= charged
+            if self._unsent_bytes is not None:
+                self._unsent_bytes.give_back(charged, key)
             del self._answers[answer]
+            self._progress_at = self._moved_at = trio.current_time()
             if not self._answers:
                 self._earliest = math.inf
                 self._answering.discard(self)
+                self._room.unpark_all()
+            else:
+                self._room.unpark()
+
+    def has_room(self) -> bool:
+        """Return True if less is owed than a connection may owe."""
+        return self._unsent_bytes is None or self.owed < self._unsent_bytes.limit_per_connection
+
+    async def until_room(self) -> None:
+        """Wait until a request may be handled although other answers are on their way."""
+        while not self.has_room():
+            self._held_up += 1
+            try:
+                await self._room.park()
+            finally:
+                self._held_up -= 1
+            if self.has_room():
+                self._room.unpark()
+
+    def is_full(self) -> bool:
+        """Return True if so many requests wait for room that another one is to be refused."""
+        return (
+            not self.has_room()
+            and self._unsent_bytes is not None
+            and (self._held_up * STREAM_BYTES >= self._unsent_bytes.limit_per_connection)
+        )
+
+    def why_not(self, size: int, key: bytes) -> ApiError | None:
+        """Return the 429 for an answer of `size` bytes that there is no room for."""
+        if self._unsent_bytes is None:
+            return None
+        refused = self._unsent_bytes.why_not(self, size, key)
+        if refused is not None and self._unsent_bytes.is_short_of(size):
+            cut_off_stalled(self._answering, size, trio.current_time())
+        return refused
 
     def is_too_slow(self, now: float) -> bool:
-        """Whether an answer should have been read by now (Trio's clock)."""
+        """Whether an answer should have been read by now (Trio's clock), or too little was taken in the last minute.
+        To be called every second."""
         if now >= self._earliest:
             self._earliest = min(self._answers.values(), default=math.inf)
-        return now >= self._earliest
+        return now >= self._earliest or (bool(self._answers) and now - self._last_progress(now) >= PROGRESS_S)
+
+    def _last_progress(self, now: float) -> float:
+        taken = self.progress()
+        if taken != self._moved:
+            self._moved, self._moved_at = taken, now
+        if taken - self._progress >= PROGRESS_BYTES:
+            self._progress, self._progress_at = taken, now
+        return self._progress_at
+
+    def stalled_s(self, now: float) -> float:
+        """How long the peer has taken nothing of what it is owed, as far as that was looked at."""
+        self._last_progress(now)
+        return now - self._moved_at
 
     def _info(self) -> bytes:
         try:

@@ -51,7 +51,16 @@ CLIENT_GONE: Final = 499
 GZIP_FROM: Final = 1024
 """Below about a KiB, gzip saves less than a packet."""
 
-_OWN_LIMITS: Final = frozenset({"max_inflight_bytes", "max_inflight_per_key", "rate_per_key"})
+_OWN_LIMITS: Final = frozenset(
+    {
+        "max_inflight_bytes",
+        "max_inflight_per_key",
+        "max_unsent_bytes",
+        "max_unsent_bytes_per_connection",
+        "max_unsent_bytes_per_key",
+        "rate_per_key",
+    }
+)
 """Limits that are kept here, and not by the engine, which counts its own refusals."""
 
 PROMPT_ANSWER: Final = 64 << 10
@@ -140,6 +149,9 @@ class Gate:
             await self._record(call, status, code)
             if len(response.body) <= PROMPT_ANSWER:
                 self._leave(call)
+            if (refused := self._no_room(call, response)) is not None:
+                response = refused
+                status = response.status
             try:
                 await self._send(call, response)
             finally:
@@ -169,6 +181,20 @@ class Gate:
                     await self._show(stream)
                 finally:
                     self._leave(call)
+
+    def _no_room(self, call: Call, response: Response) -> Response | None:
+        """The 429 in place of a large answer that there is no room for, of a call that changes nothing or can be taken
+        back."""
+        repeatable = call.method == "GET" or response.undelivered is not None or _label(call) == "diff_post"
+        if len(response.body) <= PROMPT_ANSWER or not repeatable:
+            return None
+        error = call.connection.why_not(len(response.body), call.key.digest)
+        if error is None:
+            return None
+        if response.undelivered is not None:
+            response.undelivered()
+        self._count_refusal(error)
+        return error_response(error)
 
     def _leave(self, call: Call) -> None:
         """The request of a key is not in progress any more. May be repeated."""
@@ -226,6 +252,8 @@ class Gate:
             self.figures.throttled[limit] += 1
 
     async def _answer(self, call: Call) -> Response | OpenAnswer:
+        if call.scope["http_version"] == "2":
+            await call.connection.until_room()
         refusal = self.refusal()
         try:
             found = self._routes.find(call.method, call.scope["raw_path"])
@@ -298,8 +326,9 @@ class Gate:
             headers.append((b"connection", b"close"))
         connection: Connection = call.scope["state"]["connection"]
         # On HTTP/1.1 a small answer is for the kernel to wait with.
-        watched = len(body) > SMALL_BODY or call.scope["http_version"] == "2" or not call.body_complete
-        with connection.answering(len(body)) if watched else _UNWATCHED:
+        http2 = call.scope["http_version"] == "2"
+        watched = len(body) > SMALL_BODY or http2 or not call.body_complete
+        with connection.answering(len(response.body), call.key.digest, stream=http2) if watched else _UNWATCHED:
             await call.send({"type": "http.response.start", "status": response.status, "headers": headers})
             await call.send({"type": "http.response.body", "body": body, "more_body": not call.body_complete})
             if call.body_complete:

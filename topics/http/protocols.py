@@ -49,13 +49,17 @@ from topics.http.patience import BODY_BYTES_PER_S, BODY_GRACE_S, BODY_IDLE_S
 
 # Request headers up to 128 KiB are promised; the request line, and what h2 adds for each field, come on top.
 MAX_HEADER_BYTES: Final = (128 + 64) << 10
-MAX_STREAMS: Final = 100_000
+# 10,000 are promised.
+MAX_STREAMS: Final = 12_000
 # The libraries take up to 20 us of the loop for each field, which over HTTP/2 may be one byte. No client sends more
 # than some dozens.
 MAX_HEADER_FIELDS: Final = 1000
 # h2 is given so much at a time when it comes in small frames, which take up to 70 us each: others have their turn in
 # between.
 H2_SLICE: Final = 4 << 10
+
+# Of an answer that waits for its reader's window, this much is copied.
+_BODY_PIECE: Final = 64 << 10
 
 _END_OF_HEAD: Final = re.compile(rb"\n\r?\n")
 _FRAMING_FIELDS: Final = frozenset({b"content-length", b"transfer-encoding"})
@@ -544,6 +548,7 @@ class _H2(H2Protocol):
         self._incoming.max_frame_size = self.connection.max_inbound_frame_size
         self.connection.incoming_buffer = self._incoming
         self.priority = _RoundRobin()  # type: ignore[assignment]
+        cast(Connection, self.connection_state["connection"]).progress = self._data_sent
         self.cut_off: WeakSet[HTTPStream | WSStream] = WeakSet()
         """Streams that ended before their answers did."""
 
@@ -566,7 +571,16 @@ class _H2(H2Protocol):
             await trio.lowlevel.checkpoint()
             start = end
 
+    def _data_sent(self) -> int:
+        assert isinstance(self.connection, _H2Connection)
+        return self.connection.data_sent
+
     async def _create_stream(self, request: h2.events.RequestReceived) -> None:
+        if cast(Connection, self.connection_state["connection"]).is_full():
+            with suppress(h2.exceptions.ProtocolError):
+                self.connection.reset_stream(request.stream_id, h2.errors.ErrorCodes.REFUSED_STREAM)
+            await self._flush()
+            return
         if not _is_well_formed(request.headers):
             await self._refuse(request.stream_id)
             return
@@ -584,7 +598,14 @@ class _H2(H2Protocol):
         await self._flush()
 
     async def stream_send(self, event: StreamEvent) -> None:
-        """An answer that its application has left unfinished ends in a reset, or the client would wait for the rest."""
+        """An answer that its application has left unfinished ends in a reset, or the client would wait for the rest. A
+        long one is handed over in pieces, as it is sent: hypercorn would copy it whole."""
+        if isinstance(event, Body) and len(event.data) > _BODY_PIECE:
+            data = memoryview(event.data)
+            for start in range(0, len(data), _BODY_PIECE):
+                piece = bytes(data[start : start + _BODY_PIECE])
+                await super().stream_send(Body(stream_id=event.stream_id, data=piece))
+            return
         buffer = self.stream_buffers.get(event.stream_id)
         if isinstance(event, StreamClosed) and buffer is not None and not buffer._complete:
             await buffer.close()
@@ -618,6 +639,14 @@ class _H2Connection(h2.connection.H2Connection):
     """Counts its streams, which h2 does by looking at all of them, only when it might matter."""
 
     _counted = 0
+    data_sent = 0
+    """Bytes of bodies, of all streams."""
+
+    def send_data(
+        self, stream_id: int, data: bytes | memoryview, end_stream: bool = False, pad_length: int | None = None
+    ) -> None:
+        super().send_data(stream_id, data, end_stream, pad_length)
+        self.data_sent += len(data)
 
     @property
     def open_inbound_streams(self) -> int:

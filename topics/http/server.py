@@ -38,6 +38,7 @@ from topics.config import Settings
 from topics.http.connection import Connection
 from topics.http.hangups import Hangups
 from topics.http.protocols import MAX_HEADER_BYTES, MAX_STREAMS, NoMoreRequests, Protocols
+from topics.http.unsent import UnsentBytes
 from topics.logs import get_logger
 
 log = get_logger(__name__)
@@ -187,10 +188,11 @@ async def serve(
     context = WorkerContext(None)
     wrapped = ASGIWrapper(app)
     hangups = Hangups()
+    unsent = UnsentBytes(settings)
 
     async def handle(accepted: socket.socket) -> None:
         stream = trio.SocketStream(trio.socket.from_stdlib_socket(accepted))
-        connection = Connection(stream, trio.Lock(), server.answering)
+        connection = Connection(stream, trio.Lock(), server.answering, unsent)
         server.starting -= 1
         server.connections.add(connection)
         hangups.add(connection)
