@@ -229,6 +229,7 @@ def unread_pipeline(target: Target) -> None:
     request = request_bytes("GET", f"/v0/topics/{TOPIC}/diff?limit=1000")
     for _ in range(100):
         target.connect(request * 50, receive_buffer=4096)
+        time.sleep(0.01)
     target.wait()
 
 

@@ -110,6 +110,9 @@ class _Connection:
     peer = ("127.0.0.1", 1)
     is_broken = False
 
+    def why_not(self, _size: int, _key: bytes) -> None:
+        return None
+
     def ends_wait(self, _scope: object) -> AbstractContextManager[None]:
         return nullcontext()
 

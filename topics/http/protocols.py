@@ -58,6 +58,8 @@ MAX_HEADER_FIELDS: Final = 1000
 # between.
 H2_SLICE: Final = 4 << 10
 
+# A longer body is not copied to stand behind its head.
+_JOINED_WITH_HEAD: Final = 64 << 10
 # Of an answer that waits for its reader's window, this much is copied.
 _BODY_PIECE: Final = 64 << 10
 
@@ -192,14 +194,21 @@ class _H11(H11Protocol):
 
     async def _send_h11_event(self, event: H11SendableEvent) -> None:
         try:
-            data = self._head + (self.connection.send(event) or b"")
+            data = self.connection.send(event) or b""
         except h11.LocalProtocolError:
             if self.connection.their_state != h11.ERROR:
                 raise
             return
         # An application that streams sends the first of its body at once.
-        self._head = data if isinstance(event, h11.Response) else b""
-        if data and not self._head:
+        if isinstance(event, h11.Response):
+            self._head += data
+            return
+        head, self._head = self._head, b""
+        if head and len(data) > _JOINED_WITH_HEAD:
+            await self.send(RawData(data=head))
+        else:
+            data = head + data
+        if data:
             await self.send(RawData(data=data))
 
     async def _send_error_response(self, status_code: int) -> None:
