@@ -43,6 +43,7 @@ from topics.offload import Kind, ThreadOffload
 from topics.storage.datadir import DataDirError
 from topics.storage.frames import UnknownFrameType
 from topics.storage.fs import OsFs
+from topics.storage.mounts import kernel_warning
 from topics.storage.recovered import Damage
 from topics.storage.segment_store import SegmentStore
 
@@ -118,9 +119,9 @@ async def _main(settings: Settings, cold: SegmentStore | None) -> int:
     gc.set_threshold(*COLLECTOR_THRESHOLDS)
     sys.setswitchinterval(SWITCH_INTERVAL_S)
     limit_arenas(ARENAS)
-    warning = raise_file_limit()
-    for sentence in [*settings.warnings, *([warning] if warning is not None else [])]:
-        log.warning("configuration", problem=sentence)
+    for sentence in [*settings.warnings, raise_file_limit(), kernel_warning()]:
+        if sentence is not None:
+            log.warning("configuration", problem=sentence)
     clock = SystemClock()
     offload = ThreadOffload(
         {Kind.WAL: settings.wal_shards + 1, Kind.HOT_READ: 8, Kind.COLD_READ: 8, Kind.CPU: 2, Kind.FILES: 4}

@@ -102,6 +102,12 @@ TARGETS: Final[Mapping[str, tuple[str, ...]]] = {
         "simulation/test_recovery_rules.py",
         "simulation/test_unguarded_rules.py",
     ),
+    "topics/storage/unsynced_files.py": (
+        "storage/test_compactor.py",
+        "simulation/test_recovery_rules.py",
+        "simulation/test_unguarded_rules.py",
+        "simulation/test_writeback_errors.py",
+    ),
     "topics/storage/verdicts.py": (
         "simulation/test_recovery_rules.py",
         "simulation/test_staging_crashes.py",

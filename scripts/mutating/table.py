@@ -244,13 +244,13 @@ DIRECTORIES: Final = (
     Mutation(
         "segment-names-not-synced",
         "directories",
-        "topics/storage/storing.py",
+        "topics/storage/unsynced_files.py",
         """
-            for directory in sorted({parent(path) for path in paths}):
+            for directory in sorted({parent(path) for path in self._paths}):
                 self._fs.sync_dir(directory)
         """,
         """
-            for directory in sorted({parent(path) for path in paths}):
+            for directory in sorted({parent(path) for path in self._paths}):
                 pass
         """,
         "8.1: a segment is durable before the manifest that names it",
@@ -445,17 +445,30 @@ CHECKPOINT: Final = (
         "crash",
     ),
     Mutation(
-        "segment-data-not-synced",
+        "synced-through-another-descriptor",
         "checkpoint",
-        "topics/storage/storing.py",
+        "topics/storage/unsynced_files.py",
         """
-            handle = self._fs.open(path)
-            try:
-                handle.fdatasync()
+            if path not in self._open:
+                file.close()
         """,
         """
-            handle = self._fs.open(path)
-            try:
+            if self._open.pop(path, file):
+                file.close()
+        """,
+        "8.1: a file is synced through the descriptor that has written it",
+        "crash",
+    ),
+    Mutation(
+        "segment-data-not-synced",
+        "checkpoint",
+        "topics/storage/unsynced_files.py",
+        """
+            for _, file in sorted(self._open.items()):
+                file.fdatasync()
+        """,
+        """
+            for _, file in sorted(self._open.items()):
                 pass
         """,
         "rule 10: the length in a manifest is synced",

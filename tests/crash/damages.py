@@ -102,7 +102,7 @@ def left() -> Left:
 
     assert world.live(scenario, end="kill")
     world = world.after("kill")
-    world.fs.sync_all("/")
+    world.fs.settle()
     written: dict[str, dict[int, int]] = {name: {} for name in NAMES}
     sent = {entry.id: entry for entry in history.entries if isinstance(entry, Sent)}
     for entry in history.entries:

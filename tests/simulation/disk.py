@@ -10,6 +10,11 @@ A run ends in one of two ways, each of which gives a new `SimFs`, as a new start
 
 - `after_process_kill`: what was visible stays visible, what was pending stays pending; the same boot id.
 - `after_machine_crash`: of what was pending, the `CrashKind` and a seed decide what is there; a new boot id.
+- `after_remount`: the file system was unmounted while its disk refused writes: as after a crash, in the same boot.
+
+A write that fails is told as the kernel tells it (`errseq_t`): once to each descriptor that was open then, and to one
+that is opened afterwards only while nobody has been told, and while the file has not left the cache; so also for the
+whole file system, to its anchors. What becomes clean by that is gone, for every sync that follows.
 
 What can never happen: a synced byte changes without being written again, a rename is half done, two changes of one name
 swap places. What can: everything else that was pending, in any combination.
@@ -229,10 +234,27 @@ def _sectors(write: Write) -> Iterator[Write]:
 # ----------------------------------------------------------------- the tree
 
 
+class _Errors:
+    """The writes that have failed, of a file or of a file system, and up to which of them somebody has been told."""
+
+    __slots__ = ("count", "told")
+
+    def __init__(self, count: int = 0, told: int = 0) -> None:
+        self.count = count
+        self.told = told
+
+    def heard(self, since: int) -> bool:
+        """Whether a descriptor that knows of the first `since` has another one to hear of; it is told by that."""
+        if since < self.count:
+            self.told = self.count
+            return True
+        return False
+
+
 class _FileNode:
     """An inode: its content visible and durable, and what is between the two."""
 
-    __slots__ = ("durable", "inode", "path", "pending", "visible")
+    __slots__ = ("durable", "errors", "handles", "inode", "path", "pending", "visible")
 
     def __init__(self, inode: int, path: str, content: bytes | bytearray = b"") -> None:
         self.inode = inode
@@ -240,13 +262,22 @@ class _FileNode:
         self.visible = bytearray(content)
         self.durable = bytearray(content)
         self.pending: list[Change] = []
+        self.errors = _Errors()
+        self.handles = 0
+        """How many descriptors are open."""
 
     def __deepcopy__(self, memo: dict[int, Any]) -> _FileNode:
         twin = _FileNode(self.inode, self.path)
         twin.visible = self.visible[:]
         twin.durable = self.durable[:]
         twin.pending = self.pending[:]
-        return twin
+        return twin  # the process had it open, if anybody had: it may leave the cache now
+
+    def close(self) -> None:
+        """A descriptor is closed. Without any the inode may leave the cache, and its errors with it."""
+        self.handles -= 1
+        if not self.handles:
+            self.errors.told = self.errors.count
 
     def change(self, change: Change) -> None:
         _apply(self.visible, change)
@@ -262,6 +293,9 @@ class _FileNode:
         if rng is not None:
             _scatter(self.durable, self.pending, rng, garble=False)
         self.pending.clear()
+        self.errors.count += 1
+        if not self.handles:
+            self.errors.told = self.errors.count
 
     def is_durable(self, start: int, end: int) -> bool:
         return (
@@ -319,6 +353,8 @@ class _State:
         self.next_inode = 2
         self.root = _DirNode(1, "/")
         self.changes: list[_NameChange] = []
+        self.errors = _Errors()
+        """Of all files."""
 
     def new_inode(self) -> int:
         self.next_inode += 1
@@ -401,7 +437,7 @@ class SimFs:
     `seed` decides what is random here (the boot id, what a failed sync keeps). `journal` is where operations are
     recorded: given the same list, several lives of a machine share it. `crash_at` is the mutating operation, from 0,
     that is the last: it raises `SimCrash` before it takes effect, or after with `crash_applied`. `capacity` limits the
-    sum of all file sizes, in bytes.
+    sum of all file sizes, in bytes, and `inodes` the number of files and directories.
     """
 
     def __init__(
@@ -413,6 +449,7 @@ class SimFs:
         crash_applied: bool = False,
         faults: Iterable[Fault] = (),
         capacity: int | None = None,
+        inodes: int | None = None,
     ) -> None:
         self.seed = seed
         self.ops: list[Op] = [] if journal is None else journal
@@ -422,6 +459,7 @@ class SimFs:
         self.crash_applied = crash_applied
         self.faults: list[Fault] = list(faults)
         self.capacity = capacity
+        self.inodes = inodes
         self.dead = False
         self.open_files = 0
         """Files opened and not closed."""
@@ -429,7 +467,12 @@ class SimFs:
         self._salts = 0
         self._state = _State()
         self._boot = 0
-        self._locks: dict[int, str] = {}
+        self._mounts = 0
+        self._heard: int | None = None
+        """How many failed writes the anchor has been told of; None without one."""
+        self._failed_before = self._broken = False
+        """The anchor was told of one, when it was made or since."""
+        self._locks: set[int] = set()
         self._subscribers: list[Callable[[Op], None]] = []
 
     # ------------------------------------------------------------- Fs
@@ -488,6 +531,7 @@ class SimFs:
         with self._operation("mkdir", path, mutates=True):
             if found is not None:
                 raise _failure(errno.EEXIST, path)
+            self._take_inode(path)
             made = _DirNode(self._state.new_inode(), path)
             self._change_names((self._parent(path), posixpath.basename(path), made))
 
@@ -523,24 +567,59 @@ class SimFs:
                 change.unsynced = [directory for directory in change.unsynced if directory is not synced]
             self._state.commit_names(lambda change: not change.unsynced and not change.stuck)
 
+    def anchor(self, path: str) -> bool:
+        with self._operation("anchor", _absolute(path)):
+            if self._heard is None:
+                self._failed_before = self._state.errors.heard(self._state.errors.told)
+                self._heard = self._state.errors.count
+            return self._failed_before
+
+    def release_anchors(self) -> None:
+        self._heard, self._broken = None, False
+
     def sync_all(self, path: str) -> None:
         path = _absolute(path)
         with self._operation("sync_all", path, mutates=True, handles_error=True) as fault:
             self._node(path)
+            if self._heard is None:
+                raise _failure(errno.ENODEV, path)
+            if self._broken:
+                raise _failure(errno.EIO, path)
             if _prevented(fault):
                 for file in self._state.files():
-                    file.lose(self._random if fault.keep_some else None)
+                    if file.pending:
+                        self._lose(file, fault)
                 self._lose_names(self._state.changes, fault)
-                return
-            for file in self._state.files():
-                file.sync()
-            self._state.commit_names(lambda change: not change.stuck)
+                self._state.errors.count += 1
+            else:
+                self.settle()
+            if self._state.errors.heard(self._heard):
+                self._broken = True
+                if not _prevented(fault):
+                    raise _failure(errno.EIO, path)
+
+    def _lose(self, file: _FileNode, fault: Fault | None) -> None:
+        """What is pending of a file fails to be written: whoever has it open hears of it, and the file system."""
+        file.lose(self._random if fault is not None and fault.keep_some else None)
+        self._state.errors.count += 1
 
     def free_bytes(self, path: str) -> int:
         path = _absolute(path)
         with self._operation("free_bytes", path):
             self._node(path)
             return self._free()
+
+    def free_inodes(self, path: str) -> int | None:
+        path = _absolute(path)
+        with self._operation("free_inodes", path):
+            self._node(path)
+            return None if self.inodes is None else max(0, self.inodes - self._nodes())
+
+    def mount(self, path: str) -> str | None:
+        path = _absolute(path)
+        with self._operation("mount", path):
+            self._node(path)
+            return f"{self._mounts:x}"
 
     def identity(self, path: str) -> str:
         path = _absolute(path)
@@ -564,21 +643,26 @@ class SimFs:
     def lock(self, path: str, text: str) -> LockHandle:
         path = _absolute(path)
         with self._operation("lock", path, mutates=True):
-            found = self._look(path)
+            directory, found = self._parent(path), self._look(path)
+            if self._locks & {directory.inode, found.inode if found is not None else 0}:
+                raise LockHeld(path, self._text_of(path))
             node = self._create(path) if found is None else self._file(path)
-            if node.inode in self._locks:
-                raise LockHeld(path, self._locks[node.inode])
-            self._locks[node.inode] = text
+            self._locks |= {directory.inode, node.inode}
             node.change(Truncate(0))
             if text:
                 node.change(Write(0, text.encode()))
-        return _SimLock(self._locks, node.inode)
+        return _SimLock(self._locks, directory.inode, node.inode)
 
     def lock_holder(self, path: str) -> str | None:
         path = _absolute(path)
         with self._operation("lock_holder", path):
-            node = self._look(path)
-            return None if node is None or node.inode not in self._locks else self._locks[node.inode].strip()
+            nodes = (self._look(posixpath.dirname(path)), self._look(path))
+            held = any(node is not None and node.inode in self._locks for node in nodes)
+            return self._text_of(path).strip() if held else None
+
+    def _text_of(self, path: str) -> str:
+        node = self._look(path)
+        return bytes(node.visible).decode() if isinstance(node, _FileNode) else ""
 
     # ------------------------------------------------------------- ends of a run
 
@@ -593,10 +677,18 @@ class SimFs:
         operation. The new one has a new boot id and the same capacity, and no faults, subscribers, locks or `crash_at`.
         """
         rng = random.Random(f"{kind} {seed}")
-        born = SimFs(seed, journal=journal, capacity=self.capacity)
+        born = SimFs(seed, journal=journal, capacity=self.capacity, inodes=self.inodes)
         born._state = self._state.after_machine_crash(kind, rng)
         born._boot = self._boot + 1
+        born._mounts = self._mounts + 1
         born._salts = self._salts
+        return born
+
+    def after_remount(self, kind: CrashKind, seed: int, *, journal: list[Op] | None = None) -> SimFs:
+        """What the next process finds after a SIGKILL now, and after the file system was unmounted, with the disk
+        refusing some of what was to be written by that, and mounted again: as after a crash, but in the same boot."""
+        born = self.after_machine_crash(kind, seed, journal=journal)
+        born._boot, born.seed = self._boot, self.seed
         return born
 
     def after_process_kill(self, *, journal: list[Op] | None = None) -> SimFs:
@@ -605,14 +697,32 @@ class SimFs:
         The new one has everything visible, everything pending still pending, and the same boot id; no open files,
         faults, subscribers, locks or `crash_at`.
         """
-        born = SimFs(self.seed, journal=journal, capacity=self.capacity)
+        born = SimFs(self.seed, journal=journal, capacity=self.capacity, inodes=self.inodes)
         born._state = copy.deepcopy(self._state)
-        born._boot = self._boot
+        born._boot, born._mounts = self._boot, self._mounts
         born._random.setstate(self._random.getstate())
         born._salts = self._salts
         return born
 
     # ------------------------------------------------------------- for tests
+
+    def settle(self) -> None:
+        """Make everything durable that no failed sync has lost. Not an operation."""
+        for file in self._state.files():
+            file.sync()
+        self._state.commit_names(lambda change: not change.stuck)
+
+    def fail_writeback(self, pattern: str = "*", *, told: bool = False) -> int:
+        """The kernel has tried to write back what is pending of matching files, and the disk has refused it; with
+        `told` another process has synced them, and heard of it. Returns how many files that were. Not an operation."""
+        lost = [file for file in self._state.files() if file.pending and fnmatchcase(file.path, pattern)]
+        for file in lost:
+            self._lose(file, None)
+            if told:
+                file.errors.told = file.errors.count
+        if told:
+            self._state.errors.told = self._state.errors.count
+        return len(lost)
 
     def inject(self, fault: Fault) -> Fault:
         """Add a fault, from now on; returned, so that a test can look at its `hits`."""
@@ -747,6 +857,7 @@ class SimFs:
         return self._directory(posixpath.dirname(path))
 
     def _create(self, path: str) -> _FileNode:
+        self._take_inode(path)
         node = _FileNode(self._state.new_inode(), path)
         self._change_names((self._parent(path), posixpath.basename(path), node))
         return node
@@ -762,6 +873,14 @@ class SimFs:
         for change in changes:
             change.stuck = True
         self._state.commit_names(lambda change: id(change) in kept)
+
+    def _take_inode(self, path: str) -> None:
+        if self.inodes is not None and self._nodes() >= self.inodes:
+            raise _failure(errno.ENOSPC, path)
+
+    def _nodes(self) -> int:
+        """How many files and directories have a visible name, the root not counted."""
+        return len(self.tree())
 
     def _used(self) -> int:
         used = 0
@@ -795,6 +914,8 @@ class SimFile:
         self._node = node
         self._read_only = read_only
         self._closed = False
+        self._heard = node.errors.told
+        node.handles += 1
         fs.open_files += 1
 
     def pread(self, length: int, offset: int) -> bytes:
@@ -822,9 +943,13 @@ class SimFile:
     def fdatasync(self) -> None:
         with self._operation("fdatasync", mutates=True, handles_error=True) as fault:
             if _prevented(fault):
-                self._node.lose(self._fs._random if fault.keep_some else None)
+                self._fs._lose(self._node, fault)
             else:
                 self._node.sync()
+            if self._node.errors.heard(self._heard):
+                self._heard = self._node.errors.count
+                if not _prevented(fault):
+                    raise _failure(errno.EIO, self._node.path)
 
     def truncate(self, length: int) -> None:
         with self._operation("truncate", str(length), mutates=True):
@@ -846,6 +971,7 @@ class SimFile:
     def close(self) -> None:
         if not self._closed:
             self._closed = True
+            self._node.close()
             self._fs.open_files -= 1
 
     @contextmanager
@@ -871,15 +997,13 @@ class SimFile:
 class _SimLock:
     """A lock held in a `SimFs`."""
 
-    def __init__(self, locks: dict[int, str], inode: int) -> None:
+    def __init__(self, locks: set[int], *inodes: int) -> None:
         self._locks = locks
-        self._inode = inode
-        self._held = True
+        self._inodes = set(inodes)
 
     def release(self) -> None:
-        if self._held:
-            self._held = False
-            del self._locks[self._inode]
+        self._locks -= self._inodes
+        self._inodes = set()
 
 
 def _prevented(fault: Fault | None) -> TypeGuard[Fault]:

@@ -79,6 +79,9 @@ def test_sync_all_makes_everything_durable() -> None:
     fs = SimFs()
     fs.mkdir("/a/b")
     put(fs, "/a/b/f", b"data")
+    with pytest.raises(OSError, match="No such device"):
+        fs.sync_all("/a")
+    fs.anchor("/a")
     fs.sync_all("/a")
     assert fs.after_machine_crash("drop", 0).tree() == {"/a": None, "/a/b": None, "/a/b/f": b"data"}
 
@@ -485,7 +488,7 @@ def test_a_failed_directory_sync_loses_names_and_the_next_one_does_not_tell() ->
     with pytest.raises(OSError, match="Input/output error"):
         fs.sync_dir("/")
     fs.sync_dir("/")
-    fs.sync_all("/")
+    fs.settle()
     assert not fs.entry_durable("/f")
     assert outcomes(fs, "drop") == {None}
     assert fs.after_process_kill().read("/f") == b"data"
@@ -496,10 +499,87 @@ def test_a_failed_sync_of_everything_loses_content_and_names() -> None:
     put(fs, "/f", b"old", sync=True).pwrite(b"new", 0)
     put(fs, "/g", b"new")
     fs.inject(Fault(name="sync_all", error=errno.EIO))
-    with pytest.raises(OSError, match="Input/output error"):
-        fs.sync_all("/")
-    fs.sync_all("/")
+    fs.anchor("/")
+    for _ in range(2):  # it counts for whoever else relies on it
+        with pytest.raises(OSError, match="Input/output error"):
+            fs.sync_all("/")
+    fs.settle()
     assert fs.after_machine_crash("drop", 0).tree() == {"/f": b"old"}
+
+
+def test_a_failed_write_back_is_told_once_to_each_descriptor_that_was_open() -> None:
+    fs = SimFs()
+    first = put(fs, "/f", b"data")
+    second = fs.open("/f")
+    assert fs.fail_writeback("/f") == 1
+    third = fs.open("/f")  # nobody has been told yet
+    for file in (first, second, third):
+        with pytest.raises(OSError, match="Input/output error"):
+            file.fdatasync()
+        file.fdatasync()
+    fs.open("/f").fdatasync()  # somebody has been told
+    assert outcomes(fs, "drop") == {None}
+
+
+@pytest.mark.parametrize("told", [False, True])
+def test_a_file_that_nobody_has_open_may_leave_the_cache_with_its_error(told: bool) -> None:
+    fs = SimFs()
+    put(fs, "/f", b"data").close()
+    fs.fail_writeback(told=told)
+    fs.open("/f").fdatasync()
+    assert fs.anchor("/") is not told  # which is why the anchor has to be older than the write
+    fs.sync_all("/")
+
+
+def test_an_anchor_hears_of_a_failed_write_whoever_else_was_told() -> None:
+    fs = SimFs()
+    fs.anchor("/")
+    put(fs, "/f", b"data").close()
+    fs.fail_writeback(told=True)
+    for _ in range(2):
+        with pytest.raises(OSError, match="Input/output error"):
+            fs.sync_all("/")
+    fs.release_anchors()
+    fs.anchor("/")
+    fs.sync_all("/")
+
+
+@pytest.mark.parametrize("told", [False, True])
+def test_the_next_process_knows_of_a_failed_write_unless_somebody_was_told(told: bool) -> None:
+    fs = SimFs()
+    put(fs, "/f", b"data")
+    fs.fail_writeback(told=told)
+    again = fs.after_process_kill()
+    assert again.anchor("/") is not told
+    assert again.anchor("/") is not told
+    again.release_anchors()
+    assert not again.anchor("/")
+
+
+def test_a_remount_in_the_same_boot_loses_the_page_cache() -> None:
+    fs = SimFs()
+    put(fs, "/f", b"old", sync=True).pwrite(b"new", 0)
+    fs.sync_dir("/")
+    again = fs.after_remount("drop", 0)
+    assert again.read("/f") == b"old"
+    assert again.boot_id() == fs.boot_id() == fs.after_process_kill().boot_id()
+    assert again.identity("/") == fs.identity("/")
+    assert fs.after_process_kill().mount("/") == fs.mount("/") != again.mount("/")
+
+
+def test_files_beyond_the_inodes_do_not_fit_and_their_number_is_told() -> None:
+    fs = SimFs(inodes=2)
+    fs.mkdir("/d")
+    assert fs.free_inodes("/") == 1
+    put(fs, "/d/f", b"data")
+    with pytest.raises(OSError, match="No space left"):
+        fs.open("/g", create=True)
+    with pytest.raises(OSError, match="No space left"):
+        fs.mkdir("/e")
+    fs.open("/d/f", create=True).close()
+    fs.unlink("/d/f")
+    fs.open("/g", create=True)
+    assert SimFs().free_inodes("/") is None
 
 
 def test_faults_are_matched_by_operation_path_count_and_predicate() -> None:

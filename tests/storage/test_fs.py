@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import fcntl
 import os
 import stat
 from collections.abc import Callable
@@ -219,6 +220,14 @@ def test_syncs_succeed_and_a_missing_directory_cannot_be_synced(fs: Fs, root: st
         fs.sync_dir(join(root, "missing"))
     with pytest.raises(FileNotFoundError):
         fs.sync_all(join(root, "missing"))
+    with pytest.raises(OSError, match=r"No such device|not there when"):
+        fs.sync_all(root)
+    assert not fs.anchor(join(root, "missing", "too"))
+    assert not fs.anchor(root)
+    fs.sync_all(root)
+    fs.release_anchors()
+    with pytest.raises(OSError, match=r"No such device|not there when"):
+        fs.sync_all(root)
 
 
 # ----------------------------------------------------------------- identity, lock
@@ -232,6 +241,8 @@ def test_identity_is_of_the_directory_and_not_of_its_name(fs: Fs, root: str) -> 
     fs.rename(join(root, "a"), join(root, "c"))
     assert fs.identity(join(root, "c")) == identity
     assert fs.free_bytes(root) > 0
+    assert (fs.free_inodes(root) or 1) > 0
+    assert fs.mount(root) == fs.mount(join(root, "b"))
     assert len(fs.boot_id()) == 36
     assert fs.boot_id() == fs.boot_id()
 
@@ -247,6 +258,21 @@ def test_a_held_lock_names_its_holder_until_it_is_released(fs: Fs, root: str) ->
     second = fs.lock(path, "pid 2")
     assert fs.read(path) == b"pid 2"
     second.release()
+
+
+@pytest.mark.parametrize("replaced", [False, True])
+def test_a_lock_holds_when_its_file_is_removed_or_replaced(fs: Fs, root: str, replaced: bool) -> None:
+    path = join(root, "LOCK")
+    handle = fs.lock(path, "pid 1")
+    fs.unlink(path)
+    if replaced:
+        put(fs, path, b"somebody")
+    with pytest.raises(LockHeld) as held:
+        fs.lock(path, "pid 2")
+    assert held.value.holder == fs.lock_holder(path) == ("somebody" if replaced else "")
+    handle.release()
+    assert fs.lock_holder(path) is None
+    fs.lock(path, "pid 2").release()
 
 
 # ----------------------------------------------------------------- helpers
@@ -316,29 +342,108 @@ def test_descriptors_are_not_inherited(tmp_path: Path) -> None:
     fs = OsFs()
     file = fs.open(str(tmp_path / "f"), create=True)
     handle = fs.lock(str(tmp_path / "LOCK"), "x")
-    assert [os.get_inheritable(fd) for fd in opened()] == [False, False]
+    fs.anchor(str(tmp_path))
+    assert [os.get_inheritable(fd) for fd in opened()] == [False] * 4
     file.close()
     handle.release()
+    fs.release_anchors()
     assert opened() == []
 
 
-def test_sync_all_works_through_syncfs_and_without_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    calls: list[str] = []
+def test_a_program_that_locks_the_file_alone_is_kept_out_and_keeps_out(tmp_path: Path) -> None:
+    path = str(tmp_path / "LOCK")
+    handle = OsFs().lock(path, "pid 1")
+    with open(path, "rb") as file:
+        with pytest.raises(BlockingIOError):
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        handle.release()
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        with pytest.raises(LockHeld, match="pid 1"):
+            OsFs().lock(path, "pid 2")
+        assert OsFs().lock_holder(path) == "pid 1"
 
-    def syncfs(fd: int) -> int:
-        calls.append("syncfs")
-        return 0
 
-    monkeypatch.setattr("topics.storage.fs._syncfs", syncfs)
-    OsFs().sync_all(str(tmp_path))
+def test_where_directories_cannot_be_locked_the_file_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    flock = fcntl.flock
+
+    def nfs(fd: int, operation: int) -> None:
+        if stat.S_ISDIR(os.fstat(fd).st_mode):
+            raise OSError(errno.EBADF, os.strerror(errno.EBADF))
+        flock(fd, operation)
+
+    monkeypatch.setattr("fcntl.flock", nfs)
+    path = str(tmp_path / "LOCK")
+    handle = OsFs().lock(path, "pid 1")
+    with pytest.raises(LockHeld, match="pid 1"):
+        OsFs().lock(path, "pid 2")
+    assert OsFs().lock_holder(path) == "pid 1"
+    handle.release()
+    assert OsFs().lock_holder(path) is None
+
+
+class _Syncfs:
+    """syncfs(2) as the kernel has it: an error is told once to each descriptor that was open when it happened."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.error = 0
+        self.heard: set[int] = set()
+        self.fds: list[int] = []
+        monkeypatch.setattr("topics.storage.fs._syncfs", self)
+        monkeypatch.setattr("ctypes.get_errno", lambda: self.error)
+
+    def __call__(self, fd: int) -> int:
+        assert stat.S_ISDIR(os.fstat(fd).st_mode)
+        self.fds.append(fd)
+        if not self.error or fd in self.heard:
+            return 0
+        self.heard.add(fd)
+        return -1
+
+
+def test_sync_all_goes_through_the_descriptor_that_was_opened_first(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    syncfs = _Syncfs(monkeypatch)
+    fs = OsFs()
+    fs.anchor(str(tmp_path / "a" / "b"))
+    (tmp_path / "a" / "b").mkdir(parents=True)
+    fs.anchor(str(tmp_path / "a" / "b"))
+    fs.sync_all(str(tmp_path / "a"))
+    fs.sync_all(str(tmp_path / "a" / "b"))
+    assert len(syncfs.fds) == 3
+    assert len(set(syncfs.fds)) == 1
+    assert os.path.realpath(f"/proc/self/fd/{syncfs.fds[0]}") == str(tmp_path)
+    fs.release_anchors()
+
+
+def test_an_error_of_syncfs_is_told_to_everybody_until_the_anchor_is_let_go(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    syncfs = _Syncfs(monkeypatch)
+    fs = OsFs()
+    fs.anchor(str(tmp_path))
+    syncfs.error = errno.EIO
+    for _ in range(3):
+        with pytest.raises(OSError, match="Input/output error"):
+            fs.sync_all(str(tmp_path))
+    assert len(syncfs.fds) == 2
+    fs.release_anchors()
+
+
+def test_a_system_without_syncfs_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("topics.storage.fs._syncfs", None)
-    monkeypatch.setattr(os, "sync", lambda: calls.append("sync"))
-    OsFs().sync_all(str(tmp_path))
-    assert calls == ["syncfs", "sync"]
+    with pytest.raises(OSError, match="no syncfs"):
+        OsFs().anchor(str(tmp_path))
 
 
-def test_sync_all_reports_the_error_of_syncfs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("topics.storage.fs._syncfs", lambda fd: -1)
-    monkeypatch.setattr("ctypes.get_errno", lambda: errno.EIO)
-    with pytest.raises(OSError, match="Input/output error"):
-        OsFs().sync_all(str(tmp_path))
+def test_a_write_that_failed_before_is_known_at_the_next_start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    syncfs = _Syncfs(monkeypatch)
+    fs = OsFs()
+    assert not fs.anchor(str(tmp_path))
+    fs.release_anchors()
+    syncfs.error = errno.ENOSPC
+    syncfs.heard.clear()
+    assert fs.anchor(str(tmp_path))
+    fs.sync_all(str(tmp_path))
+    assert fs.anchor(str(tmp_path))
+    fs.release_anchors()

@@ -19,6 +19,7 @@ import errno
 import posixpath
 import re
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Final, NamedTuple
 
@@ -173,7 +174,7 @@ def lock_data_dir(fs: Fs, datadir: DataDir, pid_text: str) -> LockHandle:
     also if the lock cannot be taken at all (permissions, not a directory).
     """
     try:
-        fs.mkdir(datadir.root)
+        _anchor(fs, datadir)
         return fs.lock(datadir.lock_path, pid_text)
     except LockHeld as held:
         holder = held.holder.strip() or "another process"
@@ -190,6 +191,7 @@ def open_data_dir(fs: Fs, root: str) -> DataDir:
     """
     datadir = DataDir(root)
     try:
+        _anchor(fs, datadir)
         if fs.exists(datadir.format_path):
             read_format(fs, datadir)
             _make_directories(fs, datadir)
@@ -210,6 +212,16 @@ def raise_format(fs: Fs, datadir: DataDir) -> None:
     """
     if read_format(fs, datadir) != FORMAT:
         write_atomic(fs, datadir.format_path, _encoded(FORMAT))
+
+
+def _anchor(fs: Fs, datadir: DataDir) -> None:
+    """Hear of writes that fail from before the first one of this life. Makes the root if it is missing."""
+    with suppress(PermissionError):  # what is above the root may be closed to us
+        fs.anchor(datadir.root)
+    fs.mkdir(datadir.root)
+    fs.anchor(datadir.root)
+    if fs.exists(datadir.topics_dir):  # it may be a file system of its own
+        fs.anchor(datadir.topics_dir)
 
 
 def discover_shards(fs: Fs, datadir: DataDir) -> list[FoundShard]:

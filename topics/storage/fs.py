@@ -13,6 +13,9 @@ What is promised, and what is not (`crash.md`, first paragraph):
 - Before that, anything may be found after a crash of the machine: all, nothing, a part, in any order.
 - A sync that failed says nothing about what is on the disk, and a later sync that succeeds does not say it either: the
   kernel reports a failed write back once and then calls the pages clean. So a failed sync is never retried.
+- The kernel tells a failed write back to each descriptor that was open when it happened, and to no other for certain:
+  one that is opened afterwards hears nothing once anybody has been told, another process included. So a file is synced
+  through the descriptor that has written it, or by `sync_all` through an anchor that is older than the write.
 
 Paths are `str` with "/" between parts. Every method that touches the file system may raise `OSError`, with `errno`
 set. No method may be called from the Trio loop while the daemon serves: they block, and belong in `Offload`.
@@ -25,8 +28,11 @@ import errno
 import fcntl
 import os
 import posixpath
+import threading
 from collections.abc import Callable
 from typing import Final, Protocol
+
+from topics.storage.mounts import mount_of
 
 FILE_MODE = 0o600
 """Mode of every file (`storage.md` section 1)."""
@@ -140,16 +146,43 @@ class Fs(Protocol):
         """Make the entries of a directory durable, not the content of its files. Never to be retried after an error."""
         ...
 
+    def anchor(self, path: str) -> bool:
+        """Hear of every write that fails on the file system of `path` from now on, until `release_anchors`.
+
+        Called before the first write there; a second call changes nothing. `path` need not exist yet: then the nearest
+        directory above it that does is meant. Returns whether a write had failed there before of which no sync of
+        the file system had told anybody; False says nothing, as somebody may have been told. Nothing is promised to be
+        durable by it. An OSError where the system cannot sync a file system.
+        """
+        ...
+
+    def release_anchors(self) -> None:
+        """Let go of every file system; `sync_all` fails from then on."""
+        ...
+
     def sync_all(self, path: str) -> None:
-        """Make everything durable on the file system that holds `path`: one call instead of thousands."""
+        """Make everything durable on the file system that holds `path`: one call instead of thousands.
+
+        Fails for good, with the first error, once it has heard of any write that failed since `anchor`: who relies on
+        it cannot know whose write that was. ENODEV without an anchor there.
+        """
         ...
 
     def free_bytes(self, path: str) -> int:
         """Bytes an unprivileged process may still write on the file system that holds `path`."""
         ...
 
+    def free_inodes(self, path: str) -> int | None:
+        """How many more files an unprivileged process may make there; None where their number has no limit."""
+        ...
+
     def identity(self, path: str) -> str:
         """A directory's stable identity, "device:inode": another one means it was copied or replaced."""
+        ...
+
+    def mount(self, path: str) -> str | None:
+        """What names the time for which the file system of `path` has been in use without a break, unique in this boot:
+        unchanged means that nobody has unmounted it, so that its page cache is still there. None if nobody can tell."""
         ...
 
     def boot_id(self) -> str:
@@ -161,16 +194,20 @@ class Fs(Protocol):
         ...
 
     def lock(self, path: str, text: str) -> LockHandle:
-        """Take the exclusive lock of a file, made if missing, and write `text` into it.
+        """Take the exclusive lock of a file, made if missing, and of its directory, and write `text` into the file.
 
-        Does not wait: LockHeld, with the holder's text, if another holds it, this process included.
+        The directory's lock is what counts: the file may be removed or replaced while it is held. The file is locked as
+        well for programs that look at nothing else, and to say who holds it. Where directories cannot be locked (some
+        network file systems) the file's lock is all there is. Does not wait: LockHeld, with the holder's text, if
+        another holds one of the two, this process included.
         """
         ...
 
     def lock_holder(self, path: str) -> str | None:
-        """The text of whoever holds the lock of a file, empty if there is none yet; None if nobody does.
+        """The text of the holder of a file's lock, or of its directory's, empty if there is none; None if nobody holds
+        either.
 
-        Changes nothing, and makes no file. Whoever takes the lock in this very moment may meet the test of it.
+        Changes nothing, and makes no file. A process that takes the lock in this very moment may meet the test of it.
         """
         ...
 
@@ -283,21 +320,38 @@ class OsFile:
 
 
 class OsLock:
-    """An flock, held as long as its descriptor is open; the kernel drops it with the process."""
+    """Flocks, held as long as their descriptors are open; the kernel drops them with the process."""
 
-    __slots__ = ("_fd",)
+    __slots__ = ("_fds",)
 
-    def __init__(self, fd: int) -> None:
-        self._fd = fd
+    def __init__(self, *fds: int) -> None:
+        self._fds = list(fds)
 
     def release(self) -> None:
-        if self._fd >= 0:
-            fd, self._fd = self._fd, -1
-            os.close(fd)
+        while self._fds:
+            os.close(self._fds.pop())
+
+
+class _Anchor:
+    """A directory of a file system, open since before the first write there, and the first error it was told."""
+
+    __slots__ = ("error", "failed_before", "fd", "mutex")
+
+    def __init__(self, fd: int, *, failed_before: bool) -> None:
+        self.fd = fd
+        self.failed_before = failed_before
+        self.error: int | None = None
+        self.mutex = threading.Lock()
+        """One sync at a time: of two the kernel would tell one of an error."""
 
 
 class OsFs:
-    """The operating system's file system."""
+    """The operating system's file system. Any thread may call any method."""
+
+    def __init__(self) -> None:
+        self._anchors: dict[int, _Anchor] = {}
+        """By device."""
+        self._anchors_mutex = threading.Lock()
 
     def open(self, path: str, *, create: bool = False, exclusive: bool = False, read_only: bool = False) -> File:
         flags = os.O_CLOEXEC | (os.O_RDONLY if read_only else os.O_RDWR)
@@ -352,25 +406,55 @@ class OsFs:
         finally:
             os.close(fd)
 
-    def sync_all(self, path: str) -> None:
+    def anchor(self, path: str) -> bool:
         if _syncfs is None:
-            os.sync()
-            return
-        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-        try:
-            if _syncfs(fd) != 0:
-                number = ctypes.get_errno()
-                raise OSError(number, os.strerror(number), path)
-        finally:
-            os.close(fd)
+            raise OSError(errno.ENOSYS, "this system has no syncfs(2), which tells of writes that have failed", path)
+        while not os.path.isdir(path) and parent(path) != path:
+            path = parent(path)
+        device = os.stat(path).st_dev
+        with self._anchors_mutex:
+            known = self._anchors.get(device)
+            if known is None:
+                fd = os.open(path, _DIRECTORY_FLAGS)
+                known = self._anchors[device] = _Anchor(fd, failed_before=_sync_file_system(fd) is not None)
+            return known.failed_before
+
+    def release_anchors(self) -> None:
+        with self._anchors_mutex:
+            for anchor in self._anchors.values():
+                with anchor.mutex:
+                    os.close(anchor.fd)
+                    anchor.fd, anchor.error = -1, errno.EBADF
+            self._anchors.clear()
+
+    def sync_all(self, path: str) -> None:
+        device = os.stat(path).st_dev
+        with self._anchors_mutex:
+            anchor = self._anchors.get(device)
+        if anchor is None:
+            raise OSError(errno.ENODEV, "this file system was not there when the daemon began", path)
+        with anchor.mutex:
+            if anchor.error is not None:
+                known = f"{os.strerror(anchor.error)}: a write here has failed before, which counts until a restart"
+                raise OSError(anchor.error, known, path)
+            anchor.error = _sync_file_system(anchor.fd)
+            if anchor.error is not None:
+                raise OSError(anchor.error, os.strerror(anchor.error), path)
 
     def free_bytes(self, path: str) -> int:
         figures = os.statvfs(path)
         return figures.f_bavail * figures.f_frsize
 
+    def free_inodes(self, path: str) -> int | None:
+        figures = os.statvfs(path)
+        return figures.f_favail if figures.f_files else None  # 0 of 0: they are made as they are needed
+
     def identity(self, path: str) -> str:
         found = os.stat(path)
         return f"{found.st_dev:x}:{found.st_ino:x}"
+
+    def mount(self, path: str) -> str | None:
+        return mount_of(path)
 
     def boot_id(self) -> str:
         return self.read("/proc/sys/kernel/random/boot_id").decode("ascii").strip()
@@ -379,31 +463,59 @@ class OsFs:
         return int.from_bytes(os.urandom(8), "little")
 
     def lock(self, path: str, text: str) -> LockHandle:
-        fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, FILE_MODE)
+        directory = os.open(parent(path), _DIRECTORY_FLAGS)
+        fd = -1
         try:
+            try:
+                fcntl.flock(directory, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                raise LockHeld(path, _text_of(path)) from None
+            except OSError as error:
+                if error.errno not in _NO_DIRECTORY_LOCKS:
+                    raise
+            fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, FILE_MODE)
             try:
                 fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
-                raise LockHeld(path, os.pread(fd, 4096, 0).decode("utf-8", "replace")) from None
+                raise LockHeld(path, _text_of(path)) from None
             os.ftruncate(fd, 0)
             os.pwrite(fd, text.encode("utf-8"), 0)
         except BaseException:
-            os.close(fd)
+            OsLock(*(one for one in (directory, fd) if one >= 0)).release()
             raise
-        return OsLock(fd)
+        return OsLock(directory, fd)
 
     def lock_holder(self, path: str) -> str | None:
-        try:
-            fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-        except FileNotFoundError:
-            return None
-        try:
-            fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
-        except BlockingIOError:
-            return os.pread(fd, 4096, 0).decode("utf-8", "replace").strip()
-        finally:
-            os.close(fd)
+        for candidate in (parent(path), path):
+            try:
+                fd = os.open(candidate, os.O_RDONLY | os.O_CLOEXEC)
+            except FileNotFoundError:
+                continue
+            try:
+                fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
+            except BlockingIOError:
+                return _text_of(path).strip()
+            except OSError as error:
+                if error.errno not in _NO_DIRECTORY_LOCKS:
+                    raise
+            finally:
+                os.close(fd)
         return None
+
+
+_DIRECTORY_FLAGS: Final = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
+
+_NO_DIRECTORY_LOCKS: Final = (errno.EBADF, errno.EINVAL, errno.EISDIR, errno.ENOLCK, errno.ENOTSUP, errno.ENOSYS)
+"""How a file system says that it has no locks of directories: NFS, for one, wants a descriptor that can be written."""
+
+
+def _text_of(path: str) -> str:
+    """What the holder of a lock has written; empty where the file is gone."""
+    try:
+        with open(path, "rb") as file:
+            return file.read(4096).decode("utf-8", "replace")
+    except FileNotFoundError:
+        return ""
 
 
 def _find_syncfs() -> Callable[[int], int] | None:
@@ -419,3 +531,11 @@ def _find_syncfs() -> Callable[[int], int] | None:
 
 
 _syncfs = _find_syncfs()
+
+
+def _sync_file_system(fd: int) -> int | None:
+    """Sync the file system of an open directory; the errno if that fails, or if this descriptor has not been told yet
+    of a write that has failed."""
+    if _syncfs is None:
+        return errno.ENOSYS
+    return None if _syncfs(fd) == 0 else ctypes.get_errno()

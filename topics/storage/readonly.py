@@ -52,11 +52,23 @@ class ReadOnlyFs:
     def sync_dir(self, path: str) -> None:
         _refuse(path)
 
+    def anchor(self, path: str) -> bool:
+        _refuse(path)
+
+    def release_anchors(self) -> None:
+        pass
+
     def sync_all(self, path: str) -> None:
         _refuse(path)
 
     def free_bytes(self, path: str) -> int:
         return self._fs.free_bytes(path)
+
+    def free_inodes(self, path: str) -> int | None:
+        return self._fs.free_inodes(path)
+
+    def mount(self, path: str) -> str | None:
+        return self._fs.mount(path)
 
     def identity(self, path: str) -> str:
         return self._fs.identity(path)

@@ -214,6 +214,8 @@ class DirectorySegmentStore:
             return
         if not self._fs.exists(self._dirs.topics_dir):
             self._root_known = False
+        if not self._root_known:
+            self._fs.anchor(self._dirs.root)
         self._fs.mkdir(path)
         try:
             if self._root_known:

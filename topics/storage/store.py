@@ -103,14 +103,19 @@ class Store:
 
     def lock(self, holder: str) -> None:
         """Blocking: take the directory. Raises DataDirError, naming the holder."""
-        self._lock = lock_data_dir(self._fs, self.datadir, holder)
-        open_data_dir(self._fs, self.datadir.root)
+        try:
+            self._lock = lock_data_dir(self._fs, self.datadir, holder)
+            open_data_dir(self._fs, self.datadir.root)
+        except BaseException:
+            self.unlock()
+            raise
 
     def unlock(self) -> None:
         """Give the directory up."""
         if self._lock is not None:
             self._lock.release()
             self._lock = None
+        self._fs.release_anchors()
 
     async def open(self) -> Recovered:
         """Recover, log the verdict, make the writers ready (not running yet). The recovered topics.
@@ -235,7 +240,7 @@ class Store:
         """Blocking: make the names in these topics' directories durable."""
         fs, datadir = self._fs, self.datadir
         if len(topic_ids) > FEW_TOPICS:
-            fs.sync_all(datadir.root)
+            fs.sync_all(datadir.topics_dir)
             return
         for topic_id in sorted(topic_ids):
             if fs.exists(datadir.topic_dir(topic_id)):

@@ -14,8 +14,8 @@ from __future__ import annotations
 
 import errno
 from array import array
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import ExitStack, closing, suppress
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
+from contextlib import ExitStack, asynccontextmanager, closing, suppress
 from copy import copy
 from functools import partial
 from itertools import accumulate
@@ -36,7 +36,7 @@ from topics.offload import Kind, Offload
 from topics.queue.events import Instant
 from topics.storage.copying import dressed, open_frames, read_window
 from topics.storage.frames import Seeds
-from topics.storage.fs import TEMPORARY_SUFFIX, File, Fs, join, parent, write_all
+from topics.storage.fs import TEMPORARY_SUFFIX, File, Fs, join, write_all
 from topics.storage.index_cache import IndexCache
 from topics.storage.segment_reader import Tiers, scan_segment
 from topics.storage.segments import (
@@ -61,6 +61,7 @@ from topics.storage.shelf import Limits, Piece, Segment, Shelf, Tier, divide
 from topics.storage.snapshot import TopicPart, encode_manifest, encode_part
 from topics.storage.store import Store
 from topics.storage.tidy import tidy_topic
+from topics.storage.unsynced_files import UnsyncedFiles
 from topics.storage.wal import Position
 
 log = get_logger(__name__)
@@ -378,15 +379,15 @@ class Storing:
                 await self._breathe()
             if sync_shards:
                 await self._store.sync_shards()
-            touched: set[str] = set()
             for one in captured:
                 one.place_unwritten()
-            await self._write_small([one for one in captured if self._is_small(one)], touched)
-            for one in captured:
-                if not one.written:
-                    await self._write(one, touched)
-            await self._sync(touched)
-            await self._sync(await self._flag_indexes(captured))
+            async with self._synced_behind() as files:
+                await self._write_small([one for one in captured if self._is_small(one)], files)
+                for one in captured:
+                    if not one.written:
+                        await self._write(one, files)
+            async with self._synced_behind() as files:
+                await self._flag_indexes(captured, files)
             for one in captured:
                 await self._dump_queue(one)
                 self._finish_part(one, moved, tier)
@@ -437,32 +438,32 @@ class Storing:
         captured.pieces = pieces
         return not seals_active and not any(piece.seals for piece in pieces) and len({p.first for p in pieces}) <= 1
 
-    async def _write_small(self, captured: Sequence[_Captured], touched: set[str]) -> None:
+    async def _write_small(self, captured: Sequence[_Captured], files: UnsyncedFiles) -> None:
         """The topics that have little to write, many of them in one call."""
         todo = [one for one in captured if one.pieces]
         for one in captured:
             one.written = not one.pieces
         for at in range(0, len(todo), SMALL_TOPICS):
             group = todo[at : at + SMALL_TOPICS]
-            files = {file for one in group for run in one.runs for file in run.file if file}
-            paths = self._paths(files)
-            growths = await self._offload.run(Kind.FILES, partial(self._grow_small, group, paths))
+            paths = self._paths({file for one in group for run in one.runs for file in run.file if file})
+            growths = await self._offload.run(Kind.FILES, partial(self._grow_small, group, paths, files))
             for one, growth in zip(group, growths, strict=True):
                 if growth is not None:  # else its bytes are damaged, and the long way says how
                     one.written = True
                     one.growths.append(growth)
-                    touched.update((self._path(growth.segment, "data"), self._path(growth.segment, "idx")))
             await self._breathe()
 
-    def _grow_small(self, captured: Sequence[_Captured], paths: dict[int, str]) -> list[_Growth | None]:
+    def _grow_small(
+        self, captured: Sequence[_Captured], paths: dict[int, str], files: UnsyncedFiles
+    ) -> list[_Growth | None]:
         """In a worker thread."""
-        with ExitStack() as files:
+        with ExitStack() as logs:
             handles = {
-                file: files.enter_context(closing(self._fs.open(path, read_only=True))) for file, path in paths.items()
+                file: logs.enter_context(closing(self._fs.open(path, read_only=True))) for file, path in paths.items()
             }
-            return [self._grow_one(one, handles) for one in captured]
+            return [self._grow_one(one, handles, files) for one in captured]
 
-    def _grow_one(self, captured: _Captured, handles: Mapping[int, File]) -> _Growth | None:
+    def _grow_one(self, captured: _Captured, handles: Mapping[int, File], files: UnsyncedFiles) -> _Growth | None:
         pieces = captured.pieces
         active = captured.active
         new = active is None or pieces[0].first != active.first
@@ -491,24 +492,21 @@ class Storing:
             self._make_room(segment, path, index_path, first=captured.has_no_segment)
         index_at = INDEX_ENTRY_BYTES * segment.n
         for name, parts, start in ((path, data_parts, segment.data_bytes), (index_path, index_parts, index_at)):
-            handle = self._fs.open(name, create=True)
-            try:
+            with files.writing(name, create=True) as handle:
                 if handle.size() != start:
                     handle.truncate(start)
                 write_all(handle, b"".join(parts), start)
-            finally:
-                handle.close()
         frames = len(frame_lens) - frame_lens.count(0)
         return _Growth(segment, new, pieces, offsets, frame_lens, at, frames, False)
 
-    async def _write(self, captured: _Captured, touched: set[str]) -> None:
-        """Write one topic's new records and flags; what has to be synced goes to `touched`."""
+    async def _write(self, captured: _Captured, files: UnsyncedFiles) -> None:
+        """Write one topic's new records and flags."""
         topic = captured.topic
         active = captured.active
         aged = self._aged(active, captured.now_ms)
         pieces, seals_active = divide(captured.runs, None if aged else active, self._limits)
         if active is not None and (aged or seals_active):
-            await self._seal(captured, active, active.n, active.data_bytes, array("I"), [], touched)
+            await self._seal(captured, active, active.n, active.data_bytes, array("I"), [], files)
             captured.sealed = active
         at = 0
         while at < len(pieces):
@@ -517,29 +515,28 @@ class Storing:
                 to += 1
             continues = active is not None and pieces[at].first == active.first and captured.sealed is None
             segment = active if continues and active is not None else Segment(topic.id, pieces[at].first)
-            await self._grow(captured, segment, pieces[at:to], touched, new=not continues)
+            await self._grow(captured, segment, pieces[at:to], files, new=not continues)
             at = to
         if captured.unflagged:
-            await self._write_flags(captured, touched)
+            await self._write_flags(captured, files)
 
     def _aged(self, segment: Segment | None, now_ms: int) -> bool:
         age = self._settings.segment_max_age_ms
         return segment is not None and bool(age) and segment.n > 0 and now_ms - segment.opened_ms >= age
 
     async def _grow(
-        self, captured: _Captured, segment: Segment, pieces: list[Piece], touched: set[str], *, new: bool
+        self, captured: _Captured, segment: Segment, pieces: list[Piece], files: UnsyncedFiles, *, new: bool
     ) -> None:
         """Append the slots of `pieces` to a segment's files."""
         path = self._path(segment, "data")
         index_path = self._path(segment, "idx")
-        touched.update((path, index_path))
         offsets, frame_lens = array("I"), array("I")
         tags: list[str | None] = []
         sizes = array("I")
         data_at, index_at = segment.data_bytes, INDEX_ENTRY_BYTES * segment.n
         frames = 0
         prepare: Callable[[], None] | None = partial(
-            self._prepare, segment, path, index_path, first=captured.has_no_segment
+            self._prepare, files, segment, path, index_path, first=captured.has_no_segment
         )
         for piece in pieces:
             run = captured.runs[piece.run]
@@ -550,7 +547,7 @@ class Storing:
                 index = self._entries(captured, run, a, b, places, lens)
                 await self._offload.run(
                     Kind.FILES,
-                    partial(self._append, prepare, path, data, data_at, index_path, index, index_at),
+                    partial(self._append, files, prepare, path, data, data_at, index_path, index, index_at),
                 )
                 prepare = None
                 data_at, index_at = data_at + len(data), index_at + len(index)
@@ -562,20 +559,17 @@ class Storing:
                 await self._breathe()
         seals = pieces[-1].seals
         if seals:
-            await self._seal(captured, segment, segment.n + len(sizes), segment.data_bytes, sizes, tags, touched)
+            await self._seal(captured, segment, segment.n + len(sizes), segment.data_bytes, sizes, tags, files)
         captured.growths.append(_Growth(segment, new, pieces, offsets, frame_lens, data_at, frames, seals))
 
-    def _prepare(self, segment: Segment, path: str, index_path: str, *, first: bool) -> None:
+    def _prepare(self, files: UnsyncedFiles, segment: Segment, path: str, index_path: str, *, first: bool) -> None:
         """In a worker thread: make the files of a segment, or cut off what an interrupted checkpoint has left."""
         if not segment.n:
             self._make_room(segment, path, index_path, first=first)
         for name, length in ((path, segment.data_bytes), (index_path, INDEX_ENTRY_BYTES * segment.n)):
-            handle = self._fs.open(name, create=True)
-            try:
+            with files.writing(name, create=True) as handle:
                 if handle.size() != length:
                     handle.truncate(length)
-            finally:
-                handle.close()
 
     def _make_room(self, segment: Segment, path: str, index_path: str, *, first: bool) -> None:
         """In a worker thread: the directory of a new segment, without anything of the same name.
@@ -597,6 +591,7 @@ class Storing:
 
     def _append(
         self,
+        files: UnsyncedFiles,
         prepare: Callable[[], None] | None,
         path: str,
         data: bytes,
@@ -609,11 +604,8 @@ class Storing:
         if prepare is not None:
             prepare()
         for name, blob, at in ((path, data, data_at), (index_path, index, index_at)):
-            handle = self._fs.open(name)
-            try:
+            with files.writing(name) as handle:
                 write_all(handle, blob, at)
-            finally:
-                handle.close()
 
     async def _convert(self, captured: _Captured, run: RawRun, a: int, b: int) -> tuple[bytes, array[int]]:
         """The segment frames of slots `a` to `b` of a run, and their lengths; 0 for those that are dead.
@@ -729,7 +721,7 @@ class Storing:
         known_bytes: int,
         sizes: array[int],
         tags: list[str | None],
-        touched: set[str],
+        files: UnsyncedFiles,
     ) -> None:
         """Write the `.tags` of a segment that is full: what it held before is read back from its `.data`."""
         if segment.n:
@@ -740,25 +732,23 @@ class Storing:
             tags = scanned.tags + tags
         assert len(sizes) == len(tags) == n
         path = self._path(segment, "tags")
-        touched.add(path)
-        await self._offload.run(Kind.FILES, partial(self._write_tags, path, segment.first, sizes, tags))
+        await self._offload.run(Kind.FILES, partial(self._write_tags, files, path, segment.first, sizes, tags))
 
-    def _write_tags(self, path: str, first: int, sizes: array[int], tags: Sequence[str | None]) -> None:
+    def _write_tags(
+        self, files: UnsyncedFiles, path: str, first: int, sizes: array[int], tags: Sequence[str | None]
+    ) -> None:
         """In a worker thread: a file that nobody reads yet."""
         blob = encode_tags(first, sizes, tags)
-        handle = self._fs.open(path, create=True)
-        try:
+        with files.writing(path, create=True) as handle:
             handle.truncate(0)
             write_all(handle, blob, 0)
-        finally:
-            handle.close()
 
     def _path(self, segment: Segment, kind: str) -> str:
         return self._store.datadir.segment_path(segment.topic_id, segment.first, kind)
 
     # -- delete flags ------------------------------------------------------------------------------------------------
 
-    async def _write_flags(self, captured: _Captured, touched: set[str]) -> None:
+    async def _write_flags(self, captured: _Captured, files: UnsyncedFiles) -> None:
         """Flag deleted records of hot segments in `.data`. Their Delete frames are synced by now (`crash.md` 11).
 
         Those of cold segments stay in the part until the reclaimer has written them.
@@ -768,20 +758,22 @@ class Storing:
             if not isinstance(segment, Segment) or segment.tier != "hot":
                 continue
             paths = self._path(segment, "data"), self._path(segment, "idx")
-            touched.add(paths[0])
-            patches = await self._offload.run(Kind.FILES, partial(self._flag, *paths, segment.first, sorted(seqs)))
+            flag = partial(self._flag, files, *paths, segment.first, sorted(seqs))
+            patches = await self._offload.run(Kind.FILES, flag)
             if patches:
                 captured.flagged.append((span, array("Q", [seq for patch in patches for seq in patch.seqs])))
                 captured.index_patches.append((paths[1], patches))
 
-    def _flag(self, path: str, index_path: str, first: int, seqs: Sequence[int]) -> list[FlagPatch]:
+    def _flag(
+        self, files: UnsyncedFiles, path: str, index_path: str, first: int, seqs: Sequence[int]
+    ) -> list[FlagPatch]:
         """In a worker thread: flag in `.data`. Returns what to write into `.idx` once that is synced, as `.data` is the
         witness; where a file is missing or an entry does not verify, the part goes on saying what is deleted."""
         done: list[FlagPatch] = []
-        with ExitStack() as files:
+        with ExitStack() as both:
             try:
-                index = files.enter_context(closing(self._fs.open(index_path, read_only=True)))
-                data = files.enter_context(closing(self._fs.open(path)))
+                index = both.enter_context(closing(self._fs.open(index_path, read_only=True)))
+                data = both.enter_context(files.writing(path))
             except FileNotFoundError:
                 return done
             for patch in flag_patches(partial(_pread, index), first, seqs):
@@ -790,46 +782,33 @@ class Storing:
                 done.append(patch)
         return done
 
-    async def _flag_indexes(self, captured: Sequence[_Captured]) -> set[str]:
-        """Flag in `.idx` what is flagged in `.data`, durably. Returns what has to be synced."""
+    async def _flag_indexes(self, captured: Sequence[_Captured], files: UnsyncedFiles) -> None:
+        """Flag in `.idx` what is flagged in `.data`, which is durable by now."""
         todo = [patch for one in captured for patch in one.index_patches]
         if todo:
-            await self._offload.run(Kind.FILES, partial(self._patch_indexes, todo))
-        return {path for path, _ in todo}
+            await self._offload.run(Kind.FILES, partial(self._patch_indexes, todo, files))
 
-    def _patch_indexes(self, todo: Sequence[tuple[str, list[FlagPatch]]]) -> None:
+    def _patch_indexes(self, todo: Sequence[tuple[str, list[FlagPatch]]], files: UnsyncedFiles) -> None:
         """In a worker thread."""
         for path, patches in todo:
-            index = self._fs.open(path)
-            try:
+            with files.writing(path) as index:
                 for patch in patches:
                     write_all(index, patch.entries, patch.entries_at)
-            finally:
-                index.close()
 
     # -- durability --------------------------------------------------------------------------------------------------
 
-    async def _sync(self, touched: set[str]) -> None:
-        """Everything that was written to these files, and their names, is on disk when it returns."""
-        if touched:
-            await self._offload.run(Kind.FILES, partial(self._sync_blocking, sorted(touched)))
-
-    def _sync_blocking(self, paths: Sequence[str]) -> None:
-        root = self._store.datadir.root
-        if len(paths) > FEW_FILES:
-            self._fs.sync_all(root)
-            return
-        for path in paths:
-            if not self._fs.exists(path):
-                continue
-            handle = self._fs.open(path)
-            try:
-                handle.fdatasync()
-            finally:
-                handle.close()
-        for directory in sorted({parent(path) for path in paths}):
-            self._fs.sync_dir(directory)
-        self._fs.sync_dir(self._store.datadir.topics_dir)
+    @asynccontextmanager
+    async def _synced_behind(self) -> AsyncIterator[UnsyncedFiles]:
+        """Everything that is written to these files meanwhile, and their names, is on disk afterwards."""
+        files = UnsyncedFiles(self._fs, self._store.datadir.topics_dir, most=FEW_FILES)
+        try:
+            yield files
+            if files:
+                await self._offload.run(Kind.FILES, files.sync)
+        finally:
+            if files.has_open:
+                with trio.CancelScope(shield=True):
+                    await self._offload.run(Kind.FILES, files.close)
 
     async def _dump_queue(self, captured: _Captured) -> None:
         """Say in the part which jobs there are, if it is one of a queue."""
@@ -879,14 +858,14 @@ class Storing:
             part = todo[at : at + MANIFESTS_PER_CALL]
             await self._offload.run(Kind.FILES, partial(self._write_temporaries, part, sync=len(todo) <= FEW_FILES))
         if len(todo) > FEW_FILES:
-            await self._offload.run(Kind.FILES, partial(self._fs.sync_all, datadir.root))
+            await self._offload.run(Kind.FILES, partial(self._fs.sync_all, datadir.topics_dir))
         try:
             for at in range(0, len(todo), MANIFESTS_PER_CALL):
                 part = todo[at : at + MANIFESTS_PER_CALL]
                 rename = partial(self._rename_temporaries, part, sync=len(todo) <= FEW_FILES)
                 await self._offload.run(Kind.FILES, rename)
             if len(todo) > FEW_FILES:
-                await self._offload.run(Kind.FILES, partial(self._fs.sync_all, datadir.root))
+                await self._offload.run(Kind.FILES, partial(self._fs.sync_all, datadir.topics_dir))
         except OSError as error:
             self.stuck.update(one.topic for one in captured)
             log.error("manifests_uncertain", topics=len(captured), error=str(error))
