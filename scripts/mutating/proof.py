@@ -108,6 +108,7 @@ TARGETS: Final[Mapping[str, tuple[str, ...]]] = {
         "simulation/test_unguarded_rules.py",
         "simulation/test_writeback_errors.py",
     ),
+    "topics/storage/witness.py": ("simulation/test_recovery_rules.py", "simulation/test_faults.py"),
     "topics/storage/verdicts.py": (
         "simulation/test_recovery_rules.py",
         "simulation/test_staging_crashes.py",

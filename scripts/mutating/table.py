@@ -445,6 +445,32 @@ CHECKPOINT: Final = (
         "crash",
     ),
     Mutation(
+        "same-mount-assumed",
+        "recovery",
+        "topics/storage/witness.py",
+        'mount = fs.mount(datadir.root) or f"unknown:{fs.salt():016x}"',
+        'mount = "the one there is"',
+        "rule 3: the page cache goes with an unmount",
+        "crash",
+    ),
+    Mutation(
+        "failure-not-witnessed",
+        "recovery",
+        "topics/storage/witness.py",
+        """
+            self.failed.add(shard)
+            try:
+                self._write()
+        """,
+        """
+            self.failed.add(shard)
+            try:
+                pass
+        """,
+        "rule 3: a failure that cannot be noted counts",
+        "crash",
+    ),
+    Mutation(
         "synced-through-another-descriptor",
         "checkpoint",
         "topics/storage/unsynced_files.py",

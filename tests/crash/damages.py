@@ -300,6 +300,7 @@ DAMAGES: Final[tuple[Harm, ...]] = (
     *rows("tags", sealed(".tags"), all_ways(UNHARMED)),
     *rows("tags-cold", sealed(".tags", COLD), all_ways(UNHARMED)),
     *rows("format", named("FORMAT"), but_older(BEYOND), all_but_the_newline),
+    *rows("witness", named("meta/witness"), all_ways(UNHARMED)),
     *rows("current", named("wal/CURRENT"), all_ways(UNHARMED)),
 )
 

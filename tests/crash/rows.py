@@ -16,7 +16,7 @@ from tests.simulation.lives import Point, Sweep
 from tests.simulation.world import End, Life
 from topics.config import Settings
 
-ENDS: Final[tuple[End, ...]] = ("kill", *CRASH_KINDS)
+ENDS: Final[tuple[End, ...]] = ("kill", *CRASH_KINDS, "remount")
 """Every way in which a life ends that does not stop cleanly."""
 
 Script = Callable[[Life, Any], Awaitable[None]]

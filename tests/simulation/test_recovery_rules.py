@@ -28,6 +28,7 @@ from topics.storage.datadir import DataDirError
 from topics.storage.frames import Frame, FrameType
 from topics.storage.recovered import Damage
 from topics.storage.wal import ShardWriter
+from topics.storage.witness import encode_witness
 
 FIRST = "/data/wal/wal-00000000000000000000.log"
 
@@ -152,7 +153,7 @@ def test_rule_2_the_opening_frame_names_boot_directory_and_number_of_shards() ->
         payload = frames.control_payload(content, 0, opening)
         assert opening.type == FrameType.SHARD_OPEN
         assert (payload["boot"], payload["shards"]) == (world.fs.boot_id(), 2)
-        assert payload["identity"] == world.fs.identity("/data")
+        assert payload["identity"].split()[:2] == [world.fs.identity("/data"), world.fs.mount("/data")]
 
 
 async def _nothing() -> None:
@@ -181,6 +182,93 @@ def test_rule_3_a_copied_directory_is_no_excuse() -> None:
     for name in world.fs.listdir("/elsewhere"):
         world.fs.rename(f"/elsewhere/{name}", f"/data/{name}")
     assert holes(see(world)["plain"]) == [(4, 1024)]
+
+
+@pytest.mark.parametrize("kind", range(5))
+def test_rule_3_a_remount_in_the_same_boot_is_no_excuse(kind: int) -> None:
+    """Found by attack: the page cache had gone with the unmount, and a seq was given out twice."""
+    world = lived(_disk_records)
+    again = world.after("remount", kind)
+    assert again.fs.boot_id() == world.fs.boot_id()
+    assert again.fs.identity("/data") == world.fs.identity("/data")
+    view = see(again)["plain"]
+    assert (view.head, holes(view)[-1][1]) == (1024, 1024)
+    assert see(again.after("kill"))["plain"] == see(again.after("drop"))["plain"] == view
+
+
+@pytest.mark.parametrize("unmounted", [False, True])
+@pytest.mark.parametrize("full", ["bytes", "files", "and the witness cannot be written"])
+def test_rule_3_a_shard_that_failed_on_a_full_disk_has_no_excuse(full: str, unmounted: bool) -> None:
+    """Found by attack: the note of the failure did not fit on the disk, the only shard had failed, and a `disk` record
+    that had been acked and read gave its seq to another one."""
+
+    async def script(life: Life, client: Client) -> None:
+        await _disk_records(life, client)
+        fs = life.fs
+        fs.inject(Fault(error=errno.ENOSPC, name="create", times=None))
+        if full == "bytes":
+            fs.capacity = 0
+        if full.startswith("and"):
+            fs.inject(Fault(error=errno.EIO, name="fdatasync", path="*/witness", times=None))
+        fs.inject(Fault(error=errno.ENOSPC, name="fdatasync", path="*.log"))
+        await client.append("plain", 1)
+        await trio.sleep(0.1)
+        assert life.store.failed(0)
+        fs.fail_writeback(told=True)  # nobody hears of it any more
+
+    world = lived(script)
+    world.fs.faults.clear()
+    world.fs.capacity = None
+    again = world.after("remount" if unmounted else "kill")
+    view = see(again)["plain"]
+    assert (view.head, holes(view)[-1][1]) == (1024, 1024)
+    third = see(again.after("kill"))["plain"]
+    assert third == view
+
+
+def test_rule_3_a_write_that_failed_after_the_kill_is_no_excuse() -> None:
+    world = lived(_disk_records).after("kill")
+    handle = world.fs.open("/other", create=True)  # of somebody else, for all that the kernel tells
+    handle.pwrite(b"x", 0)
+    handle.close()
+    assert world.fs.fail_writeback("/other") == 1
+    assert holes(see(world)["plain"]) == [(4, 1024)]
+
+
+@pytest.mark.parametrize("how", ["removed", "damaged", "another"])
+def test_rule_3_without_the_witness_nothing_is_proved(how: str) -> None:
+    world = lived(_disk_records).after("kill")
+    path = "/data/meta/witness"
+    if how == "removed":
+        world.fs.unlink(path)
+    elif how == "damaged":
+        world.fs.flip_bit(path, 20, 3)
+    else:
+        handle = world.fs.open(path)
+        handle.pwrite(encode_witness("0" * 16, ()), 0)
+        handle.close()
+    view = see(world)["plain"]
+    assert holes(view) == [(4, 1024)]
+    again = world.after("kill")
+
+    async def more(life: Life, client: Client) -> None:
+        await client.append("plain", 1)
+
+    lives_on(again, more)
+    last = see(again.after("kill"))["plain"]
+    assert (last.head, holes(last)) == (1025, [(4, 1024)])  # and the next life has one
+
+
+def test_rule_3_a_start_that_has_no_room_for_the_witness_goes_on_without_it() -> None:
+    world = World(config=settings())
+    fault = world.fs.inject(Fault(error=errno.ENOSPC, name="create", path="*/witness", times=None))
+
+    async def scenario(life: Life) -> None:
+        await _disk_records(life, Client(life.engine, History()))
+
+    assert world.live(scenario, end="kill")
+    assert fault.hits == 1
+    assert holes(see(world.after("kill"))["plain"]) == [(4, 1024)]
 
 
 def test_rule_3_the_boot_is_known_though_the_snapshot_is_past_the_frame_that_names_it() -> None:

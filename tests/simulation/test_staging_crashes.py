@@ -16,7 +16,7 @@ import pytest
 import trio
 
 from tests.everything import EVERYTHING
-from tests.simulation.world import End, Life, World, all_ends, settings, some_ends, wrecks_of
+from tests.simulation.world import End, Life, World, all_ends, disk_after, settings, some_ends, wrecks_of
 from tests.storage.test_verify import damage
 from topics.config import Settings
 from topics.errors import ApiError
@@ -220,7 +220,7 @@ def crash_everywhere(
     for wreck in wrecks:
         ends = all_ends(wreck.point, 1) if EVERYTHING else some_ends(wreck.point, 1)
         for end, seed in ends:
-            fs = wreck.fs.after_process_kill() if end == "kill" else wreck.fs.after_machine_crash(end, seed)
+            fs = disk_after(wreck.fs, end, seed)
             shown: list[list[tuple[str, int]]] = []
 
             async def look(life: Life, end: End = end, shown: Any = shown, wreck: Any = wreck) -> None:

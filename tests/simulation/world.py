@@ -20,7 +20,7 @@ import trio
 import trio.testing
 
 from tests.simulation.clock import BASE_MS, SimClock
-from tests.simulation.disk import Op, SimCrash, SimFs
+from tests.simulation.disk import CRASH_KINDS, Op, SimCrash, SimFs
 from tests.simulation.offload import InlineOffload
 from topics.config import Settings
 from topics.engine import Engine
@@ -32,8 +32,9 @@ from topics.storage.store import Store
 ROOT: Final = "/data"
 COLD: Final = "/cold"
 """A second tier on the same disk: `settings(cold_dir=Path(COLD))`."""
-End = Literal["kill", "drop", "keep", "tear", "reorder", "garble"]
-"""How a life ends that does not stop cleanly: the process alone, or the machine."""
+End = Literal["kill", "drop", "keep", "tear", "reorder", "garble", "remount"]
+"""How a life ends that does not stop cleanly: the process alone, the machine, or the process and then the mount of a
+disk that refuses some writes."""
 
 SETTINGS: Final = Settings(data_dir=Path(ROOT), wal_shards=1, wal_file_bytes=16 << 10, cache_bytes=4 << 10)
 """Small enough that a few dozen records rotate files and do not fit into the cache."""
@@ -121,8 +122,8 @@ class World:
 
     def after(self, end: End, seed: int = 0) -> World:
         """The machine as its next start finds it, after a kill of the process or a crash of the machine now."""
-        fs = self.fs.after_process_kill() if end == "kill" else self.fs.after_machine_crash(end, seed)
-        up_ms = self.clock.boottime_ms() if end == "kill" else 0
+        fs = disk_after(self.fs, end, seed)
+        up_ms = self.clock.boottime_ms() if fs.boot_id() == self.fs.boot_id() else 0
         return World(self.seed + 1, config=self.settings, fs=fs, now_ms=self.clock.now_ms(), up_ms=up_ms)
 
     async def _life(self, scenario: Scenario, end: Literal["stop", "kill"]) -> None:
@@ -166,6 +167,15 @@ async def _drain(engine: Engine) -> None:
         await writer.stop()
     if not any(writer.failed for writer in engine.store.writers):
         await engine.compactor.try_checkpoint(marks=False)
+
+
+def disk_after(fs: SimFs, end: End, seed: int) -> SimFs:
+    """The disk as the next process finds it."""
+    if end == "kill":
+        return fs.after_process_kill()
+    if end == "remount":
+        return fs.after_remount(CRASH_KINDS[seed % len(CRASH_KINDS)], seed)
+    return fs.after_machine_crash(end, seed)
 
 
 def _seed_trio(seed: int) -> None:
@@ -215,7 +225,7 @@ class Wreck:
 
     def world(self, end: End, seed: int, config: Settings) -> World:
         """The machine after this way to end at this moment; asked as often as one likes."""
-        fs = self.fs.after_process_kill() if end == "kill" else self.fs.after_machine_crash(end, seed)
+        fs = disk_after(self.fs, end, seed)
         return World(seed, config=config, fs=fs, now_ms=self.now_ms)
 
     def __str__(self) -> str:

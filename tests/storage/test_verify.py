@@ -2,7 +2,8 @@
 
 Positions at which a flipped bit is *not* damage, and why; the tests here leave them out or expect a note:
 
-- LOCK, CURRENT and `*.tmp`: nobody believes them (CURRENT is advisory, a `.tmp` is made anew).
+- LOCK, CURRENT, `*.tmp` and `meta/witness`: nobody believes them (CURRENT is advisory, a `.tmp` is made anew, a
+  witness that cannot be read proves nothing).
 - What is kept aside (`.cut`, `.damaged`), what belongs to nobody, and bytes of a segment's files beyond what its part
   counts: the next start removes them or cuts them off.
 - Behind the last position of a log that a sync is known to have covered, of a daemon that was killed: at the least the
@@ -92,7 +93,7 @@ def files(fs: SimFs, *kinds: str) -> dict[str, bytes]:
         path: content
         for path, content in sorted(fs.tree().items())
         if content
-        and not path.endswith((".tmp", "/LOCK", "/CURRENT"))
+        and not path.endswith((".tmp", "/LOCK", "/CURRENT", "/witness"))
         and (not kinds or any(kind in path for kind in kinds))
     }
 
@@ -518,7 +519,7 @@ def test_what_belongs_to_nobody_is_a_note(stopped: SimFs) -> None:
 
 def test_lock_current_and_temporary_files_do_not_matter(stopped: SimFs) -> None:
     for path, content in stopped.tree().items():
-        if content and path.endswith((".tmp", "/LOCK", "/CURRENT")):
+        if content and path.endswith((".tmp", "/LOCK", "/CURRENT", "/witness")):
             stopped.flip_bit(path, 0, 0)
     put(stopped, join(DIRS.meta_dir, "snapshot.99.cbor.tmp"), b"half")
     assert verify(stopped) == []

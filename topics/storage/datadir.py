@@ -78,6 +78,11 @@ class DataDir:
         """Snapshots, and notes about failures."""
         return join(self.root, "meta")
 
+    @property
+    def witness_path(self) -> str:
+        """What proves that the page cache has kept what was written (`witness`)."""
+        return join(self.meta_dir, "witness")
+
     def snapshot_path(self, number: int) -> str:
         """Snapshot `number`; a higher one is newer."""
         return join(self.meta_dir, f"snapshot.{number}.cbor")

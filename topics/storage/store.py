@@ -36,6 +36,7 @@ from topics.storage.snapshot import ShardPosition
 from topics.storage.tidy import remove_unknown_topics, tidy_topic
 from topics.storage.verdicts import Verdict, decide, secure_end, settle_queues
 from topics.storage.wal import ControlBatch, Position, ShardWriter, WalFiles
+from topics.storage.witness import Witness
 from topics.window_clock import WindowClock, resumed
 
 log = get_logger(__name__)
@@ -96,8 +97,7 @@ class Store:
         self._lock: LockHandle | None = None
         self._starts: dict[int, ShardPosition] = {}
         self.boot_id = ""
-        self.identity = ""
-        """Of the data directory; with the boot id it tells a later recovery whether the page cache is still ours."""
+        self._witness: Witness | None = None
 
     # -- opening ------------------------------------------------------------------------------------------------------
 
@@ -115,6 +115,8 @@ class Store:
         if self._lock is not None:
             self._lock.release()
             self._lock = None
+        if self._witness is not None:
+            self._witness.close()
         self._fs.release_anchors()
 
     async def open(self) -> Recovered:
@@ -126,7 +128,8 @@ class Store:
 
     def _open_blocking(self) -> Recovered:
         fs, began_ns = self._fs, self._clock.perf_ns()
-        self.boot_id, self.identity = fs.boot_id(), fs.identity(self.datadir.root)
+        self.boot_id = fs.boot_id()
+        witness = self._witness = Witness(fs, self.datadir)
         log.info("recovering", directory=self.datadir.root, mode=self._settings.recovery)
         recovered = self._recover()
         raise_format(fs, self.datadir)
@@ -138,7 +141,7 @@ class Store:
             verdicts = decide(
                 recovered,
                 boot_id=self.boot_id,
-                identity=self.identity,
+                identity=witness.identity,
                 failed=self._failure_noted,
                 shards=shards,
             )
@@ -148,6 +151,7 @@ class Store:
         # What recovery relied on is made durable first: names may have been visible that no crash would have left.
         fs.sync_dir(self.datadir.meta_dir)
         self._sync_manifests(recovered.replayed)
+        witness.prepare()
         openings = [
             self._open_shard(number, shards, by_number.get(number), verdicts.get(number, []))
             for number in range(shards)
@@ -157,8 +161,9 @@ class Store:
         for number in sorted(range(shards), key=lambda number: number not in recovered.failed):
             self.writers[number].write_opening(*openings[number])
         for number in range(shards):
-            if self._failure_noted(number):
+            if fs.exists(self._failure_path(number)):
                 fs.unlink(self._failure_path(number))
+        witness.begin()
         if recovered.new_layout:
             self._remove_old_layout(shards, recovered.starts[0].ordinal)
         for topic_id in recovered.replayed:
@@ -367,6 +372,12 @@ class Store:
     # -- running ------------------------------------------------------------------------------------------------------
 
     @property
+    def identity(self) -> str:
+        """With the boot id it tells a later recovery whether the page cache is still ours (`witness`)."""
+        assert self._witness is not None
+        return self._witness.identity
+
+    @property
     def shards(self) -> int:
         """How many WAL shards there are."""
         return len(self.writers)
@@ -435,15 +446,21 @@ class Store:
         self._on_failure(shard)
 
     def note_failure_blocking(self, shard: int) -> None:
-        """Blocking: leave the note in `meta/`."""
+        """Blocking: leave a note where there is room for one. Raises OSError if there is none anywhere."""
         note = msgspec.json.encode({"shard": shard, "boot": self.boot_id})
-        write_atomic(self._fs, self._failure_path(shard), note)
+        try:
+            assert self._witness is not None
+            self._witness.note(shard)
+        finally:
+            with suppress(OSError):  # for people, and for a version that knows no witness
+                write_atomic(self._fs, self._failure_path(shard), note)
 
     def _failure_path(self, shard: int) -> str:
         return f"{self.datadir.meta_dir}/failed-shard-{shard:02d}"
 
     def _failure_noted(self, shard: int) -> bool:
-        return self._fs.exists(self._failure_path(shard))
+        assert self._witness is not None
+        return shard in self._witness.failed or self._fs.exists(self._failure_path(shard))
 
     def next_snapshot_number(self) -> int:
         """A number for a new snapshot."""
