@@ -123,7 +123,7 @@ class World:
     def after(self, end: End, seed: int = 0) -> World:
         """The machine as its next start finds it, after a kill of the process or a crash of the machine now."""
         fs = disk_after(self.fs, end, seed)
-        up_ms = self.clock.boottime_ms() if fs.boot_id() == self.fs.boot_id() else 0
+        up_ms = self.clock.boottime_ms() if end in ("kill", "remount") else 0
         return World(self.seed + 1, config=self.settings, fs=fs, now_ms=self.clock.now_ms(), up_ms=up_ms)
 
     async def _life(self, scenario: Scenario, end: Literal["stop", "kill"]) -> None:
