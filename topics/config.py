@@ -290,6 +290,12 @@ class Settings:
 
     data_dir: Path = _path("./topics-data", FILES, "Directory of everything that is stored.")
     cold_dir: Path | None = _path(None, FILES, "Directory for old segments; unset: none are moved.")
+    cold_adopt: bool = _bool(
+        False, FILES, "For one start: take the cold directory as it is, though it has lost its IDENTITY or its content."
+    )
+    cold_timeout_ms: int = _duration(
+        30_000, 100, FILES, "A call of the cold directory that has not got on for so long is given up."
+    )
     wal_shards: int = _count(0, 0, 64, FILES, "Number of write-ahead logs; 0 means min(CPUs, 8).")
     wal_file_bytes: int = _size(
         64 * MIB, 64 * KIB, 2 * GIB, FILES, "Size at which a WAL file is rotated; below 1MiB is for tests."

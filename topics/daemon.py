@@ -40,6 +40,7 @@ from topics.key_file import KeysRefused, read_keys
 from topics.limits import limit_arenas, raise_file_limit
 from topics.logs import flush, get_logger
 from topics.offload import Kind, ThreadOffload
+from topics.storage.cold_store import MOST_HANGING, MOST_HANGING_CHANGES
 from topics.storage.datadir import DataDirError
 from topics.storage.frames import UnknownFrameType
 from topics.storage.fs import OsFs
@@ -124,7 +125,14 @@ async def _main(settings: Settings, cold: SegmentStore | None) -> int:
             log.warning("configuration", problem=sentence)
     clock = SystemClock()
     offload = ThreadOffload(
-        {Kind.WAL: settings.wal_shards + 1, Kind.HOT_READ: 8, Kind.COLD_READ: 8, Kind.CPU: 2, Kind.FILES: 4}
+        {
+            Kind.WAL: settings.wal_shards + 1,
+            Kind.HOT_READ: 8,
+            Kind.COLD_READ: MOST_HANGING,
+            Kind.COLD_FILES: MOST_HANGING_CHANGES,
+            Kind.CPU: 2,
+            Kind.FILES: 4,
+        }
     )
     try:
         keys = read_keys(settings)
@@ -201,6 +209,7 @@ class Daemon:
             background.start_soon(self._restarted, "reclaimer", self.engine.reclaimer.run)
             if self.engine.store.tiers.cold is not None:
                 background.start_soon(self._restarted, "relocator", self.engine.relocator.run)
+                background.start_soon(self._restarted, "cold_directory", self.engine.store.cold_dir.watch)
             background.start_soon(self._restarted, "free_space", self.engine.store.watch_space)
             background.start_soon(self._vital, "housekeeping", self._housekeeping)
             storage.start_soon(self._vital, "delivery", self.engine.delivery.scheduler.run)

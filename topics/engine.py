@@ -347,6 +347,8 @@ class Engine:
     def open_for_business(self) -> None:
         """Recovery is complete: requests are served from here on."""
         self.status.phase = "ready"
+        if self.store.cold is not None:
+            self.store.cold.take_time()
         self.status.replay_progress = 1.0
         self.wake_all()
         self.forwarding.start_all()
@@ -356,6 +358,8 @@ class Engine:
     def start_draining(self) -> None:
         """No new work; long polls end with 503."""
         self.status.phase = "draining"
+        if self.store.cold is not None:
+            self.store.cold.hurry()
         self.wake_all()
 
     def wake_all(self) -> None:
@@ -752,6 +756,9 @@ class Engine:
             topics_truncated=len(names) > METRIC_TOPICS,
             throttled=dict(self.registry.throttled),
             segments=census.segments,
+            cold_hanging=self.store.cold.hanging if self.store.cold is not None else 0,
+            cold_timeouts=self.store.cold.timeouts if self.store.cold is not None else 0,
+            cold_usable=self.store.cold_dir.is_ours,
             queue_topics=census.queue_topics,
             queue_leases=census.queue_leases,
             routers=len(self._routers),

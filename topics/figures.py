@@ -156,4 +156,10 @@ class EngineFigures:
     throttled: dict[str, int] = field(default_factory=dict)
     segments: dict[str, int] = field(default_factory=dict)
     """By tier."""
+    cold_hanging: int = 0
+    """Calls of the cold store that were given up and have not returned."""
+    cold_timeouts: int = 0
+    """Calls of the cold store that were given up."""
+    cold_usable: bool = True
+    """The cold directory is known to be this daemon's, or there is none."""
     delivery: DeliveryFigures = field(default_factory=DeliveryFigures)

@@ -347,18 +347,23 @@ class Loader:
         nobody at work on the files, by columns that come from `.data` itself."""
         shelf = topic.shelf
         assert shelf is not None
-        async with shelf.upkeep:
-            if topic.deleted or not any(topic.log.is_stored(seq) for seq in damaged):
-                return [], []
-            await self.spans.rescan(topic, damaged)
-            if topic.deleted:
-                return [], []
-            self._registry.account(topic)
-            alive = [seq for seq in wanted.seqs if topic.log.is_live(seq)]
-            if not alive:
-                return [], []
-            ranges = topic.log.locate(alive[0], alive[-1])
-            return await self._read(topic, ranges[0]) if ranges else ([], [])
+        while not topic.deleted and any(topic.log.is_stored(seq) for seq in damaged):
+            cold = _is_cold(topic, damaged)
+            async with shelf.cold if cold else shelf.upkeep:
+                if _is_cold(topic, damaged) is not cold:
+                    continue  # moved while it was waited for
+                if topic.deleted or not any(topic.log.is_stored(seq) for seq in damaged):
+                    return [], []
+                await self.spans.rescan(topic, damaged)
+                if topic.deleted:
+                    return [], []
+                self._registry.account(topic)
+                alive = [seq for seq in wanted.seqs if topic.log.is_live(seq)]
+                if not alive:
+                    return [], []
+                ranges = topic.log.locate(alive[0], alive[-1])
+                return await self._read(topic, ranges[0]) if ranges else ([], [])
+        return [], []
 
     async def _give_up(self, topic: Topic, damaged: Sequence[int]) -> None:
         """Records that are not what was written are lost, and announced."""
@@ -368,6 +373,12 @@ class Loader:
             log.error("record_damaged", topic=topic.name, seq=seq)
             await self.prepared(topic, partial(topic.log.add_hole, seq, seq, "corrupt"))
             self._registry.account(topic)
+
+
+def _is_cold(topic: Topic, seqs: Sequence[int]) -> bool:
+    """Whether any of these records is in a cold segment."""
+    segments = (span.segment for seq in seqs if (span := topic.log.stored_span_at(seq)) is not None)
+    return any(isinstance(segment, Segment) and segment.tier == "cold" for segment in segments)
 
 
 def _unavailable(topic: Topic, error: OSError) -> ApiError:

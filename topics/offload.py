@@ -7,9 +7,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from enum import Enum
-from typing import Protocol, TypeVar
+from typing import Final, Protocol, TypeVar
 
 import trio
+
+from topics.attempts import Attempt, Patience, attempt
 
 T = TypeVar("T")
 
@@ -20,8 +22,13 @@ class Kind(Enum):
     WAL = "wal"
     HOT_READ = "hot_read"
     COLD_READ = "cold_read"
+    COLD_FILES = "cold_files"
     CPU = "cpu"
     FILES = "files"
+
+
+COLD: Final = frozenset({Kind.COLD_READ, Kind.COLD_FILES})
+"""The kinds whose calls may touch the cold store. No other one ever does once the daemon is ready."""
 
 
 class Offload(Protocol):
@@ -40,8 +47,12 @@ class Offload(Protocol):
         it."""
         ...
 
+    def attempt(self, call: Callable[[Attempt[T]], T], patience: Patience, late: Callable[[], None]) -> T:
+        """From inside an offloaded call: run `call`, which may never return (`attempts.attempt`)."""
+        ...
+
     def busy_share(self) -> float:
-        """Busy threads over all threads, 0..1 (a signal of the governor)."""
+        """Busy threads over all threads but those for the cold store, 0..1 (a signal of the governor)."""
         ...
 
 
@@ -61,6 +72,10 @@ class ThreadOffload:
         assert self._token is not None, "post() is for code that run() has started"
         self._token.run_sync_soon(call)
 
+    def attempt(self, call: Callable[[Attempt[T]], T], patience: Patience, late: Callable[[], None]) -> T:
+        return attempt(call, patience, late)
+
     def busy_share(self) -> float:
-        total = sum(limiter.total_tokens for limiter in self._limiters.values())
-        return sum(limiter.borrowed_tokens for limiter in self._limiters.values()) / total
+        # Whoever waits for a cold store that is slow, or hangs, takes nothing from others.
+        limiters = [limiter for kind, limiter in self._limiters.items() if kind not in COLD]
+        return sum(limiter.borrowed_tokens for limiter in limiters) / sum(limiter.total_tokens for limiter in limiters)

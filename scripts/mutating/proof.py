@@ -89,6 +89,7 @@ TARGETS: Final[Mapping[str, tuple[str, ...]]] = {
         "simulation/test_damage.py",
         "simulation/test_unguarded_rules.py",
     ),
+    "topics/storage/identity.py": ("storage/test_identity.py",),
     "topics/storage/relocator.py": (
         "simulation/test_segment_damage.py",
         "simulation/test_segment_models.py",

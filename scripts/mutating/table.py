@@ -661,12 +661,12 @@ RECLAIMER: Final = (
         "reclaimer",
         "topics/storage/reclaimer.py",
         """
-            if topic in self._source.changed:
-                return 0  # not every one of them is in a part yet: after the next checkpoint
+                if topic in self._source.changed:
+                    self._source.attention.add(topic)  # whatever makes its part durable until then
         """,
         """
-            if topic.deleted:
-                return 0  # not every one of them is in a part yet: after the next checkpoint
+                if topic.deleted:
+                    self._source.attention.add(topic)  # whatever makes its part durable until then
         """,
         "rule 11: a flag is written only after its Delete frame is synced",
         "crash",
@@ -693,14 +693,8 @@ RELOCATOR: Final = (
         "flip-before-the-copy",
         "relocator",
         "topics/storage/relocator.py",
-        """
-            await self._offload.run(Kind.COLD_READ, partial(_copy, tiers, segment))
-            await self._storing.store([topic], moved=segment, tier="cold")
-        """,
-        """
-            await self._storing.store([topic], moved=segment, tier="cold")
-            await self._offload.run(Kind.COLD_READ, partial(_copy, tiers, segment))
-        """,
+        "await self._offload.run(Kind.COLD_FILES, partial(_copy, tiers, segment))",
+        "await self._offload.run(Kind.COLD_FILES, partial(_copy, tiers._replace(cold=tiers.hot), segment))",
         "rule 12: the pointer decides, so the copy is there before it",
         "crash",
     ),
@@ -709,25 +703,37 @@ RELOCATOR: Final = (
         "relocator",
         "topics/storage/relocator.py",
         """
-            await self._storing.store([topic], moved=segment, tier="cold")
-            if topic.deleted or segment.tier != "cold":
-                return False
-            if topic.part is not None:
-                manifest = encode_manifest(topic.part)
-                await self._offload.run(Kind.COLD_READ, partial(tiers.cold.put, topic.id, "topic.cbor", [manifest]))
-            await self._offload.run(Kind.FILES, partial(_remove_hot, tiers, segment))
+                    await self._storing.store([topic], moved=segment, tier="cold")
+                    if topic.deleted or segment.tier != "cold":
+                        return False
+                    await self._offload.run(Kind.FILES, partial(_remove_hot, tiers, segment))
         """,
         """
-            await self._offload.run(Kind.FILES, partial(_remove_hot, tiers, segment))
-            await self._storing.store([topic], moved=segment, tier="cold")
-            if topic.deleted or segment.tier != "cold":
-                return False
-            if topic.part is not None:
-                manifest = encode_manifest(topic.part)
-                await self._offload.run(Kind.COLD_READ, partial(tiers.cold.put, topic.id, "topic.cbor", [manifest]))
+                    await self._offload.run(Kind.FILES, partial(_remove_hot, tiers, segment))
+                    await self._storing.store([topic], moved=segment, tier="cold")
+                    if topic.deleted or segment.tier != "cold":
+                        return False
         """,
         "rule 12: before the flip the hot copy counts",
         "crash",
+    ),
+    Mutation(
+        "flags-that-came-during-a-copy-forgotten",
+        "relocator",
+        "topics/storage/relocator.py",
+        "late, segment.flagged_meanwhile = sorted(segment.flagged_meanwhile), set()",
+        "late, segment.flagged_meanwhile = [], set()",
+        "8.2, rule 12: flags set during a copy are applied to it before the flip",
+        "unit",
+    ),
+    Mutation(
+        "cold-directory-of-somebody-else-taken-over",
+        "relocator",
+        "topics/storage/identity.py",
+        "if mine is None or its.data != mine.id or mine.cold not in (None, its.id):",
+        "if mine is not None and its.data == its.id:",
+        "8.2: nobody deletes the segments of another data directory",
+        "unit",
     ),
     Mutation(
         "flags-of-a-moving-segment-written-to-its-old-files",

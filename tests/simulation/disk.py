@@ -63,6 +63,22 @@ class SimCrash(BaseException):
     """
 
 
+class SimHang(BaseException):
+    """A call that never returns: raised by the operation that hangs and by every one behind it in the same call.
+
+    Not an `Exception`, because nothing in the call may handle it: a thread that hangs handles nothing. Whoever runs the
+    call (`InlineOffload.attempt`) calls `thaw`; if nobody gives such calls up, it comes through, and the test fails.
+    """
+
+    def __init__(self, fs: SimFs, op: str) -> None:
+        super().__init__(f"{op} never returns, and nobody gives it up")
+        self._fs = fs
+
+    def thaw(self) -> None:
+        """The operations from here on are those of other calls."""
+        self._fs.frozen = None
+
+
 @dataclass(frozen=True, slots=True)
 class Op:
     """One operation, as recorded and as told to subscribers."""
@@ -91,6 +107,8 @@ class Fault:
     """With `error`: the operation takes effect all the same, and only its answer is an error."""
     keep_some: bool = False
     """With `error` on a sync: a random part of what was pending has reached the disk, rather than nothing."""
+    hangs: bool = False
+    """The operation never returns, and has no effect (`SimHang`)."""
     hook: Callable[[Op], None] | None = None
     """Called before the operation takes effect: to count time for a slow disk, or to act in between."""
 
@@ -461,6 +479,8 @@ class SimFs:
         self.capacity = capacity
         self.inodes = inodes
         self.dead = False
+        self.frozen: str | None = None
+        """The operation that never returns, while the call that has made it is unwound."""
         self.open_files = 0
         """Files opened and not closed."""
         self._random = random.Random(seed)
@@ -653,6 +673,15 @@ class SimFs:
                 node.change(Write(0, text.encode()))
         return _SimLock(self._locks, directory.inode, node.inode)
 
+    def lock_dir(self, path: str) -> LockHandle:
+        path = _absolute(path)
+        with self._operation("lock_dir", path):
+            node = self._directory(path)
+            if node.inode in self._locks:
+                raise LockHeld(path, "")
+            self._locks.add(node.inode)
+        return _SimLock(self._locks, node.inode)
+
     def lock_holder(self, path: str) -> str | None:
         path = _absolute(path)
         with self._operation("lock_holder", path):
@@ -786,6 +815,8 @@ class SimFs:
     def _alive(self) -> None:
         if self.dead:
             raise SimCrash("the machine is dead")
+        if self.frozen is not None:
+            raise SimHang(self, self.frozen)
 
     @contextmanager
     def _operation(
@@ -804,6 +835,9 @@ class SimFs:
         if last and not self.crash_applied:
             self._die(op)
         fault = next((fault for fault in self.faults if fault._claims(op)), None)
+        if fault is not None and fault.hangs:
+            self.frozen = f"{name} {path}"
+            self._alive()
         if fault is not None and fault.hook is not None:
             fault.hook(op)
             self._alive()

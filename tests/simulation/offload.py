@@ -8,7 +8,9 @@ from typing import TypeVar
 
 import trio
 
-from topics.offload import Kind
+from tests.simulation.disk import SimHang
+from topics.attempts import Attempt, CallHangs, Patience
+from topics.offload import COLD, Kind
 
 T = TypeVar("T")
 
@@ -27,15 +29,42 @@ class InlineOffload:
         """The kind of every call that was started, in order."""
         self.share = 0.0
         """What `busy_share` answers; a test of the governor sets it."""
+        self.hangs = 0
+        """Calls that have never returned."""
+        self._waited_s = 0.0
 
     async def run(self, kind: Kind, call: Callable[[], T]) -> T:
         """Run `call` on the loop after a checkpoint. The only cancellation point is before `call`."""
         await trio.lowlevel.checkpoint()
         await self._turns()
         self.calls.append(kind)
-        result = call()
+        try:
+            result = call()
+        finally:
+            waited_s, self._waited_s = self._waited_s, 0.0
+            assert not waited_s or kind in COLD or kind is Kind.CPU, f"a call of kind {kind} waits for the cold store"
+            with trio.CancelScope(shield=True):
+                await self._wait(waited_s)
         await self._turns()
         return result
+
+    async def _wait(self, seconds: float) -> None:
+        """What a thread that waits for a store costs: time, and nobody else's."""
+        if seconds:
+            await trio.sleep(seconds)
+
+    def attempt(self, call: Callable[[Attempt[T]], T], patience: Patience, late: Callable[[], None]) -> T:
+        """Make the call at once. One that hangs (`SimHang` out of the disk) is over for its caller, who is told so when
+        its patience is at an end; it never comes back, and neither has what it would have done next any effect."""
+        one: Attempt[T] = Attempt(patience, late)
+        try:
+            return call(one)
+        except SimHang as hang:
+            hang.thaw()
+            one.give_up()
+            self.hangs += 1
+            self._waited_s += patience.seconds
+            raise CallHangs(patience.seconds) from None
 
     def post(self, call: Callable[[], None]) -> None:
         """Run `call` now: this is the loop already, and now is in the order of posting."""

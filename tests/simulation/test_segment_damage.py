@@ -20,6 +20,7 @@ from tests.simulation.world import COLD, ROOT, Life, World, settings
 from topics.errors import ApiError
 from topics.log.match import Match
 from topics.model import AppendRequest, Performance, ReadRequest, RecordIn, TopicConfigPatch
+from topics.storage.datadir import DataDirError
 
 CONFIG = settings(
     segment_max_events=10,
@@ -236,9 +237,29 @@ def test_missing_derived_files_lose_nothing(kinds: tuple[str, ...], left: tuple[
     assert world.live(scenario)
 
 
-@pytest.mark.parametrize("how", ["empty", "unset"])
+def test_a_start_on_a_cold_directory_that_is_not_mounted_is_refused_and_writes_nothing_there(
+    left: tuple[World, dict[str, Written]],
+) -> None:
+    """It was taken for a new one, and written to below the mount point."""
+    original, topics = left
+    world = copy_of(original)
+    world.fs.rename(COLD, "/elsewhere")
+    for point in ("not there", "empty"):
+        if point == "empty":
+            world.fs.mkdir(COLD)
+        with pytest.raises(DataDirError, match="is its volume mounted"):
+            world.live(lambda life: _nothing())
+        assert not world.fs.listdir(COLD)
+    put_back(world)
+
+    async def back(life: Life) -> None:
+        assert not any((await check(life, topics)).values())
+
+    assert world.live(back)
+
+
 def test_without_the_cold_directory_hot_records_are_served_and_cold_ones_come_back(
-    how: str, left: tuple[World, dict[str, Written]]
+    left: tuple[World, dict[str, Written]],
 ) -> None:
     original, topics = left
     world = copy_of(original)
@@ -287,16 +308,9 @@ def test_without_the_cold_directory_hot_records_are_served_and_cold_ones_come_ba
         assert not any((await check(life, expected)).values())
 
     deleted: set[int] = set()
-    if how == "empty":
-        world.fs.rename(COLD, "/elsewhere")
-    else:
-        world.settings = settings(
-            **{**{name: getattr(CONFIG, name) for name in ("segment_max_events",)}, "cache_bytes": 0}
-        )
+    world.settings = settings(**{**{name: getattr(CONFIG, name) for name in ("segment_max_events",)}, "cache_bytes": 0})
     assert world.live(away)
     assert world.live(lambda life: _nothing())
-    if how == "empty":
-        put_back(world)
     world.settings = CONFIG
     assert world.live(back)
     assert world.live(back)

@@ -152,6 +152,16 @@ def _of_engine(figures: EngineFigures) -> Iterator[Metric]:
         ("tier",),
         (((tier,), count) for tier, count in sorted(figures.segments.items())),
     )
+    yield _gauge(
+        "cold_usable", "Whether the cold directory is this daemon's, as far as it is known", int(figures.cold_usable)
+    )
+    yield _gauge("cold_calls_hanging", "Calls of the cold store that have not returned in time", figures.cold_hanging)
+    yield _counter(
+        "cold_calls_timed_out",
+        "Calls of the cold store that have not returned in time, since the start",
+        (),
+        [((), figures.cold_timeouts)],
+    )
     yield _gauge("queue_topics", "Topics that are queues", figures.queue_topics)
     yield _gauge("queue_leases_in_flight", "Leased jobs in all queues", figures.queue_leases)
     yield _gauge("ready", "Whether the daemon answers requests", int(figures.ready))

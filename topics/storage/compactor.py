@@ -237,7 +237,7 @@ class Compactor:
         """Unlock what `_take` has locked. Topics without a record are many, and keep nothing."""
         for i, (topic, shelf) in enumerate(taken.items(), 1):
             shelf.upkeep.release()
-            if not shelf.segments and not shelf.upkeep.locked():
+            if not shelf.segments and not shelf.upkeep.locked() and not shelf.cold.locked():
                 topic.shelf = None
             if i % SLICE_TOPICS == 0:
                 await trio.lowlevel.checkpoint()
@@ -322,7 +322,7 @@ class Compactor:
                 needed.setdefault(owner, set()).add(first)
         for cut in cuts:
             await cut.wait_synced()
-        names = ["FORMAT"]
+        names = ["FORMAT", *self._store.cold_dir.identity_files()]
         numbers = await self._offload.run(Kind.FILES, partial(snapshot_numbers, self._fs, datadir))
         names += [datadir.relative(datadir.snapshot_path(number)) for number in numbers]
         for writer in self._store.writers:

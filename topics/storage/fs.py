@@ -203,6 +203,14 @@ class Fs(Protocol):
         """
         ...
 
+    def lock_dir(self, path: str) -> LockHandle:
+        """Take the exclusive lock of a directory itself, which no removal of a file in it can undo.
+
+        Does not wait: LockHeld if another holds it, this process included. OSError where the file system locks no
+        directories (EBADF on NFS).
+        """
+        ...
+
     def lock_holder(self, path: str) -> str | None:
         """The text of the holder of a file's lock, or of its directory's, empty if there is none; None if nobody holds
         either.
@@ -484,6 +492,18 @@ class OsFs:
             OsLock(*(one for one in (directory, fd) if one >= 0)).release()
             raise
         return OsLock(directory, fd)
+
+    def lock_dir(self, path: str) -> LockHandle:
+        fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            try:
+                fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                raise LockHeld(path, "") from None
+        except BaseException:
+            os.close(fd)
+            raise
+        return OsLock(fd)
 
     def lock_holder(self, path: str) -> str | None:
         for candidate in (parent(path), path):

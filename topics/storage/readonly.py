@@ -79,6 +79,9 @@ class ReadOnlyFs:
     def salt(self) -> int:
         return self._fs.salt()
 
+    def lock_dir(self, path: str) -> LockHandle:
+        _refuse(path)
+
     def lock(self, path: str, text: str) -> LockHandle:
         _refuse(path)
 

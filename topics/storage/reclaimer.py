@@ -31,6 +31,7 @@ from topics.log.index import DELETED, LIVE, LOST, Span
 from topics.log.topic_log import SpanColumns
 from topics.logs import get_logger
 from topics.offload import Kind, Offload
+from topics.storage.cold_upkeep import ColdUpkeep, delete_all, is_away
 from topics.storage.datadir import segment_name
 from topics.storage.index_cache import IndexCache
 from topics.storage.segment_reader import Tiers
@@ -47,7 +48,7 @@ from topics.storage.segments import (
 )
 from topics.storage.shelf import Segment, Shelf
 from topics.storage.span_loader import SpanLoader
-from topics.storage.storing import LiveTopic, Source, Storing, flag_patches
+from topics.storage.storing import FlagPatch, LiveTopic, Source, Storing, flag_patches
 from topics.storage.upkeep import Upkeep
 
 log = get_logger(__name__)
@@ -91,18 +92,28 @@ class Reclaimer:
         self._expire = expire
         self._clock = clock
         self._offload = offload
+        self.cold = ColdUpkeep(source, storing, upkeep, offload=offload)
         self._removed: deque[tuple[int, Shelf | None]] = deque()
+        self._cold_attention: dict[LiveTopic, None] = {}
+        """Topics with something to do about their cold segments."""
         self._later: list[tuple[int, int, LiveTopic]] = []
         """A heap: when to look at a topic again, epoch ms; the number keeps topics from being compared."""
         self._due: dict[LiveTopic, int] = {}
         self._numbers = count()
 
     async def run(self) -> None:
-        """Scan every `TOPICS_RECLAIM_MS`; until cancelled. A failure is logged and tried again at the next scan."""
+        """Scan every `TOPICS_RECLAIM_MS`, and the cold store apart; until cancelled. A failure is logged and tried
+        again at the next scan."""
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(self._run, self.hot_pass)
+            if self._storing.tiers.cold is not None:
+                nursery.start_soon(self._run, self.cold_pass)
+
+    async def _run(self, one: Callable[[], Awaitable[int]]) -> None:
         while True:
             await trio.sleep(self._settings.reclaim_ms / 1000)
             try:
-                await self.pass_over()
+                await one()
             except (OSError, ApiError) as error:
                 log.warning("reclaim_failed", error=str(error))
 
@@ -111,7 +122,20 @@ class Reclaimer:
         self._removed.append((topic_id, shelf))
 
     async def pass_over(self) -> int:
-        """One scan, and all the work it finds; how many pieces that was.
+        """One scan of both tiers, and all the work it finds; how many pieces that was. Raises as they do."""
+        failure: OSError | ApiError | None = None
+        done = 0
+        for one in (self.hot_pass, self.cold_pass):
+            try:
+                done += await one()
+            except (OSError, ApiError) as error:
+                failure = failure or error
+        if failure is not None:
+            raise failure
+        return done
+
+    async def hot_pass(self) -> int:
+        """One scan, and all the work that it finds on hot files; how many pieces that was. Never asks the cold store.
 
         What fails for one topic is tried again by the next scan and holds up no other; the first error is raised in the
         end.
@@ -159,6 +183,35 @@ class Reclaimer:
                 raise
             if topic in self._source.changed:
                 self._source.attention.add(topic)  # once its part is on disk, there is more to do
+            if _has_cold(topic):
+                self._cold_attention[topic] = None
+        if failure is not None:
+            raise failure
+        return done
+
+    async def cold_pass(self) -> int:
+        """The same for cold files, of the topics that `hot_pass` has come by. A store that does not answer ends it."""
+        if self._storing.tiers.cold is None:
+            self._cold_attention.clear()
+            return 0
+        done = await self.cold.pass_over()
+        failure: OSError | ApiError | None = None
+        todo = list(self._cold_attention)
+        for i, topic in enumerate(todo):
+            if i % SLICE_TOPICS == SLICE_TOPICS - 1:
+                await trio.lowlevel.checkpoint()
+            if topic.shelf is not None and not topic.deleted and topic not in self._storing.stuck:
+                try:
+                    done += await self._look_after_cold(topic, topic.shelf)
+                except (OSError, ApiError) as error:
+                    if is_away(error):
+                        raise
+                    if not topic.deleted:
+                        failure = failure or error
+                        continue
+            self._cold_attention.pop(topic, None)
+            if topic in self._source.changed and not topic.deleted:
+                self._source.attention.add(topic)
         if failure is not None:
             raise failure
         return done
@@ -166,23 +219,49 @@ class Reclaimer:
     # -- one topic ---------------------------------------------------------------------------------------------------
 
     async def _look_after(self, topic: LiveTopic, shelf: Shelf) -> int:
-        """Everything there is to do for a topic; how many pieces of work that was."""
+        """Everything there is to do for the hot files of a topic; how many pieces of work that was."""
         done = 0
         await self._expire(topic)
         self._look_again(topic)
-        if shelf.gone:
+        if _gone(shelf, cold=False):
             await self._drop(topic, shelf)
+            done += 1
+        return done + await self._replace_all(topic, shelf, cold=False)
+
+    async def _look_after_cold(self, topic: LiveTopic, shelf: Shelf) -> int:
+        """The same for its cold files."""
+        done = 0
+        if _gone(shelf, cold=True):
+            await self._drop_cold(topic, shelf)
             done += 1
         if any(_lacks_flags(span) for span in topic.log.stored_spans()):
             done += await self._flag_cold(topic, shelf)
-        while not topic.deleted and (group := await self._worth_it(topic)) is not None:
-            size = await self._replace(topic, shelf, group)
+        return done + await self._replace_all(topic, shelf, cold=True)
+
+    async def _replace_all(self, topic: LiveTopic, shelf: Shelf, *, cold: bool) -> int:
+        """Replace what is worth it in one tier; how many segments were made. Each that qualifies is looked at: one that
+        cannot be replaced now, or whose files fail, keeps no other one from it. Raises the first error in the end."""
+        done = 0
+        tried: set[Segment] = set()
+        failure: OSError | None = None
+        while not topic.deleted and (group := await self._worth_it(topic, tried, cold=cold)) is not None:
+            segments = {segment for span in group if (segment := _sealed(span)) is not None}
+            size = None
+            try:
+                size = await (self._replace_cold if cold else self._replace)(topic, shelf, group)
+            except OSError as error:
+                if topic in self._storing.stuck or is_away(error):
+                    raise
+                failure = failure or error
             if size is None:
-                break
-            if shelf.gone:
-                await self._drop(topic, shelf)
+                tried |= segments
+                continue
+            if _gone(shelf, cold=cold):
+                await (self._drop_cold if cold else self._drop)(topic, shelf)
             done += 1
             await trio.sleep(size / BYTES_PER_S)
+        if failure is not None:
+            raise failure
         return done
 
     def _look_again(self, topic: LiveTopic) -> None:
@@ -203,9 +282,10 @@ class Reclaimer:
             self._due[topic] = min(due)
             heapq.heappush(self._later, (min(due), next(self._numbers), topic))
 
-    async def _worth_it(self, topic: LiveTopic) -> list[Span] | None:
-        """The next spans to be replaced by one: one with too little in it, or small neighbours."""
-        sealed = [span for span in topic.log.stored_spans() if _sealed(span) is not None]
+    async def _worth_it(self, topic: LiveTopic, tried: set[Segment], *, cold: bool) -> list[Span] | None:
+        """The next spans of a tier to be replaced by one: one with too little in it, or small neighbours. None of those
+        that were `tried`."""
+        sealed = _sealed_in(topic, tried, cold=cold)
         needed = self._upkeep.needed_segments(topic.id)
         if needed:
             self._source.attention.add(topic)  # once nobody needs them any more, there may be something to do
@@ -219,7 +299,7 @@ class Reclaimer:
                 return [span]
             if await self._mostly_dead(topic, span, segment):
                 return [span]
-        sealed = [span for span in topic.log.stored_spans() if _sealed(span) is not None]
+        sealed = _sealed_in(topic, tried, cold=cold)
         events, size = self._settings.segment_max_events, self._settings.segment_max_bytes
         group: list[Span] = []
         total = slots = 0
@@ -259,29 +339,47 @@ class Reclaimer:
     # -- dropping ----------------------------------------------------------------------------------------------------
 
     async def _drop(self, topic: LiveTopic, shelf: Shelf) -> None:
-        """Unlink segments that the part on disk does not need. It names them until the next part, so that a crash in
-        between leaves nothing behind."""
+        """Unlink hot segments that the part on disk does not need. It names them until the next part, so that a crash
+        in between leaves nothing behind."""
         async with self._upkeep.files_of(shelf):
             kept = {segment.first for segment in shelf.segments if segment not in shelf.gone}
             needed = self._upkeep.needed_segments(topic.id)
-            for segment in shelf.gone:
+            for segment in _gone(shelf, cold=False):
                 if segment.first in needed:
                     continue
                 if segment.first not in kept:
-                    await self._remove_files(segment)
-                shelf.segments.discard(segment)
-                self._cache.forget_tags(segment)
-                log.info("segment_dropped", topic=topic.name, first=segment.first, bytes=segment.data_bytes)
-            shelf.gone = [segment for segment in shelf.gone if segment.first in needed]
+                    await self._remove_hot_files(segment)
+                self._forget_dropped(topic, shelf, segment)
             topic.mark_changed()
 
-    async def _remove_files(self, segment: Segment) -> None:
-        tiers = self._storing.tiers
+    async def _drop_cold(self, topic: LiveTopic, shelf: Shelf) -> None:
+        """The same for cold ones. What is hot of them goes when the rest has gone."""
+        cold = self._storing.tiers.cold
+        assert cold is not None
+        async with self._upkeep.cold_files_of(shelf):
+            for segment in _gone(shelf, cold=True):
+                kept = {other.first for other in shelf.segments if other not in shelf.gone}
+                # Nothing points to it any more, so nobody can begin to need it.
+                if segment.first in self._upkeep.needed_segments(topic.id):
+                    continue
+                if segment.first not in kept:
+                    names = [segment_name(segment.first, kind) for kind in ("data", "idx", "tags")]
+                    await self._offload.run(Kind.COLD_FILES, partial(delete_all, cold, segment.topic_id, names))
+                async with self._upkeep.files_of(shelf):
+                    if segment.first not in kept:
+                        await self._remove_hot_files(segment)
+                    self._forget_dropped(topic, shelf, segment)
+                    topic.mark_changed()
+
+    def _forget_dropped(self, topic: LiveTopic, shelf: Shelf, segment: Segment) -> None:
+        shelf.segments.discard(segment)
+        shelf.gone = [other for other in shelf.gone if other is not segment]
+        self._cache.forget_tags(segment)
+        log.info("segment_dropped", topic=topic.name, first=segment.first, bytes=segment.data_bytes)
+
+    async def _remove_hot_files(self, segment: Segment) -> None:
         names = [segment_name(segment.first, kind) for kind in ("data", "idx", "tags", "idx.cold", "tags.cold")]
-        await self._offload.run(Kind.FILES, partial(_delete_all, tiers.hot, segment.topic_id, names))
-        if tiers.cold is not None:
-            # A relocation that was cut short may have left a copy there.
-            await self._offload.run(Kind.COLD_READ, partial(_delete_all, tiers.cold, segment.topic_id, names[:3]))
+        await self._offload.run(Kind.FILES, partial(delete_all, self._storing.tiers.hot, segment.topic_id, names))
 
     async def _clear_away(self, topic: LiveTopic) -> None:
         """Remove what failed work has left of files that no part names."""
@@ -297,8 +395,7 @@ class Reclaimer:
         tiers = self._storing.tiers
         async with self._upkeep.files_of(shelf):
             await self._offload.run(Kind.FILES, partial(tiers.hot.delete_topic, topic_id))
-            if tiers.cold is not None:
-                await self._offload.run(Kind.COLD_READ, partial(tiers.cold.delete_topic, topic_id))
+        self.cold.remove_topic(topic_id)
 
     # -- flags of cold segments --------------------------------------------------------------------------------------
 
@@ -306,20 +403,27 @@ class Reclaimer:
         """Write the delete flags that cold segments lack: their Delete frames are synced with the part that names
         them."""
         done = 0
-        async with self._upkeep.files_of(shelf):
-            if topic in self._source.changed:
-                return 0  # not every one of them is in a part yet: after the next checkpoint
-            for span in topic.log.stored_spans():
-                if not _is_cold(span) or not span.unflagged or topic.deleted:
-                    continue
+        tiers = self._storing.tiers
+        async with self._upkeep.cold_files_of(shelf):
+            todo: list[tuple[Span, list[int]]] = []
+            async with self._upkeep.files_of(shelf):  # so that no part is on its way
+                if topic in self._source.changed:
+                    self._source.attention.add(topic)  # whatever makes its part durable until then
+                    return 0  # not every one of them is in a part yet: after the next checkpoint
+                if not topic.deleted:
+                    lacking = [span for span in topic.log.stored_spans() if _lacks_flags(span)]
+                    todo = [(span, sorted(span.unflagged or ())) for span in lacking]
+            for span, seqs in todo:
                 segment = span.segment
                 assert isinstance(segment, Segment)
-                seqs = span.unflagged[:]
-                flagged = await self._offload.run(
-                    Kind.COLD_READ, partial(_flag_in_store, self._storing.tiers, segment, sorted(seqs))
-                )
-                if flagged:
-                    topic.log.flagged(span, flagged)
+                patches = await self._offload.run(Kind.COLD_FILES, partial(flag_in_store, tiers, segment, seqs))
+                if not patches:
+                    continue
+                async with self._upkeep.files_of(shelf):
+                    if topic.deleted:
+                        return done
+                    await self._offload.run(Kind.FILES, partial(_flag_copy, tiers, segment, patches))
+                    topic.log.flagged(span, [seq for patch in patches for seq in patch.seqs])
                     topic.mark_changed()
                     done += 1
         return done
@@ -327,7 +431,7 @@ class Reclaimer:
     # -- replacing ---------------------------------------------------------------------------------------------------
 
     async def _replace(self, topic: LiveTopic, shelf: Shelf, group: Sequence[Span]) -> int | None:
-        """Put one new segment in the place of `group`, without what the part on disk knows to be dead; its bytes.
+        """Put one new hot segment in the place of `group`, without what the part on disk knows to be dead; its bytes.
 
         None if it has turned out that it cannot be done now.
         """
@@ -335,51 +439,109 @@ class Reclaimer:
             if not there:
                 return None
             await self._storing.store([topic])
-            segments = [_sealed(span) for span in group]
-            needed = self._upkeep.needed_segments(topic.id)  # from here on there are no new ones: the topic is busy
-            if any(segment is not None and segment.first in needed for segment in segments):
-                self._source.attention.add(topic)
+            if not self._is_replaceable(topic, group):
                 return None
-            if not all(topic.log.holds(span) for span in group) or not all(segments):
-                return None
-            if len(group) == 1 and _all_deleted(group[0]) and not group[0].unflagged:
+            if _can_vanish(group):
                 return await self._vanish(topic, group[0])
-            frozen = await self._loader.prepared(topic, partial(_freeze, topic, shelf, group))
-            if frozen is None:
+            work = await self._prepare(topic, shelf, group)
+            if work is None:
                 return None
-            plan = await _plan(frozen)
-            old = [segment for segment in segments if segment is not None]
-            tags = [await self._loader.tags(segment) for segment in old]
-            store = self._storing.tiers.of(old[0])
-            kind = Kind.FILES if old[0].tier == "hot" else Kind.COLD_READ
+            hot = self._storing.tiers.hot
             try:
-                await self._offload.run(kind, partial(_write_replacement, self._storing.tiers, store, old, plan, tags))
+                await self._offload.run(Kind.FILES, partial(_write_replacement, hot, work))
             except BaseException:
-                # Nobody knows how far it has come; from now on only the files say where the records are in them.
-                for span, segment in zip(group, old, strict=True):
-                    self._cache.forget_columns(span)
-                    topic.log.detach(span)
-                    self._cache.forget_tags(segment)
+                self._lose_track(topic, work)
                 raise
-            if topic.deleted or not all(topic.log.holds(span) for span in group):
-                return None  # evicted meanwhile: dropped as it is
-            new = Segment(
-                topic.id,
-                old[0].first,
-                n=sum(segment.n for segment in old),
-                data_bytes=sum(plan.frame_len),
-                frames=len(plan.frame_len) - plan.frame_len.count(0),
-                opened_ms=old[0].opened_ms,
-                sealed=True,
-                tier=old[0].tier,
-            )
-            for span, segment in zip(group, old, strict=True):
+            return await self._put_in_place(topic, shelf, work)
+
+    async def _replace_cold(self, topic: LiveTopic, shelf: Shelf, group: Sequence[Span]) -> int | None:
+        """The same for cold segments. What is written to the cold store keeps nobody from the topic's hot files."""
+        tiers = self._storing.tiers
+        assert tiers.cold is not None
+        async with self._upkeep.cold_files_of(shelf):
+            async with self._upkeep.replacing(topic) as there:
+                if not there:
+                    return None
+                await self._storing.store([topic])
+                if not self._is_replaceable(topic, group):
+                    return None
+                if _can_vanish(group):
+                    return await self._vanish(topic, group[0])
+            work = await self._prepare(topic, shelf, group)
+            if work is None or topic.deleted:
+                return None
+            first = work.old[0].first
+            copies = [segment_name(first, "idx.cold"), segment_name(first, "tags.cold")]
+            # Derived files go before what they are derived from is replaced (`crash.md` 12); those that are hot as late
+            # as can be, because without them the columns of these records are where the payloads are.
+            ready = partial(delete_all, tiers.hot, topic.id, copies)
+            write = partial(_write_replacement, tiers.cold, work, ready)
+            try:
+                derived = await self._offload.run(Kind.COLD_FILES, write)
+            except BaseException:
+                self._lose_track(topic, work)
+                self._upkeep.littered_cold[topic] = None
+                raise
+            try:
+                async with self._upkeep.replacing(topic) as there:
+                    if not there:
+                        return None
+                    await self._offload.run(Kind.FILES, partial(_put_all, tiers.hot, topic.id, copies, derived))
+                    return await self._put_in_place(topic, shelf, work)
+            except BaseException:
+                self._lose_track(topic, work)
+                raise
+
+    def _is_replaceable(self, topic: LiveTopic, group: Sequence[Span]) -> bool:
+        """Whether nothing has happened to these spans. From here on no copies are begun of them: the topic is busy, or
+        they are cold."""
+        segments = [_sealed(span) for span in group]
+        needed = self._upkeep.needed_segments(topic.id)
+        if any(segment is not None and segment.first in needed for segment in segments):
+            self._source.attention.add(topic)
+            return False
+        return all(topic.log.holds(span) for span in group) and all(segments)
+
+    async def _prepare(self, topic: LiveTopic, shelf: Shelf, group: Sequence[Span]) -> _Replacement | None:
+        """What is to be written in the place of `group`; None if a span does not cover its segment."""
+        frozen = await self._loader.prepared(topic, partial(_freeze, topic, shelf, group))
+        if frozen is None:
+            return None
+        plan = await _plan(frozen)
+        old = [span.segment for span in group if isinstance(span.segment, Segment)]
+        return _Replacement(group, old, plan, [await self._loader.tags(segment) for segment in old])
+
+    def _lose_track(self, topic: LiveTopic, work: _Replacement) -> None:
+        """Nobody knows how far writing has come; from now on only the files say where the records are in them."""
+        for span, segment in zip(work.group, work.old, strict=True):
+            if span.segment is segment:
                 self._cache.forget_columns(span)
-                self._cache.forget_tags(segment)
-            topic.log.replace(group[0].first, group[-1].end - 1, new)
-            shelf.segments.discard(old[0])
-            shelf.segments.add(new)
-            await self._storing.store([topic])
+                topic.log.detach(span)
+            self._cache.forget_tags(segment)
+            segment.flagged_meanwhile = None  # a copy of it is of nothing
+
+    async def _put_in_place(self, topic: LiveTopic, shelf: Shelf, work: _Replacement) -> int | None:
+        """The index points to what has been written, and so does the part on disk when it returns."""
+        group, old, plan = work.group, work.old, work.plan
+        if topic.deleted or not all(topic.log.holds(span) for span in group):
+            return None  # evicted meanwhile: dropped as it is
+        new = Segment(
+            topic.id,
+            old[0].first,
+            n=sum(segment.n for segment in old),
+            data_bytes=sum(plan.frame_len),
+            frames=len(plan.frame_len) - plan.frame_len.count(0),
+            opened_ms=old[0].opened_ms,
+            sealed=True,
+            tier=old[0].tier,
+        )
+        for span, segment in zip(group, old, strict=True):
+            self._cache.forget_columns(span)
+            self._cache.forget_tags(segment)
+        topic.log.replace(group[0].first, group[-1].end - 1, new)
+        shelf.segments.discard(old[0])
+        shelf.segments.add(new)
+        await self._storing.store([topic])
         log.info("segments_replaced", topic=topic.name, first=new.first, segments=len(old), bytes=new.data_bytes)
         return new.data_bytes
 
@@ -406,6 +568,15 @@ class _Plan(NamedTuple):
     flags: bytearray
     """As in `.idx`."""
     size: array[int]
+
+
+class _Replacement(NamedTuple):
+    """Spans, their segments, and what is to be written in the place of those."""
+
+    group: Sequence[Span]
+    old: Sequence[Segment]
+    plan: _Plan
+    tags: Sequence[SegmentTags]
 
 
 class _Frozen(NamedTuple):
@@ -458,32 +629,35 @@ async def _plan(group: Sequence[_Frozen]) -> _Plan:
     return plan
 
 
-def _write_replacement(
-    tiers: Tiers, store: SegmentStore, old: Sequence[Segment], plan: _Plan, tags: Sequence[SegmentTags]
-) -> None:
-    """Blocking, in the order of `crash.md` 12: derived files go, `.data` is replaced, derived files are made anew."""
-    first = old[0]
+def _write_replacement(store: SegmentStore, work: _Replacement, ready: Callable[[], None] | None = None) -> list[bytes]:
+    """Blocking, in the order of `crash.md` 12: derived files go, `.data` is replaced, derived files are made anew.
+    Returns those, `.idx` and `.tags`. `ready` is called when all of `.data` has been written, before it counts."""
+    plan, first = work.plan, work.old[0]
     offsets, at = array("I"), 0
     for size, flag, was in zip(plan.frame_len, plan.flags, plan.offset, strict=True):
         # A hole's entry has its reason in the place of the offset. One that has a place yet was found to be damaged.
         offsets.append(at if size else (was if 1 <= was <= 3 else HOLE_CORRUPT) if flag & IDX_HOLE else 0)
         at += size
     index = encode_index(offsets, plan.frame_len, plan.ts, bytes(plan.flags))
-    blob = encode_tags(first.first, plan.size, _surviving(plan, old, tags))
-    derived: list[tuple[SegmentStore, str, bytes]] = [
-        (store, segment_name(first.first, "idx"), index),
-        (store, segment_name(first.first, "tags"), blob),
-    ]
-    if first.tier == "cold":
-        derived += [
-            (tiers.hot, segment_name(first.first, "idx.cold"), index),
-            (tiers.hot, segment_name(first.first, "tags.cold"), blob),
-        ]
-    for where, name, _ in derived:
-        where.delete(first.topic_id, name)
-    store.put(first.topic_id, segment_name(first.first, "data"), _copied(store, old, plan))
-    for where, name, content in derived:
-        where.put(first.topic_id, name, [content])
+    blob = encode_tags(first.first, plan.size, _surviving(plan, work.old, work.tags))
+    names = [segment_name(first.first, "idx"), segment_name(first.first, "tags")]
+    delete_all(store, first.topic_id, names)
+    store.put(first.topic_id, segment_name(first.first, "data"), _then(_copied(store, work.old, plan), ready))
+    _put_all(store, first.topic_id, names, [index, blob])
+    return [index, blob]
+
+
+def _then(chunks: Iterator[bytes], ready: Callable[[], None] | None) -> Iterator[bytes]:
+    """The same, and a call at their end."""
+    yield from chunks
+    if ready is not None:
+        ready()
+
+
+def _put_all(store: SegmentStore, topic_id: int, names: Sequence[str], contents: Sequence[bytes]) -> None:
+    """Blocking: make these objects."""
+    for name, content in zip(names, contents, strict=True):
+        store.put(topic_id, name, [content])
 
 
 def _copied(store: SegmentStore, old: Sequence[Segment], plan: _Plan) -> Iterator[bytes]:
@@ -527,30 +701,49 @@ def _surviving(plan: _Plan, old: Sequence[Segment], tags: Sequence[SegmentTags])
     return out
 
 
-def _flag_in_store(tiers: Tiers, segment: Segment, seqs: Sequence[int]) -> array[int]:
-    """Blocking: patch the flags of a cold segment, and of the copy of its `.idx`. Returns what was flagged."""
-    store = tiers.of(segment)
+def flag_in_store(tiers: Tiers, segment: Segment, seqs: Sequence[int]) -> list[FlagPatch]:
+    """Blocking: patch the flags of a cold segment, and its `.idx` in the cold store. Returns what was flagged."""
+    store = tiers.cold
+    assert store is not None
     index, data = segment_name(segment.first, "idx"), segment_name(segment.first, "data")
-    copy = segment_name(segment.first, "idx.cold")
 
     def read(length: int, offset: int) -> bytes:
         return store.read_range(segment.topic_id, index, offset, length)
 
     patches = list(flag_patches(read, segment.first, seqs))
     flags = [(at, bytes((DELETED_FLAG,))) for patch in patches for at in patch.flags_at]
-    entries = [(patch.entries_at, patch.entries) for patch in patches]
     if flags:
         store.patch(segment.topic_id, data, flags)
-    if entries:
-        store.patch(segment.topic_id, index, entries)
-        if tiers.hot.exists(segment.topic_id, copy):
-            tiers.hot.patch(segment.topic_id, copy, entries)
-    return array("Q", [seq for patch in patches for seq in patch.seqs])
+    if patches:
+        store.patch(segment.topic_id, index, [(patch.entries_at, patch.entries) for patch in patches])
+    return patches
 
 
-def _delete_all(store: SegmentStore, topic_id: int, names: Sequence[str]) -> None:
-    for name in names:
-        store.delete(topic_id, name)
+def _flag_copy(tiers: Tiers, segment: Segment, patches: Sequence[FlagPatch]) -> None:
+    """Blocking: the same in the hot copy of its `.idx`."""
+    copy = segment_name(segment.first, "idx.cold")
+    if tiers.hot.exists(segment.topic_id, copy):
+        tiers.hot.patch(segment.topic_id, copy, [(patch.entries_at, patch.entries) for patch in patches])
+
+
+def _has_cold(topic: LiveTopic) -> bool:
+    """Whether a topic has cold segments, or the files of some."""
+    shelf = topic.shelf
+    return shelf is not None and any(segment.tier == "cold" for segment in shelf.segments)
+
+
+def _gone(shelf: Shelf, *, cold: bool) -> list[Segment]:
+    """The segments of a tier that the part on disk does not need any more."""
+    return [segment for segment in shelf.gone if (segment.tier == "cold") is cold]
+
+
+def _sealed_in(topic: LiveTopic, tried: set[Segment], *, cold: bool) -> list[Span]:
+    """The spans of sealed segments in a tier, but for those that were tried."""
+    return [
+        span
+        for span in topic.log.stored_spans()
+        if (segment := _sealed(span)) is not None and (segment.tier == "cold") is cold and segment not in tried
+    ]
 
 
 def _sealed(span: Span) -> Segment | None:
@@ -561,6 +754,11 @@ def _sealed(span: Span) -> Segment | None:
 def _all_deleted(span: Span) -> bool:
     """Whether nothing but deleted records is left of a span; what was lost needs its entries."""
     return span.live == 0 and span.lost == 0
+
+
+def _can_vanish(group: Sequence[Span]) -> bool:
+    """Whether nothing is left to be written of a group, and the part on disk knows it."""
+    return len(group) == 1 and _all_deleted(group[0]) and not group[0].unflagged
 
 
 def _is_cold(span: Span) -> bool:

@@ -2,9 +2,12 @@
 4).
 
 Copy (`.data` last), flip the tier in the part on disk, remove the hot copy. Before the flip the hot one counts, after
-it the cold one; a crash in between leaves a copy too many, which the next relocation overwrites or the next start
-removes.
-Cold calls have a thread limiter of their own, so a slow cold store delays this and nothing else.
+it the cold one; a crash in between leaves a copy too many, which the next relocation overwrites, or `cold_upkeep`
+removes behind the next start.
+
+While it is copied, a segment is nobody's: its topic's hot files may be written to, flagged, rewritten and dropped. What
+was flagged meanwhile is flagged in the copy before the flip (`crash.md` 12), and a segment that is another one by then
+stays where it is. So a cold store that is slow, or hangs, delays this and nothing else.
 """
 
 from __future__ import annotations
@@ -19,7 +22,9 @@ from topics.config import Settings
 from topics.errors import ApiError
 from topics.logs import get_logger
 from topics.offload import Kind, Offload
+from topics.storage.cold_upkeep import is_away
 from topics.storage.datadir import segment_name
+from topics.storage.reclaimer import flag_in_store
 from topics.storage.segment_reader import Tiers
 from topics.storage.shelf import Segment, Shelf
 from topics.storage.snapshot import encode_manifest
@@ -30,6 +35,9 @@ log = get_logger(__name__)
 
 COPY_BYTES: Final = 1 << 20
 SLICE_TOPICS: Final = 256
+
+ROUNDS: Final = 5
+"""How often the flags that came meanwhile are brought to a copy before it is left for the next look."""
 
 
 class Relocator:
@@ -77,6 +85,8 @@ class Relocator:
                         break
                     moved += 1
             except (OSError, ApiError) as error:
+                if is_away(error):
+                    raise
                 failure = failure or error
         if failure is not None:
             raise failure
@@ -97,24 +107,54 @@ class Relocator:
         return hot[0] if hot and over else None
 
     async def _move(self, topic: LiveTopic, shelf: Shelf, segment: Segment) -> bool:
-        tiers = self._storing.tiers
-        assert tiers.cold is not None
-        async with self._upkeep.replacing(topic, segment) as there:
-            if segment.first in self._upkeep.needed_segments(topic.id):
-                return False  # copies are made of it where it is
-            if not there or all(span.segment is not segment for span in topic.log.stored_spans()):
+        cold = self._storing.tiers.cold
+        assert cold is not None
+        async with self._upkeep.cold_files_of(shelf):
+            if not self._may_move(topic, segment):
                 return False
-            await self._offload.run(Kind.FILES, partial(_keep_derived, tiers, segment))
-            await self._offload.run(Kind.COLD_READ, partial(_copy, tiers, segment))
-            await self._storing.store([topic], moved=segment, tier="cold")
-            if topic.deleted or segment.tier != "cold":
-                return False
+            segment.flagged_meanwhile = set()
+            self._upkeep.littered_cold[topic] = None  # until the copy counts
+            try:
+                if not await self._copy_and_flip(topic, segment):
+                    return False
+            finally:
+                segment.flagged_meanwhile = None
+            self._upkeep.littered_cold.pop(topic, None)
             if topic.part is not None:
                 manifest = encode_manifest(topic.part)
-                await self._offload.run(Kind.COLD_READ, partial(tiers.cold.put, topic.id, "topic.cbor", [manifest]))
-            await self._offload.run(Kind.FILES, partial(_remove_hot, tiers, segment))
+                await self._offload.run(Kind.COLD_FILES, partial(cold.put, topic.id, "topic.cbor", [manifest]))
         log.info("segment_relocated", topic=topic.name, first=segment.first, bytes=segment.data_bytes)
         return True
+
+    async def _copy_and_flip(self, topic: LiveTopic, segment: Segment) -> bool:
+        """Whether the cold copy counts from now on. If not, it is litter."""
+        tiers = self._storing.tiers
+        assert tiers.cold is not None
+        await self._offload.run(Kind.COLD_FILES, partial(_copy, tiers, segment))
+        for _ in range(ROUNDS):
+            async with self._upkeep.replacing(topic, segment) as there:
+                if not there or not self._may_move(topic, segment) or segment.flagged_meanwhile is None:
+                    return False
+                late, segment.flagged_meanwhile = sorted(segment.flagged_meanwhile), set()
+                if not late:
+                    await self._offload.run(Kind.FILES, partial(_keep_derived, tiers, segment))
+                    await self._storing.store([topic], moved=segment, tier="cold")
+                    if topic.deleted or segment.tier != "cold":
+                        return False
+                    await self._offload.run(Kind.FILES, partial(_remove_hot, tiers, segment))
+                    return True
+            patches = await self._offload.run(Kind.COLD_FILES, partial(flag_in_store, tiers, segment, late))
+            if sum(len(patch.seqs) for patch in patches) != len(late):
+                return False  # the next look copies it anew
+        return False
+
+    def _may_move(self, topic: LiveTopic, segment: Segment) -> bool:
+        """Whether the segment is hot yet, and no copies are made of it where it is."""
+        if topic.deleted or topic in self._storing.stuck or segment.tier != "hot":
+            return False
+        if segment.first in self._upkeep.needed_segments(topic.id):
+            return False
+        return any(span.segment is segment for span in topic.log.stored_spans())
 
 
 def _keep_derived(tiers: Tiers, segment: Segment) -> None:
@@ -137,6 +177,8 @@ def _copy(tiers: Tiers, segment: Segment) -> None:
         name = segment_name(segment.first, kind)
         if tiers.hot.exists(segment.topic_id, name):
             tiers.cold.put(segment.topic_id, name, _chunks(tiers, segment, name))
+    if tiers.cold.length(segment.topic_id, data) < segment.data_bytes:
+        raise FileNotFoundError(2, f"the cold copy of segment {segment.first} has vanished")
 
 
 def _chunks(tiers: Tiers, segment: Segment, name: str) -> Iterator[bytes]:
@@ -146,9 +188,6 @@ def _chunks(tiers: Tiers, segment: Segment, name: str) -> Iterator[bytes]:
 
 
 def _remove_hot(tiers: Tiers, segment: Segment) -> None:
-    """Blocking: the hot copy goes, if the cold one is there indeed."""
-    assert tiers.cold is not None
-    if not tiers.cold.exists(segment.topic_id, segment_name(segment.first, "data")):
-        raise FileNotFoundError(2, f"the cold copy of segment {segment.first} has vanished")
+    """Blocking: the hot copy goes."""
     for kind in ("data", "idx", "tags"):
         tiers.hot.delete(segment.topic_id, segment_name(segment.first, kind))

@@ -16,7 +16,7 @@ from topics.logs import get_logger
 from topics.storage.datadir import segment_name
 from topics.storage.frames import HAS_NODE, HAS_ORIGIN, HAS_TAG, ORIGIN_BYTES
 from topics.storage.fs import WINDOW_BYTES
-from topics.storage.segment_store import SegmentStore
+from topics.storage.segment_store import DirectorySegmentStore, SegmentStore
 from topics.storage.segments import (
     IDX_DELETED,
     IDX_HOLE,
@@ -73,6 +73,27 @@ class Tiers(NamedTuple):
         if self.cold is None:
             raise FileNotFoundError(2, "there is no cold directory (TOPICS_COLD_DIR)")
         return self.cold
+
+
+class ColdNeeded(Exception):
+    """The hot copies of a cold segment's derived files do not do."""
+
+
+class _NoCold(DirectorySegmentStore):
+    """In the place of a cold store that is not to be asked."""
+
+    def __init__(self) -> None:
+        pass
+
+    def read_range(self, topic_id: int, name: str, offset: int, length: int) -> bytes:
+        raise ColdNeeded
+
+    def length(self, topic_id: int, name: str) -> int:
+        raise ColdNeeded
+
+
+NO_COLD: Final = _NoCold()
+"""With it in the place of the cold store, reading raises ColdNeeded instead of asking that one."""
 
 
 def load_columns(tiers: Tiers, segment: Segment, first: int, n: int) -> Loaded:

@@ -3,7 +3,8 @@
 
 A `Segment` says which files hold a run of seqs; how many of them are live is in the span of `topics.log` that points to
 it. A `Shelf` is what a topic has of them, those that no span points to any more included: their files have yet to go.
-All work on the files of a topic is serialised by the shelf's `upkeep` lock (`crash.md` 12). Pure but for that lock.
+All work on the files of a topic is serialised by the shelf's locks, one for each tier (`crash.md` 12). Pure but for
+those.
 """
 
 from __future__ import annotations
@@ -25,7 +26,18 @@ ENTRY_FIELDS: Final = 7
 class Segment:
     """One segment. A segment that was rewritten or merged is another object: readers tell by identity."""
 
-    __slots__ = ("data_bytes", "first", "frames", "measured", "n", "opened_ms", "sealed", "tier", "topic_id")
+    __slots__ = (
+        "data_bytes",
+        "first",
+        "flagged_meanwhile",
+        "frames",
+        "measured",
+        "n",
+        "opened_ms",
+        "sealed",
+        "tier",
+        "topic_id",
+    )
 
     def __init__(
         self,
@@ -53,6 +65,9 @@ class Segment:
         """When its first record was stored, ms since the epoch."""
         self.sealed = sealed
         self.tier: Tier = tier
+        self.flagged_meanwhile: set[int] | None = None
+        """While it is copied to the cold store: seqs that were flagged in its hot `.data` since the copy was begun.
+        None again if the files have become others."""
 
     def __hash__(self) -> int:
         return hash((self.topic_id, self.first))  # not an address: sets of them have the same order in every run
@@ -144,7 +159,7 @@ class UpkeepLock:
 class Shelf:
     """The segments of one topic."""
 
-    __slots__ = ("earliest_stored", "gone", "segments", "upkeep")
+    __slots__ = ("cold", "earliest_stored", "gone", "segments", "upkeep")
 
     def __init__(self) -> None:
         self.segments: set[Segment] = set()
@@ -154,6 +169,9 @@ class Shelf:
         self.earliest_stored = 0
         """`earliest_seq` of the part on disk."""
         self.upkeep = UpkeepLock()
+        """Of its hot files, its manifest and its index. Nobody who holds it waits for the cold store."""
+        self.cold = UpkeepLock()
+        """Of its cold files. Who holds it may wait for `upkeep`, never the other way round."""
 
 
 class Limits(NamedTuple):

@@ -1,11 +1,12 @@
 """Loading what the index needs of a segment: columns of spans, and tags, off the loop and into the cache.
 
-Bytes that should be there and are not become `corrupt` holes here, and nowhere before: first the topic's upkeep is
+Bytes that should be there and are not become `corrupt` holes here, and nowhere before: first the lock of those files is
 waited for, because a segment that was replaced while it was read looks like a damaged one.
 """
 
 from __future__ import annotations
 
+import errno
 from array import array
 from collections.abc import Callable, Iterable
 from functools import partial
@@ -18,7 +19,7 @@ from topics.log.topic_log import TopicLog
 from topics.logs import get_logger
 from topics.offload import Kind, Offload
 from topics.storage.index_cache import IndexCache
-from topics.storage.segment_reader import Loaded, Tiers, load_columns, load_tags, scan_segment
+from topics.storage.segment_reader import NO_COLD, ColdNeeded, Loaded, Tiers, load_columns, load_tags, scan_segment
 from topics.storage.segments import SegmentTags
 from topics.storage.shelf import Segment, Shelf
 
@@ -48,18 +49,19 @@ class SpanLoader:
 
     def __init__(self, tiers: Tiers, cache: IndexCache, offload: Offload) -> None:
         self.tiers = tiers
+        self._without_cold = tiers._replace(cold=NO_COLD)
         self._cache = cache
         self._offload = offload
 
     async def rescan(self, topic: Owner, seqs: Iterable[int]) -> None:
-        """Load the spans of these seqs anew, from `.data` alone; what is damaged becomes holes. The caller holds the
-        topic's upkeep. Raises OSError."""
+        """Load the spans of these seqs anew, from `.data` alone; what is damaged becomes holes. The caller has the
+        files of their tier for itself. Raises OSError."""
         spans = {span for seq in seqs if (span := topic.log.stored_span_at(seq)) is not None}
         for span in spans:
             segment, n = span.segment, span.n
             assert isinstance(segment, Segment)
             call = partial(scan_segment, self.tiers, segment, span.first, n)
-            scanned = await self._offload.run(Kind.HOT_READ, call)
+            scanned = await self._offload.run(Kind.COLD_READ if segment.tier == "cold" else Kind.HOT_READ, call)
             if span.loaded:
                 self._cache.forget_columns(span)
                 topic.log.detach(span)
@@ -99,19 +101,37 @@ class SpanLoader:
             return
         assert isinstance(segment, Segment)
         n = span.n
-        found = await self._offload.run(Kind.HOT_READ, partial(load_columns, self.tiers, segment, span.first, n))
+        found = await self._read(segment, partial(load_columns, segment=segment, first=span.first, n=n))
         if found.damaged:
             found = await self._again(topic, span, segment)
         await self._attach(topic, span, segment, n, found)
 
     async def _again(self, topic: Owner, span: Span, segment: Segment) -> Loaded:
         """Once more with nobody at work on the files."""
-        assert topic.shelf is not None
-        call = partial(load_columns, self.tiers, segment, span.first, span.n)
-        if topic.shelf.upkeep.mine:
-            return await self._offload.run(Kind.HOT_READ, call)
-        async with topic.shelf.upkeep:
-            return await self._offload.run(Kind.HOT_READ, call)
+        shelf = topic.shelf
+        assert shelf is not None
+        call = partial(load_columns, segment=segment, first=span.first, n=span.n)
+        if segment.tier == "cold":
+            if shelf.cold.mine:
+                return await self._read(segment, call)
+            if shelf.upkeep.mine and shelf.cold.locked():
+                raise OSError(errno.EAGAIN, "the cold files of the topic are being worked on")  # who may wait for us
+            async with shelf.cold:
+                return await self._read(segment, call)
+        if shelf.upkeep.mine:
+            return await self._read(segment, call)
+        async with shelf.upkeep:
+            return await self._read(segment, call)
+
+    async def _read(self, segment: Segment, call: Callable[[Tiers], T]) -> T:
+        """Make a call about a segment. The cold store is asked only if the hot copies do not do, in threads of its
+        own."""
+        if segment.tier != "cold" or self.tiers.cold is None:
+            return await self._offload.run(Kind.HOT_READ, partial(call, self.tiers))
+        try:
+            return await self._offload.run(Kind.HOT_READ, partial(call, self._without_cold))
+        except ColdNeeded:
+            return await self._offload.run(Kind.COLD_READ, partial(call, self.tiers))
 
     async def _attach(self, topic: Owner, span: Span, segment: Segment, n: int, found: Loaded) -> None:
         """The columns are there, unless the span has changed meanwhile; then what is damaged becomes `corrupt` holes.
@@ -136,7 +156,7 @@ class SpanLoader:
         known = self._cache.tags(segment)
         if known is not None:
             return known
-        found = await self._offload.run(Kind.HOT_READ, partial(load_tags, self.tiers, segment))
+        found = await self._read(segment, partial(load_tags, segment=segment))
         if segment.sealed:
             self._cache.add_tags(segment, found)
         return found

@@ -25,6 +25,7 @@ from topics.offload import Kind, Offload
 from topics.queue.events import Instant
 from topics.storage import frames, recovery
 from topics.storage.clock_mark import read_mark, write_mark
+from topics.storage.cold_directory import ColdDirectory
 from topics.storage.datadir import DataDir, DataDirError, lock_data_dir, open_data_dir, parse_wal_name, raise_format
 from topics.storage.frames import NOTHING, FrameType, Unsealed, joined
 from topics.storage.fs import TEMPORARY_SUFFIX, Fs, LockHandle, write_atomic
@@ -80,9 +81,9 @@ class Store:
         self.files = WalFiles()
         self.writers: list[ShardWriter] = []
         self.datadir = DataDir(str(settings.data_dir))
-        if cold is None and settings.cold_dir is not None:
-            cold = DirectorySegmentStore(fs, str(settings.cold_dir))
-        self.tiers = Tiers(DirectorySegmentStore(fs, self.datadir.root), cold)
+        self.cold_dir = ColdDirectory(settings, fs, offload, cold, data_root=self.datadir.root)
+        self.cold = self.cold_dir.store
+        self.tiers = Tiers(DirectorySegmentStore(fs, self.datadir.root), self.cold)
         self.progress = Progress()
         self.space_low = False
         self.snapshot_number = 0
@@ -112,6 +113,7 @@ class Store:
 
     def unlock(self) -> None:
         """Give the directory up."""
+        self.cold_dir.unlock()
         if self._lock is not None:
             self._lock.release()
             self._lock = None
@@ -131,6 +133,7 @@ class Store:
         self.boot_id = fs.boot_id()
         witness = self._witness = Witness(fs, self.datadir)
         log.info("recovering", directory=self.datadir.root, mode=self._settings.recovery)
+        self.cold_dir.look_at_start()
         recovered = self._recover()
         raise_format(fs, self.datadir)
         shards = max((shard.shards for shard in recovered.shards), default=0) or self._settings.wal_shards
@@ -169,8 +172,9 @@ class Store:
         for topic_id in recovered.replayed:
             topic = recovered.topics.get(topic_id)
             if topic is not None:
-                tidy_topic(fs, self.datadir, self.tiers, topic_id, topic.segments)
-        remove_unknown_topics(self.tiers, recovered.topics.keys() | recovered.copied_topics)
+                tidy_topic(fs, self.datadir, topic_id, topic.segments)
+        remove_unknown_topics(self.tiers.hot, recovered.topics.keys() | recovered.copied_topics)
+        self.cold_dir.join_at_start(recovered)
         recovered.columns.forget_all()
         return recovered
 

@@ -417,11 +417,10 @@ class Storing:
             self._slice_from = self._clock.perf_ns()
 
     async def tidy(self, topic: LiveTopic) -> None:
-        """Remove files of this topic that its part does not name. The caller holds its `upkeep`. Raises OSError."""
+        """Remove hot files of this topic that its part does not name. The caller holds its `upkeep`. Raises OSError."""
         segments = list(topic.shelf.segments) if topic.shelf is not None else []
-        kind = Kind.FILES if self.tiers.cold is None else Kind.COLD_READ
-        tidy = partial(tidy_topic, self._fs, self._store.datadir, self.tiers, topic.id, segments)
-        await self._offload.run(kind, tidy)
+        tidy = partial(tidy_topic, self._fs, self._store.datadir, topic.id, segments)
+        await self._offload.run(Kind.FILES, tidy)
 
     # -- records into segments ---------------------------------------------------------------------------------------
 
@@ -911,6 +910,8 @@ class Storing:
             shelf.earliest_stored = captured.earliest
         for span, seqs in captured.flagged:
             log_.flagged(span, seqs)
+            if isinstance(span.segment, Segment) and span.segment.flagged_meanwhile is not None:
+                span.segment.flagged_meanwhile.update(seqs)
         sealed_to = 0
         if captured.sealed is not None:
             captured.sealed.sealed = True

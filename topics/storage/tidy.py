@@ -1,7 +1,8 @@
 """What an interrupted checkpoint, rewrite, merge, relocation or removal has left behind is cleared away before the
 daemon is ready (`crash.md` 10 and 12): the part decides what belongs to a topic, everything else goes.
 
-Blocking; for the start alone, when nobody else touches the files.
+Blocking. What is hot is tidied before the daemon is ready; what is cold behind that, as the store may not answer
+(`cold_upkeep`).
 """
 
 from __future__ import annotations
@@ -12,48 +13,37 @@ from topics.logs import get_logger
 from topics.storage.datadir import DataDir, segment_name
 from topics.storage.fs import Fs, join
 from topics.storage.segment_reader import Tiers
+from topics.storage.segment_store import SegmentStore
 from topics.storage.segments import INDEX_ENTRY_BYTES
 from topics.storage.shelf import Segment
 
 log = get_logger(__name__)
 
 
-def tidy_topic(fs: Fs, datadir: DataDir, tiers: Tiers, topic_id: int, segments: Sequence[Segment]) -> None:
-    """Remove files that no segment of the topic's part has, and cut off what the part does not count.
+def tidy_topic(fs: Fs, datadir: DataDir, topic_id: int, segments: Sequence[Segment]) -> None:
+    """Remove hot files that no segment of the topic's part has, and cut off what the part does not count.
 
-    A cold store that does not answer is left as it is.
+    Asks nothing of the cold store: the hot `.data` of a segment that is cold by now stays until somebody has seen its
+    cold copy (`tidy_cold`).
     """
     directory = datadir.topic_dir(topic_id)
     wanted = {"topic.cbor"}
     for segment in segments:
         if segment.tier == "gone":
             continue
-        kinds = ("data", "idx", "tags") if segment.tier == "hot" else ("idx.cold", "tags.cold")
+        kinds = ("data", "idx", "tags") if segment.tier == "hot" else ("data", "idx.cold", "tags.cold")
         wanted.update(segment_name(segment.first, kind) for kind in kinds)
     removed = False
     for name in fs.listdir(directory):
-        if name in wanted or (name.endswith(".data") and not _is_elsewhere(tiers, topic_id, name, segments)):
-            continue
-        fs.unlink(join(directory, name))
-        removed = True
+        if name not in wanted:
+            fs.unlink(join(directory, name))
+            removed = True
     if removed:
         fs.sync_dir(directory)
     for segment in segments:
         if not segment.sealed:
             _cut(fs, datadir.segment_path(topic_id, segment.first, "data"), segment.data_bytes)
             _cut(fs, datadir.segment_path(topic_id, segment.first, "idx"), INDEX_ENTRY_BYTES * segment.n)
-    _tidy_cold(tiers, topic_id, segments)
-
-
-def _is_elsewhere(tiers: Tiers, topic_id: int, name: str, segments: Sequence[Segment]) -> bool:
-    """Whether a hot `.data` may go: nobody needs it, or the cold copy that counts is there."""
-    for segment in segments:
-        if segment_name(segment.first, "data") == name:
-            try:
-                return tiers.cold is not None and tiers.cold.exists(topic_id, name)
-            except OSError:
-                return False
-    return True
 
 
 def _cut(fs: Fs, path: str, length: int) -> None:
@@ -68,31 +58,33 @@ def _cut(fs: Fs, path: str, length: int) -> None:
         handle.close()
 
 
-def _tidy_cold(tiers: Tiers, topic_id: int, segments: Sequence[Segment]) -> None:
-    if tiers.cold is None:
-        return
+def tidy_cold(tiers: Tiers, topic_id: int, segments: Sequence[Segment]) -> list[str]:
+    """Remove cold files that no segment of the topic's part has. Returns hot `.data` files that may go: the cold copy,
+    which counts, is there. Raises OSError."""
+    assert tiers.cold is not None
     wanted = {"topic.cbor"}
     for segment in segments:
         if segment.tier == "cold":
             wanted.update(segment_name(segment.first, kind) for kind in ("data", "idx", "tags"))
+    tiers.cold.discard_unfinished(topic_id)
+    there = tiers.cold.list(topic_id)
+    for name in there:
+        if name not in wanted:
+            tiers.cold.delete(topic_id, name)
+    copied = {segment_name(segment.first, "data") for segment in segments if segment.tier == "cold"} & set(there)
+    return [
+        name
+        for name in sorted(copied)
+        if tiers.hot.exists(topic_id, name) and tiers.hot.length(topic_id, name) == tiers.cold.length(topic_id, name)
+    ]
+
+
+def remove_unknown_topics(store: SegmentStore, known: Collection[int]) -> None:
+    """Remove the directories of topics that are gone. What fails is a line in the log."""
     try:
-        tiers.cold.discard_unfinished(topic_id)
-        for name in tiers.cold.list(topic_id):
-            if name not in wanted:
-                tiers.cold.delete(topic_id, name)
+        store.finish_deletions()
+        for topic_id in store.topics():
+            if topic_id not in known:
+                store.delete_topic(topic_id)
     except OSError as error:
-        log.warning("cold_store_unavailable", topic_id=topic_id, error=str(error))
-
-
-def remove_unknown_topics(tiers: Tiers, known: Collection[int]) -> None:
-    """Remove the directories of topics that are gone."""
-    for store in (tiers.hot, tiers.cold):
-        if store is None:
-            continue
-        try:
-            store.finish_deletions()
-            for topic_id in store.topics():
-                if topic_id not in known:
-                    store.delete_topic(topic_id)
-        except OSError as error:
-            log.warning("removal_incomplete", error=str(error))
+        log.warning("removal_incomplete", error=str(error))

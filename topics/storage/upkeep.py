@@ -24,6 +24,10 @@ from topics.storage.wal import ControlBatch
 MAX_HOLD_MS: Final = 600_000
 """A hold is never longer (`crash.md` 13)."""
 
+COLD_WAIT_S: Final = 5.0
+"""How long a hold waits for work on cold files. What goes on behind that, at a store that hangs, leaves at every moment
+what a crash may leave."""
+
 
 class Upkeep:
     """See the module."""
@@ -41,6 +45,11 @@ class Upkeep:
         """Those of which it is only one segment."""
         self.littered: dict[LiveTopic, None] = {}
         """Topics with work that has failed: there may be files that no part names. The reclaimer clears them away."""
+        self.littered_cold: dict[LiveTopic, None] = {}
+        """The same of their files in the cold store."""
+        self._cold_works = 0
+        self._no_cold_work = trio.Event()
+        self._no_cold_work.set()
 
     def needed_segments(self, topic_id: int) -> set[int]:
         """The first seqs of those segments of a topic that copies in other topics are made of. They stay as they are
@@ -59,6 +68,8 @@ class Upkeep:
         self._held_until_ms = max(self._held_until_ms, until)
         async with self._one:
             pass
+        with trio.move_on_after(COLD_WAIT_S):
+            await self._no_cold_work.wait()
 
     async def hold_over(self) -> None:
         """Wait until no hold lasts. Cancelling leaves nothing."""
@@ -78,6 +89,22 @@ class Upkeep:
             async with shelf.upkeep:
                 with trio.CancelScope(shield=True):
                     yield
+
+    @asynccontextmanager
+    async def cold_files_of(self, shelf: Shelf) -> AsyncIterator[None]:
+        """Have a topic's cold files for oneself. Nobody else is held up by it: `files_of` is for what is hot, and may
+        be entered within. May be cancelled at any time."""
+        await self.hold_over()
+        async with shelf.cold:
+            if not self._cold_works:
+                self._no_cold_work = trio.Event()
+            self._cold_works += 1
+            try:
+                yield
+            finally:
+                self._cold_works -= 1
+                if not self._cold_works:
+                    self._no_cold_work.set()
 
     def is_replacing(self, topic: LiveTopic, segment: Segment) -> bool:
         """Whether the files of this segment may be about to change."""

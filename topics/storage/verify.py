@@ -58,6 +58,7 @@ from topics.storage.snapshot import (
     decode_snapshot,
     snapshot_numbers,
 )
+from topics.storage.verify_identities import verify_identities
 from topics.storage.verify_routers import CopyCheck
 from topics.storage.verify_segments import SegmentCheck
 from topics.storage.verify_wal import LogCheck, LogFacts, Mention, TopicFacts
@@ -468,7 +469,8 @@ class Verification:
 
     def _kept_aside(self) -> Iterator[Finding]:
         fs, datadir = self._fs, self._datadir
-        known = {"FORMAT", "LOCK", "meta", "wal", "topics"}
+        yield from verify_identities(self._fs, datadir.root, self._cold_dir.root if self._cold_dir else None)
+        known = {"FORMAT", "IDENTITY", "LOCK", "meta", "wal", "topics"}
         for name in fs.listdir(datadir.root):
             if name not in known and not name.endswith(TEMPORARY_SUFFIX):
                 yield Finding(join(datadir.root, name), None, "of nobody", "note")
