@@ -115,11 +115,11 @@ WAL: Final = (
         "wal",
         "topics/storage/wal.py",
         """
-            handle.truncate(at + len(ending))
+            write_all(handle, ending, at)
             handle.fdatasync()
         """,
         """
-            handle.truncate(at + len(ending))
+            write_all(handle, ending, at)
             pass
         """,
         "rule 5: a file is synced whole before its successor gets its name",
@@ -131,9 +131,11 @@ WAL: Final = (
         "topics/storage/wal.py",
         """
             handle.fdatasync()
+            handle.truncate(at + len(ending))  # behind the sync: a file without FileEnd never ends before its zeros
             entered = self._enter_spare(ordinal)
         """,
         """
+            handle.truncate(at + len(ending))  # behind the sync: a file without FileEnd never ends before its zeros
             entered = self._enter_spare(ordinal)
             handle.fdatasync()
         """,
@@ -534,7 +536,7 @@ RECOVERY: Final = (
         "damage-mistaken-for-the-end",
         "recovery",
         "topics/storage/log_end.py",
-        "if following is None and known and stop.batch_at >= vouched:",
+        "if following is None and not cut and known and stop.batch_at >= vouched:",
         "if following is None:",
         "8.10: damage is never mistaken for the end of a log",
         "crash",

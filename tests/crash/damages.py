@@ -21,6 +21,7 @@ import msgspec
 import pytest
 import trio
 
+from tests.simulation import forgery
 from tests.simulation.disk import SECTOR, SimFs
 from tests.simulation.model import Acked, Client, History, Sent, View, view_of
 from tests.simulation.segment_lives import exactly, fill, upkeep
@@ -31,6 +32,7 @@ from tests.simulation.world import COLD, ROOT, End, Life, World, settings
 from topics.errors import ApiError
 from topics.model import Performance, ReadRequest
 from topics.storage.datadir import DataDirError
+from topics.storage.file_header import FILE_HEADER_BYTES
 from topics.storage.frames import FrameType
 from topics.storage.recovered import Damage
 
@@ -232,13 +234,25 @@ def all_but_the_newline(fs: SimFs, path: str) -> range:
 
 def in_a_frame(fs: SimFs, path: str) -> range:
     """What frames of the log take, but for the last of them."""
-    return range(frames_of(fs, path)[-1].offset)
+    return range(FILE_HEADER_BYTES, frames_of(fs, path)[-1].offset)
+
+
+def in_the_header(fs: SimFs, path: str) -> range:
+    """The header of a file of the log, or what a cut leaves of it."""
+    return range(FILE_HEADER_BYTES)
+
+
+def at_a_boundary(fs: SimFs, path: str) -> range:
+    """Where some frame begins; the file is cut there, or within the frame."""
+    found = frames_of(fs, path)
+    frame = found[len(found) * 2 // 3]
+    return range(frame.offset, frame.offset + 1)
 
 
 def vouched(fs: SimFs, path: str) -> range:
     """What is behind the snapshot and before the last position that was said to be synced."""
     last = [frame for frame in frames_of(fs, path) if frame.type == FrameType.SYNCED][-2]
-    return range(last.offset)
+    return range(FILE_HEADER_BYTES, last.offset)
 
 
 def behind_all(fs: SimFs, path: str) -> range:
@@ -257,6 +271,21 @@ WAYS: Final[dict[str, Do]] = {
 }
 
 
+def garbage(fs: SimFs, path: str, where: range, rng: random.Random) -> None:
+    """Bytes that mean nothing, over several frames or over the header."""
+    overwrite(fs, path, where.start, rng.randbytes(min(len(where), 700)))
+
+
+def forged(fs: SimFs, path: str, where: range, rng: random.Random) -> None:
+    """Frames of somebody who knows the format and not the salt of the file."""
+    text = "".join(forgery.frames(rng.choice((0, 1)))).encode()
+    overwrite(fs, path, rng.choice(where[: -len(text)]), text)
+
+
+LOG_WAYS: Final[dict[str, Do]] = {"garbage": garbage, "forged": forged}
+"""Ways to damage a file of the log."""
+
+
 def rows(
     name: str,
     files: Callable[[SimFs], str | list[str]],
@@ -269,7 +298,8 @@ def rows(
         found = files(fs)
         return [found] if isinstance(found, str) else found
 
-    return [Harm(f"{name}-{way}", listed, WAYS[way], outcome, within) for way, outcome in outcomes.items()]
+    ways = WAYS | LOG_WAYS
+    return [Harm(f"{name}-{way}", listed, ways[way], outcome, within) for way, outcome in outcomes.items()]
 
 
 def all_ways(outcome: Outcome, **others: Outcome) -> dict[str, Outcome]:
@@ -284,10 +314,17 @@ def but_older(outcome: Outcome) -> dict[str, Outcome]:
 
 REFUSED, BEYOND, UNHARMED, HOLES, AWAY, UNNOTICED = Outcome
 
+WILD: Final = dict.fromkeys(LOG_WAYS, REFUSED)
+BEHEADED: Final = {"bit": UNHARMED, "sector": REFUSED, "truncated": REFUSED, "garbage": REFUSED}
+
 DAMAGES: Final[tuple[Harm, ...]] = (
-    *rows("wal-middle", in_the_middle, all_ways(REFUSED, missing=BEYOND), in_a_frame),
-    *rows("wal-last", the_last, all_ways(UNNOTICED, bit=REFUSED, sector=REFUSED), vouched),
-    *rows("wal-end", the_last, {"bit": UNHARMED, "sector": UNHARMED, "truncated": UNHARMED}, behind_all),
+    *rows("wal-middle", in_the_middle, all_ways(REFUSED, missing=BEYOND) | WILD, in_a_frame),
+    *rows("wal-last", the_last, all_ways(REFUSED, missing=UNNOTICED, older=UNNOTICED) | WILD, vouched),
+    *rows("wal-end", the_last, {"bit": UNHARMED, "sector": UNHARMED, "truncated": REFUSED}, behind_all),
+    *rows("wal-middle-header", in_the_middle, BEHEADED, in_the_header),
+    *rows("wal-last-header", the_last, BEHEADED, in_the_header),
+    *rows("wal-middle-boundary", in_the_middle, dict.fromkeys(("bit", "sector", "truncated"), REFUSED), at_a_boundary),
+    *rows("wal-last-boundary", the_last, dict.fromkeys(("bit", "sector", "truncated"), REFUSED), at_a_boundary),
     *rows("snapshot-newest", the_newest_snapshot, all_ways(UNHARMED)),
     *rows("snapshot-both", snapshots, but_older(BEYOND)),
     *rows("manifest", named(f"{VICTIM}/topic.cbor"), all_ways(UNHARMED)),

@@ -392,7 +392,10 @@ def test_rule_5_a_file_gets_its_name_only_when_its_predecessor_is_whole_on_disk(
         def look(op: Op) -> None:
             if op.name == "rename" and op.detail.endswith(".log"):
                 named.append(op.detail)
-                assert life.fs.content_durable(life.store.writers[0].file.path)
+                path = life.store.writers[0].file.path
+                last = frames_of(life.fs, path, durable=True)[-1]
+                assert last.type == FrameType.FILE_END
+                assert life.fs.content_durable(path, 0, last.end)
 
         life.fs.subscribe(look)
         for _ in range(40):
@@ -412,7 +415,9 @@ def test_rule_5_a_rotation_whose_sync_failed_vouches_for_nothing() -> None:
         await client.create("plain", durability="disk")
 
         def is_rotation(op: Op) -> bool:
-            return op.name == "fdatasync" and op.path == FIRST and life.fs.ops[op.index - 1].name == "truncate"
+            end = life.fs.ops[op.index - 1]
+            wrote = op.name == "fdatasync" and op.path == FIRST and end.name == "pwrite"
+            return wrote and frames_of(life.fs)[-1].type == FrameType.FILE_END
 
         life.fs.inject(Fault(error=errno.EIO, when=is_rotation))
         for _ in range(30):

@@ -30,6 +30,7 @@ from topics.offload import Kind
 from topics.storage import wal
 from topics.storage.frames import NOTHING, FrameType, encode_appends, encode_control
 from topics.storage.wal import ControlBatch, ShardWriter, WalFile, WalFiles
+from topics.storage.wal_head import TAIL_BYTES
 
 pytestmark = pytest.mark.trio
 
@@ -44,6 +45,15 @@ def salt_in(path: str, content: bytes) -> int:
     assert not path or path == f"/wal/wal-{ordinal:020d}.log"
     assert isinstance(salt, int)
     return salt
+
+
+def parse_file(path: str, content: bytes) -> list[Seen]:
+    """The frames of a file, behind which there are zeros only."""
+    salt, at = salt_in(path, content), 32
+    while at + 4 <= len(content) and (length := int.from_bytes(content[at : at + 4], "little")):
+        at += 4 + length
+    assert not content[at:].strip(b"\0"), "nothing but zeros behind the last frame"
+    return parse(content[32:at], salt, 32)
 
 
 class Batch:
@@ -105,12 +115,7 @@ class Shard:
         for path, content in sorted(self.fs.tree(durable=durable).items()):
             if content is None or not path.endswith(".log"):
                 continue
-            salt = salt_in(path, content)
-            at = 32
-            while at + 4 <= len(content) and (length := int.from_bytes(content[at : at + 4], "little")):
-                at += 4 + length
-            assert not content[at:].strip(b"\0"), "nothing but zeros behind the last frame"
-            found.append((path, parse(content[32:at], salt, 32)))
+            found.append((path, parse_file(path, content)))
         return found
 
     def kinds(self) -> list[FrameType]:
@@ -302,8 +307,10 @@ async def test_rotation(autojump_clock: Any) -> None:
             if existing:
                 content = fs.tree(durable=True)[existing[-1]]
                 assert content is not None
-                last = parse(content[32:], salt_in(existing[-1], content), 32)[-1]
-                named.append((op.detail, last.type == FrameType.FILE_END, fs.content_durable(existing[-1])))
+                found = parse_file(existing[-1], content)
+                end = 32 + sum(frame.length for frame in found)
+                durable = fs.content_durable(existing[-1], 0, end)
+                named.append((op.detail, found[-1].type == FrameType.FILE_END, durable))
 
     fs.subscribe(look)
     async with running(fs=fs) as shard:
@@ -324,7 +331,7 @@ async def test_rotation(autojump_clock: Any) -> None:
             seqs += own
             ordinal += len(frames)
             if i == len(log) - 1:
-                assert len(content) == FILE_BYTES, "preallocated"
+                assert len(content) == FILE_BYTES + 2 * TAIL_BYTES, "preallocated"
                 break
             end = frames[-1]
             assert end.type == FrameType.FILE_END

@@ -15,7 +15,9 @@ What is found is believed by these rules, the first two in files of both version
 - A Synced frame says nothing about what lies behind itself. (Of version 1 it must stand exactly where it vouches for,
   as every Synced frame does that a writer has made.)
 - A topic's seqs never go back.
-- Version 1: a topic is known, and its seqs are no further ahead than the bytes in between have room for.
+- Version 1: a topic is known, and its seqs are no further ahead than the bytes in between have room for. A frame that
+  is no Append has neither node nor tag. (So its payload begins behind a zero byte, with a byte that no UTF-8 has there,
+  and all bytes that a client chooses are UTF-8.)
 
 Behind a valid frame the search goes on at its end, never inside it. The search is bounded in work: each candidate
 costs, and so does each byte that is hashed for it. A header that claims 16 MiB could otherwise stand at every 38th
@@ -176,6 +178,8 @@ def _vouches(file: LogFile, found: Found) -> int:
     except Exception:  # what malformed CBOR raises depends on the bytes; it vouches for nothing
         return 0
     at = found.frame.offset
+    if file.salt is None and (found.frame.node_len or found.frame.tag_len):
+        return 0
     if not ours or offset > at or (file.salt is None and offset != at):
         return 0
     return offset
@@ -245,6 +249,8 @@ class _Belief:
         frame = found.frame
         known = self._topics.get(frame.topic_id)
         unsalted = self._file.salt is None
+        if unsalted and frame.type != FrameType.APPEND and (frame.node_len or frame.tag_len):
+            return False
         if frame.type == FrameType.SYNCED:
             return bool(_vouches(self._file, found))
         if frame.type == FrameType.FILE_END and unsalted:
@@ -303,6 +309,17 @@ def behind(file: LogFile, start: int, topics: Mapping[int, TopicReplayed]) -> Be
             for topic_id, last in found.payload()["last"].items():
                 later.setdefault(topic_id, SeqBehind(last, False))
     return Behind(stop, later, count)
+
+
+def end_of_bytes(handle: File, at: int, size: int) -> int:
+    """The offset behind the last byte from `at` on that is not zero; `at` if there is none."""
+    while size > at:
+        start = max(at, size - WINDOW_BYTES)
+        rest = handle.pread(size - start, start).rstrip(b"\0")
+        if rest:
+            return start + len(rest)
+        size = start
+    return at
 
 
 def only_zeros(handle: File, at: int, size: int) -> bool:

@@ -8,7 +8,7 @@ bytes (`frame_search`) tells what may be vouched for, where the log goes on, and
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from topics.logs import get_logger
 from topics.storage.frame_search import (
@@ -16,6 +16,7 @@ from topics.storage.frame_search import (
     SeqBehind,
     TopicReplayed,
     behind,
+    end_of_bytes,
     only_zeros,
     vouched_behind,
 )
@@ -23,9 +24,15 @@ from topics.storage.frames import FrameType
 from topics.storage.fs import File, Fs
 from topics.storage.recovered import Damage, RecoveredShard, RecoveredTopic
 from topics.storage.wal import Position, WalFile, WalFiles
-from topics.storage.wal_head import scans
+from topics.storage.wal_head import TAIL_BYTES, WalHead, scans
 
 log = get_logger(__name__)
+
+
+WAL_FILE_BYTES: Final = 64 << 20
+"""How long files of the log are made where nobody says otherwise (`TOPICS_WAL_FILE_BYTES`)."""
+MOST_FILE_BYTES: Final = 1 << 30
+"""No more than so many bytes are taken for lost with the end of a file."""
 
 
 class Stop(NamedTuple):
@@ -39,6 +46,18 @@ class Stop(NamedTuple):
     """Ordinal of the frame there."""
 
 
+def was_cut_short(file: LogFile, head: WalHead, at: int) -> bool:
+    """Return True if a file that has no FileEnd has lost its end. `at` is where its frames stop.
+
+    Of a file of version 1 nobody can tell.
+    """
+    if head.salt is None:
+        return False
+    tail = file.handle.pread(TAIL_BYTES, max(file.size - TAIL_BYTES, 0))
+    # A single byte is a bit that flipped.
+    return at > file.size - TAIL_BYTES or len(tail) - tail.count(0) > 1
+
+
 class LogEnds:
     """Judges the ends of logs, with what replay knows when it meets them."""
 
@@ -48,11 +67,13 @@ class LogEnds:
         files: WalFiles,
         topics: Mapping[int, RecoveredTopic],
         shard_of: Callable[[int], int],
+        file_bytes: int,
     ) -> None:
         self._fs = fs
         self._files = files
         self._topics = topics
         self._shard_of = shard_of
+        self._file_bytes = file_bytes
 
     def judge(self, shard: RecoveredShard, file: WalFile, handle: File, stop: Stop, *, following: int | None) -> None:
         """Note the end of the shard's log, if it ends at `stop`. `following` is the ordinal of the next file.
@@ -66,7 +87,8 @@ class LogEnds:
         if not clean:
             found = vouched_behind(search, stop.at)
             vouched, known = max(vouched, found.offset), found.known
-        if following is None and known and stop.batch_at >= vouched:
+        cut = following is None and was_cut_short(search, file.head, stop.at)
+        if following is None and not cut and known and stop.batch_at >= vouched:
             shard.end, shard.ended, shard.frame_count = stop.batch_at, False, stop.batch_count
             if not clean or stop.batch_at != stop.at:
                 shard.truncated = Position(file.ordinal, stop.batch_at)
@@ -76,8 +98,11 @@ class LogEnds:
             log.error("frame_search_ended_at_its_bound", file=file.path, offset=stop.at, shard=shard.shard)
         on = behind(search, stop.at, self._replayed())
         end = on.stop
-        if following is None and end == search.size and known:
-            end = max(end if not clean else stop.at, vouched)
+        if cut:
+            end = self._most(search.size)
+        elif following is None and end == search.size and known:
+            # There is nothing behind: what is zeros up to the end was not vouched for.
+            end = max(stop.at if clean else end_of_bytes(handle, stop.at, search.size), vouched)
         raise self._damage(
             shard,
             file,
@@ -99,7 +124,7 @@ class LogEnds:
             file,
             Stop(start, "bad", start, count),
             following,
-            end=max(size, start),
+            end=max(self._most(size) if following is None else size, start),
             replaces=1 if following is None else max(following - count, 0),
             later={},
         )
@@ -130,6 +155,10 @@ class LogEnds:
             control_lost=True,
             routed={topic.id for topic in self._topics.values() if topic.stage is None},
         )
+
+    def _most(self, size: int) -> int:
+        """Up to where a file may have had frames that is `size` bytes long now and has lost its end."""
+        return max(size, min(self._file_bytes, MOST_FILE_BYTES))
 
     def _replayed(self) -> dict[int, TopicReplayed]:
         return {

@@ -58,7 +58,7 @@ from topics.storage.datadir import (
 from topics.storage.file_header import FILE_HEADER_BYTES
 from topics.storage.frames import HAS_ORIGIN, HAS_TAG, Frame, FrameType, Row, Scan
 from topics.storage.fs import Fs
-from topics.storage.log_end import LogEnds, Stop
+from topics.storage.log_end import WAL_FILE_BYTES, LogEnds, Stop
 from topics.storage.recovered import (
     MALFORMED,
     NO_LEASES_RUN,
@@ -97,8 +97,10 @@ def recover(
     now: Instant = NO_LEASES_RUN,
     *,
     windows_by_wall: bool = True,
+    file_bytes: int = WAL_FILE_BYTES,
 ) -> Recovered:
-    """Read everything. Changes nothing on disk. `now` is the moment from which leases run on.
+    """Read everything. Changes nothing on disk. `now` is the moment from which leases run on, `file_bytes` how long
+    files of the log are made (which says how much one has held that has lost its end).
 
     `windows_by_wall` says that the clock of windows has no mark: then it is not behind the retention clock.
 
@@ -106,17 +108,23 @@ def recover(
     at all, or holds what nobody has written, checksums or not, `UnknownFrameType` for frames of a newer version.
     """
     with understood(f"the log of {datadir.root}"):
-        return _recover(fs, datadir, tiers, progress, now, windows_by_wall)
+        return _recover(fs, datadir, tiers, progress, now, windows_by_wall, file_bytes)
 
 
 def _recover(
-    fs: Fs, datadir: DataDir, tiers: Tiers, progress: Progress, now: Instant, windows_by_wall: bool
+    fs: Fs,
+    datadir: DataDir,
+    tiers: Tiers,
+    progress: Progress,
+    now: Instant,
+    windows_by_wall: bool,
+    file_bytes: int,
 ) -> Recovered:
     snapshot, damaged = load_newest(fs, datadir)
     for sentence in damaged:
         log.error("snapshot_damaged", problem=sentence)
     try:
-        replay = _Replay(fs, datadir, tiers, snapshot, progress, now, windows_by_wall)
+        replay = _Replay(fs, datadir, tiers, snapshot, progress, now, windows_by_wall, file_bytes)
     except (SnapshotDamaged, *MALFORMED) as error:  # its checksum holds, so it was written like this
         raise DataDirError(f"the newest snapshot of {datadir.root} cannot be understood: {error}") from error
     shards = [found for found in discover_shards(fs, datadir) if _ordinals(fs, found.path)]
@@ -261,6 +269,7 @@ class _Replay:
         progress: Progress,
         now: Instant,
         windows_by_wall: bool,
+        file_bytes: int,
     ) -> None:
         self.columns = Columns(tiers)
         self.first_ordinal = 0
@@ -277,7 +286,11 @@ class _Replay:
         self.topics: dict[int, RecoveredTopic] = {}
         self.files = WalFiles()
         self._ends = LogEnds(
-            fs, self.files, self.topics, lambda topic_id: shard_of(topic_id, max(shard_count(fs, datadir), 1))
+            fs,
+            self.files,
+            self.topics,
+            lambda topic_id: shard_of(topic_id, max(shard_count(fs, datadir), 1)),
+            file_bytes,
         )
         self.next_topic_id = 1
         self._newest: dict[str, int] = {}

@@ -17,10 +17,11 @@ from topics.logs import get_logger
 from topics.storage import frames
 from topics.storage.datadir import DataDirError
 from topics.storage.file_header import encode_file_header
-from topics.storage.frame_search import MIN_COPY_BYTES
+from topics.storage.frame_search import MIN_COPY_BYTES, only_zeros
 from topics.storage.frames import FrameType, Unsealed
 from topics.storage.fs import File, Fs, parent, write_all
 from topics.storage.recovered import Damage
+from topics.storage.wal_head import TAIL_BYTES
 
 log = get_logger(__name__)
 
@@ -44,7 +45,10 @@ def repair(fs: Fs, damage: Damage) -> None:
     copy_path = damage.path + ".repaired"
     try:
         size = handle.size()
-        filler = _filler(damage, at_least=damage.stop - damage.start, ends_file=damage.stop >= size)
+        is_last = damage.next_ordinal is None
+        ends_file = damage.stop >= size or (is_last and only_zeros(handle, damage.stop, size))
+        filler = _filler(damage, at_least=damage.stop - damage.start, ends_file=ends_file)
+        end = damage.start + len(filler)
         copy = fs.open(copy_path + ".tmp", create=True)
         try:
             copy.truncate(0)
@@ -55,8 +59,10 @@ def repair(fs: Fs, damage: Damage) -> None:
                 salt = fs.salt()
                 write_all(copy, _new_beginning(damage, salt), 0)
             write_all(copy, filler.sealed(salt, damage.start), damage.start)
-            if damage.stop < size:
+            if not ends_file:
                 _copy(handle, copy, damage.stop, size)
+            if is_last:
+                copy.preallocate(max(size, end + 2 * TAIL_BYTES))
             copy.fdatasync()
         finally:
             copy.close()

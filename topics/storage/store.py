@@ -236,7 +236,13 @@ class Store:
         window = resumed(mark, wall=clock.now_ms(), boottime=clock.boottime_ms(), boot=self.boot_id)
         now = Instant(clock.monotonic_ms(), window)
         recovered = recovery.recover(
-            self._fs, self.datadir, self.tiers, self.progress, now, windows_by_wall=mark is None
+            self._fs,
+            self.datadir,
+            self.tiers,
+            self.progress,
+            now,
+            windows_by_wall=mark is None,
+            file_bytes=self._settings.wal_file_bytes,
         )
         self.windows.start(recovered.now)
         return recovered

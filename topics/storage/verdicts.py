@@ -127,7 +127,7 @@ def secure_end(fs: Fs, shard: RecoveredShard, *, boot_id: str) -> None:
         if shard.truncated is not None and _may_hold_frames(handle, shard, size):
             _keep_aside(fs, handle, shard, size)
         if shard.truncated is not None or (shard.boot_id == boot_id and not shard.clean):
-            _write_again(fs, handle, path, shard.end)
+            _write_again(fs, handle, path, shard.end, length=shard.end if shard.ended else size)
             return
         if shard.boot_id == boot_id:
             at = min(shard.vouched.offset if shard.vouched.ordinal == shard.file.ordinal else 0, shard.end)
@@ -144,11 +144,12 @@ def _may_hold_frames(handle: File, shard: RecoveredShard, size: int) -> bool:
     return next(search.found(), None) is not None or search.exhausted
 
 
-def _write_again(fs: Fs, handle: File, path: str, end: int) -> None:
-    """Replace a file by a copy of its first `end` bytes, atomically."""
+def _write_again(fs: Fs, handle: File, path: str, end: int, *, length: int) -> None:
+    """Replace a file by a copy of its first `end` bytes, with zeros up to `length`, atomically."""
     copy = fs.open(path + TEMPORARY_SUFFIX, create=True)
     try:
         copy.truncate(0)
+        copy.preallocate(length)
         _copy(handle, 0, end, copy)
         copy.fdatasync()
     finally:

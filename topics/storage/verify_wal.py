@@ -29,6 +29,7 @@ from topics.storage.finding import MAX_PER_FILE, SECTOR, Finding
 from topics.storage.frame_search import FrameSearch, LogFile, vouched_behind
 from topics.storage.frames import CONTINUES, MORE, Frame, FrameType, Row, Scan
 from topics.storage.fs import WINDOW_BYTES, File, Fs
+from topics.storage.log_end import was_cut_short
 from topics.storage.recovered import NO_LEASES_RUN, shard_of
 from topics.storage.verify_routers import CopyFacts, Cursors, RecipePlace, contradiction, copies_in
 from topics.storage.wal import Position
@@ -475,6 +476,9 @@ class LogCheck:
 
     def _end(self, handle: File, file: _File, at: int, clean: bool) -> Iterator[Finding]:
         """The log ends here, with zeros or with what writes have left that no sync has covered."""
+        if not self._in_use and was_cut_short(file.searched(handle), file.head, at):
+            yield self._damage(file, file.size, "the file has lost its end: zeros were behind the last frame")
+            return
         if clean and file.batch_at == at:
             return
         if file.clean_stop_at == at == file.batch_at:
@@ -495,7 +499,7 @@ class LogCheck:
         if nonzero is not None:
             yield self._damage(file, nonzero, "not zero, behind FileEnd")
         elif file.ended_at < file.size and following is not None:
-            yield Finding(file.path, file.ended_at, "zeros behind FileEnd: the rotation was cut short", "note")
+            yield Finding(file.path, file.ended_at, "zeros behind FileEnd: the cut behind it was not synced", "note")
         if file.more:
             yield self._damage(file, file.ended_at, "the last batch is not whole")
         if following is None:

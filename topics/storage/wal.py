@@ -50,7 +50,7 @@ from topics.storage.datadir import wal_name
 from topics.storage.file_header import encode_file_header
 from topics.storage.frames import NOTHING, FrameType, Unsealed
 from topics.storage.fs import File, Fs, write_all
-from topics.storage.wal_head import WalHead, new_head
+from topics.storage.wal_head import TAIL_BYTES, WalHead, new_head
 
 log = get_logger(__name__)
 
@@ -308,6 +308,8 @@ class ShardWriter:
         self._stopped = trio.Event()
         self._handle: File | None = None
         self._file: WalFile | None = None
+        self._allocated = 0
+        """Bytes of the file that are on the disk, as frames or as zeros."""
         self._frame_count = 0
         """Ordinal of the next frame."""
         self._last_seqs: dict[int, int] = {}
@@ -423,9 +425,8 @@ class ShardWriter:
         """Take over a recovered log whose last file ends at `end` (synced up to there). Blocking; called before
         `run`."""
         self._handle = self._fs.open(file.path)
-        if self._handle.size() < self._file_bytes:
-            self._handle.preallocate(self._file_bytes)
-            self._handle.fdatasync()
+        self._allocated = self._handle.size()
+        self._make_room(self._handle, max(end, self._file_bytes))
         self._file = file
         file.end = self._data_end = self._synced_end = self._vouched = end
         self._frame_count = self._synced_frames = frame_count
@@ -447,6 +448,7 @@ class ShardWriter:
         `run`."""
         handle, file = self._handle, self.file
         assert handle is not None
+        self._make_room(handle, file.end + len(opening))
         write_all(handle, opening.sealed(file.head.salt, file.end), file.end)
         handle.fdatasync()
         file.end += len(opening)
@@ -637,6 +639,7 @@ class ShardWriter:
         """In a worker thread: compute the checksums and write, then sync; returns the ns of the sync."""
         bodies = pieces[0].bodies if len(pieces) == 1 else [body for piece in pieces for body in piece.bodies]
         if bodies:
+            self._make_room(handle, start + sum(map(len, pieces)))
             write_all(handle, frames.seal(bodies, file.head.salt, start), start)
         file.written_ns = self._clock.perf_ns()
         if not sync:
@@ -665,6 +668,14 @@ class ShardWriter:
         for batch in done:
             batch.on_synced()
 
+    def _make_room(self, handle: File, end: int) -> None:
+        """Blocking: see to it that zeros are on the disk behind `end`, up to where frames will be written. So a file
+        that has no FileEnd and does not end in zeros has lost its end (`log_end`)."""
+        if end + 2 * TAIL_BYTES > self._allocated:
+            handle.preallocate(end + 2 * TAIL_BYTES)
+            handle.fdatasync()
+            self._allocated = end + 2 * TAIL_BYTES
+
     # -- rotation ---------------------------------------------------------------------------------------------------
 
     @property
@@ -677,7 +688,7 @@ class ShardWriter:
         handle = self._fs.open(self._spare_path, create=True)
         try:
             handle.truncate(0)
-            handle.preallocate(self._file_bytes)
+            handle.preallocate(self._file_bytes + 2 * TAIL_BYTES)
             handle.fdatasync()
         finally:
             handle.close()
@@ -733,9 +744,10 @@ class ShardWriter:
     def _rotate_blocking(self, handle: File, ending: bytes, at: int, ordinal: int) -> _Entered:
         """In a worker thread. FileEnd and all before it are synced before the next file gets its name (`crash.md`
         5)."""
+        self._make_room(handle, at + len(ending))
         write_all(handle, ending, at)
-        handle.truncate(at + len(ending))
         handle.fdatasync()
+        handle.truncate(at + len(ending))  # behind the sync: a file without FileEnd never ends before its zeros
         entered = self._enter_spare(ordinal)
         handle.close()
         return entered
@@ -769,6 +781,7 @@ class ShardWriter:
         self._frame_count = self._synced_frames = ordinal
         self._last_seqs = {}
         file.end = self._data_end = self._synced_end = self._vouched = head.first
+        self._allocated = self._file_bytes + 2 * TAIL_BYTES
 
     # -- failure ----------------------------------------------------------------------------------------------------
 

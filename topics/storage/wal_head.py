@@ -46,6 +46,9 @@ class WalHead(NamedTuple):
     """One bit of the header is not as it was written."""
 
 
+TAIL_BYTES: Final = 4096
+"""A file of version 2 ends in FileEnd or in at least so many zeros. The writer keeps twice as many."""
+
 HEADLESS: Final = WalHead(None, 0)
 """The beginning of every file of version 1."""
 
