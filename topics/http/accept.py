@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
+from typing import Final
+
+MOST_ITEMS: Final = 200
+
 
 def qualities(header: bytes) -> dict[bytes, float]:
     """The quality of each item of an Accept or Accept-Encoding header, 0 where it cannot be read; of an item that
-    stands there twice, the better one. Names are in lower case."""
+    stands there twice, the better one. Names are in lower case. A header of more than `MOST_ITEMS` has none that count:
+    over HTTP/2 a reference of a byte may stand for thousands."""
     found: dict[bytes, float] = {}
+    if header.count(b",") + header.count(b";") >= MOST_ITEMS:
+        return found
     for item in header.lower().split(b","):
         name, *parameters = (part.strip() for part in item.split(b";"))
         quality = 1.0

@@ -33,7 +33,7 @@ from topics.http.data_plane import DataPlane
 from topics.http.grants import Grant
 from topics.http.metrics import Exposition, RequestFigures
 from topics.http.origins import Origins
-from topics.http.protocols import stop_receiving, was_cut_off
+from topics.http.protocols import stop_receiving, waits_for_continue, was_cut_off
 from topics.http.reading import SMALL_BODY, SMALL_BODY_S, BodyReader, discard_body, has_small_rest, is_lines
 from topics.http.routes import Body, Found, Plane, Route, RouteTable
 from topics.http.websocket import WebSocket
@@ -308,7 +308,9 @@ class Gate:
         call.charge = partial(self.access.charge, key)
 
     async def _send(self, call: Call, response: Response) -> None:
-        if not call.body_complete and has_small_rest(call):
+        # A client that waits for 100 Continue sends no body after its answer, or one that is for nobody.
+        unasked = waits_for_continue(call.send)
+        if not call.body_complete and not unasked and has_small_rest(call):
             await discard_body(call, SMALL_BODY, SMALL_BODY_S)
         body = response.body
         headers = [(b"content-type", response.content_type), *response.headers, *call.answer_headers]
@@ -330,8 +332,10 @@ class Gate:
         watched = len(body) > SMALL_BODY or http2 or not call.body_complete
         with connection.answering(len(response.body), call.key.digest, stream=http2) if watched else _UNWATCHED:
             await call.send({"type": "http.response.start", "status": response.status, "headers": headers})
-            await call.send({"type": "http.response.body", "body": body, "more_body": not call.body_complete})
-            if call.body_complete:
+            await call.send(
+                {"type": "http.response.body", "body": body, "more_body": not (call.body_complete or unasked)}
+            )
+            if call.body_complete or unasked:
                 return
             if await discard_body(call):
                 await call.send({"type": "http.response.body", "body": b"", "more_body": False})

@@ -11,6 +11,7 @@ from contextlib import suppress
 from typing import Any, Final, cast
 from weakref import WeakSet
 
+import h2.config
 import h2.connection
 import h2.errors
 import h2.events
@@ -19,6 +20,8 @@ import h11
 import msgspec
 import trio
 from h2.frame_buffer import FrameBuffer
+from h11._readers import ChunkedReader
+from h11._receivebuffer import ReceiveBuffer
 from hpack.exceptions import OversizedHeaderListError
 from hpack.hpack import Decoder
 from hpack.struct import HeaderTuple
@@ -38,6 +41,7 @@ from hypercorn.protocol.http_stream import ASGIHTTPState, HTTPStream
 from hypercorn.protocol.ws_stream import ASGIWebsocketState, Handshake, WSStream
 from hypercorn.trio.worker_context import EventWrapper
 from hypercorn.typing import H11SendableEvent
+from hyperframe.exceptions import HyperframeError
 from hyperframe.frame import DataFrame, Frame
 from priority.priority import DeadlockError, MissingStreamError
 from wsproto.connection import ConnectionState as ConnectionPhase
@@ -63,7 +67,35 @@ _JOINED_WITH_HEAD: Final = 64 << 10
 # Of an answer that waits for its reader's window, this much is copied.
 _BODY_PIECE: Final = 64 << 10
 
-_END_OF_HEAD: Final = re.compile(rb"\n\r?\n")
+# h11 looks at each of the commas in these; no client has more than some words there.
+_LONG_FIELD: Final = 4 << 10
+_LONG_CONNECTION_FIELD: Final = re.compile(
+    rb"\n(?:connection|content-length|expect|host|te|transfer-encoding|upgrade|sec-websocket-[a-z]+)[ \t]*:[^\n]{%d}"
+    % _LONG_FIELD,
+    re.IGNORECASE,
+)
+_ODD_LINES: Final = re.compile(rb"(?<!\r)\n|\r[^\n]|\n[ \t]")
+# Fields that say one thing, of which the daemon would take the last and a proxy perhaps the first.
+_SINGLE: Final = frozenset(
+    {
+        b":authority",
+        b"authorization",
+        b"content-encoding",
+        b"content-type",
+        b"expect",
+        b"host",
+        b"http2-settings",
+        b"idempotency-key",
+        b"last-event-id",
+        b"origin",
+        b"sec-websocket-key",
+        b"sec-websocket-version",
+    }
+)
+_WEBSOCKET_KEY: Final = re.compile(rb"[A-Za-z0-9+/]{21}[AQgw]==")
+# Events of a WebSocket between two looks at the others: about 2 ms.
+_EVENTS_AT_ONCE: Final = 32
+
 _FRAMING_FIELDS: Final = frozenset({b"content-length", b"transfer-encoding"})
 _TOKEN: Final = re.compile(rb"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
 _TARGET: Final = re.compile(rb"[\x21-\x7e]+")
@@ -140,34 +172,85 @@ class _H11Connection(h11.Connection):
         """Whether something has come that is no event yet."""
         return len(self._receive_buffer) > 0
 
+    @property
+    def they_are_waiting_for_100_continue(self) -> bool:
+        """Never as far as hypercorn is asked, which would send it before anybody has looked at the request."""
+        return False
+
     def next_event(self) -> Any:
-        if len(self._receive_buffer) > MAX_HEADER_FIELDS and self.their_state is h11.IDLE:
-            self._check_size(self.trailing_data[0])
+        if self.their_state is h11.IDLE:
+            if not self._at_head():
+                return h11.NEED_DATA
+            self._check_lines(self.trailing_data[0])
         try:
             event = super().next_event()
         except ValueError:
             # A length of thousands of digits, which Python does not convert. h11's own errors are none of these.
             raise h11.RemoteProtocolError("bad Content-Length") from None
         if type(event) is h11.Request:
+            self._may_skip_line = True
             self._check(event)
+            if type(self._reader) is ChunkedReader:
+                self._reader = _ChunkedReader()
         return event
 
+    _may_skip_line = True
+
+    def _at_head(self) -> bool:
+        """Skip one empty line before a request (RFC 9112, 2.2). Return False while it is not complete."""
+        start = bytes(self._receive_buffer._data[:2])
+        if start == b"\r" and self._may_skip_line and not self._receive_buffer_closed:
+            return False
+        if start == b"\r\n" and self._may_skip_line:
+            self._may_skip_line = False
+            self._receive_buffer.maybe_extract_at_most(2)
+        return True
+
     @staticmethod
-    def _check_size(received: bytes) -> None:
-        end = _END_OF_HEAD.search(received)
-        if received.count(b"\n", 0, end.start() if end is not None else len(received)) > MAX_HEADER_FIELDS:
-            raise h11.RemoteProtocolError("too many header fields", error_status_hint=431)
+    def _check_lines(received: bytes) -> None:
+        """Refuse heads in which another server on the way might see other lines: a line feed or a carriage return by
+        itself, a folded field; and those that take too long to parse."""
+        end = received.find(b"\r\n\r\n")
+        head = received if end < 0 else received[: end + 4]
+        _check_size(head)
+        if _ODD_LINES.search(head) is not None:
+            raise h11.RemoteProtocolError("a line that does not end with CR LF, or a folded one")
+        if len(head) > _LONG_FIELD and _LONG_CONNECTION_FIELD.search(head) is not None:
+            raise h11.RemoteProtocolError("a field of the connection is too long", error_status_hint=431)
 
     @staticmethod
     def _check(request: h11.Request) -> None:
         """What two servers on the way might see differently is an attempt to smuggle a request past the first (RFC
-        9112, 6.1 and 11.2)."""
+        9112, 6.1 and 11.2). Methods are case-sensitive, and none of ours has small letters."""
         version = request.http_version
         if version not in (b"1.1", b"1.0") and (version, request.method, request.target) != (b"2.0", b"PRI", b"*"):
             raise h11.RemoteProtocolError("unknown HTTP version")
         framing = {name for name, _ in request.headers if name in _FRAMING_FIELDS}
         if b"transfer-encoding" in framing and (len(framing) > 1 or version == b"1.0"):
             raise h11.RemoteProtocolError("Transfer-Encoding with Content-Length, or in HTTP/1.0")
+        if request.method != request.method.upper():
+            raise h11.RemoteProtocolError("methods are in upper case")
+        if not _are_single(request.headers):
+            raise h11.RemoteProtocolError("a field that may be there once is there twice")
+
+
+def _check_size(head: bytes) -> None:
+    if len(head) > MAX_HEADER_FIELDS and head.count(b"\n") > MAX_HEADER_FIELDS:
+        raise h11.RemoteProtocolError("too many header fields", error_status_hint=431)
+
+
+class _ChunkedReader(ChunkedReader):
+    """Refuses trailers that take too long to parse, and lines of them that do not end with CR LF."""
+
+    def __call__(self, buf: ReceiveBuffer) -> h11.Data | h11.EndOfMessage | None:
+        if self._reading_trailer:
+            received = bytes(buf)
+            end = 0 if received.startswith(b"\r\n") else received.find(b"\r\n\r\n")
+            trailers = received if end < 0 else received[: end + 2]
+            _check_size(trailers)
+            if _ODD_LINES.search(trailers) is not None:
+                raise h11.LocalProtocolError("a line that does not end with CR LF, or a folded one")
+        return super().__call__(buf)
 
 
 class _H11(H11Protocol):
@@ -221,8 +304,25 @@ class _H11(H11Protocol):
         await self._send_h11_event(h11.EndOfMessage())
 
     async def _check_protocol(self, event: h11.Request) -> None:
-        if event.method.upper() != b"CONNECT":  # which over HTTP/2 is a WebSocket, and that needs more than an upgrade
-            await super()._check_protocol(event)
+        # A CONNECT over HTTP/2 is a WebSocket, and that needs more than an upgrade.
+        if event.method == b"CONNECT":
+            return
+        if any(name == b"upgrade" and value.strip().lower() == b"h2c" for name, value in event.headers) and (
+            not _asks_for_http2(event)
+        ):
+            return  # answered over HTTP/1.1, as the upgrade is nothing that a server has to take
+        await super()._check_protocol(event)
+
+    def waits_for_continue(self) -> bool:
+        """Return True if the client sends its body only when it is told to (`Expect: 100-continue`)."""
+        return isinstance(self.connection, h11.Connection) and self.connection.client_is_waiting_for_100_continue
+
+    async def ask_for_body(self) -> None:
+        """Tell a client that waits for it that its body is wanted."""
+        if self.waits_for_continue():
+            await self._send_h11_event(
+                h11.InformationalResponse(status_code=100, headers=self.config.response_headers("h11"))
+            )
 
     async def _create_stream(self, request: h11.Request) -> None:
         headers = list(request.headers)
@@ -291,6 +391,32 @@ class _H11(H11Protocol):
             await self.send(Closed())
 
 
+def _asks_for_http2(request: h11.Request) -> bool:
+    """Return True if an upgrade to h2c has what belongs to it (RFC 7540, 3.2): one HTTP2-Settings that can be decoded,
+    and a Connection that names both."""
+    fields = dict(request.headers)
+    tokens = {token.strip().lower() for token in fields.get(b"connection", b"").split(b",")}
+    settings = fields.get(b"http2-settings")
+    if settings is None or not {b"upgrade", b"http2-settings"} <= tokens:
+        return False
+    if _BASE64URL.fullmatch(settings) is None:
+        return False
+    try:
+        h2.connection.H2Connection(h2.config.H2Configuration(client_side=False)).initiate_upgrade_connection(settings)
+    except (h2.exceptions.H2Error, HyperframeError, ValueError):
+        return False
+    return True
+
+
+_BASE64URL: Final = re.compile(rb"[A-Za-z0-9_-]+={0,2}")
+
+
+def _are_single(headers: Iterable[tuple[bytes, bytes]]) -> bool:
+    """Return True if no field occurs twice that may be there once."""
+    found = [name for name, _ in headers if name in _SINGLE]
+    return len(found) == len(set(found))
+
+
 def _opens_websocket(request: h11.Request, version: str) -> bool:
     """Whether a request with an upgrade is one that RFC 6455, 4.2.1, allows. Of a field that is not ASCII hypercorn's
     look at it would be the connection's end."""
@@ -304,8 +430,13 @@ def _opens_websocket(request: h11.Request, version: str) -> bool:
 
 
 def _is_handshake(headers: list[tuple[bytes, bytes]], version: str) -> bool:
-    is_ascii = all(value.isascii() for name, value in headers if name in _HANDSHAKE_FIELDS)
-    return is_ascii and Handshake(headers, version).is_valid()
+    fields = [(name, value) for name, value in headers if name in _HANDSHAKE_FIELDS]
+    if not all(value.isascii() and len(value) <= _LONG_FIELD for _, value in fields):
+        return False
+    key = dict(fields).get(b"sec-websocket-key")
+    if version == "1.1" and (key is None or _WEBSOCKET_KEY.fullmatch(key) is None):
+        return False  # not 16 bytes in base64 (RFC 6455, 4.2.1)
+    return Handshake(headers, version).is_valid()
 
 
 _HANDSHAKE_FIELDS: Final = frozenset(
@@ -413,7 +544,12 @@ class _WSStream(WSStream):
             self._decided.set()
 
     async def _handle_events(self) -> None:
-        for event in self.connection.events():
+        for number, event in enumerate(self.connection.events(), 1):
+            # A read may hold ten thousand frames.
+            if number % _EVENTS_AT_ONCE == 0:
+                await trio.lowlevel.checkpoint()
+                if self.closed:
+                    return
             if isinstance(event, Message):
                 if self._size + _bytes_of(event) > self.config.websocket_max_message_size:
                     await self._send_wsproto_event(CloseConnection(code=CloseReason.MESSAGE_TOO_BIG))
@@ -503,11 +639,28 @@ async def cut_off(send: Any, connection: Connection) -> None:
         connection.abort()
 
 
+async def ask_for_body(send: Any) -> None:
+    """A request's body is wanted: a client that waits for 100 Continue gets it; `send` is what the application was
+    given."""
+    protocol = _protocol_of(send)
+    if isinstance(protocol, _H11):
+        await protocol.ask_for_body()
+
+
+def waits_for_continue(send: Any) -> bool:
+    """Return True if the client of a request sends its body only when it is told to."""
+    protocol = _protocol_of(send)
+    return isinstance(protocol, _H11) and protocol.waits_for_continue()
+
+
+def _protocol_of(send: Any) -> object:
+    return getattr(getattr(getattr(send, "__self__", None), "send", None), "__self__", None)
+
+
 def was_cut_off(send: Any, connection: Connection) -> bool:
     """Return True if an answer is known not to have been sent to its end; `send` is what its application was given."""
-    stream = getattr(send, "__self__", None)
-    protocol = getattr(getattr(stream, "send", None), "__self__", None)
-    return connection.is_broken or (isinstance(protocol, _H2) and stream in protocol.cut_off)
+    protocol = _protocol_of(send)
+    return connection.is_broken or (isinstance(protocol, _H2) and send.__self__ in protocol.cut_off)
 
 
 def _without_extensions(headers: Iterable[tuple[bytes, bytes]]) -> list[tuple[bytes, bytes]]:
@@ -671,7 +824,9 @@ def _is_well_formed(headers: list[tuple[bytes, bytes]]) -> bool:
     WebSocket (RFC 8441). h2 has looked at everything else."""
     fields = dict(headers)
     method = fields.get(b":method", b"")
-    if method.upper() == b"CONNECT" and (fields.get(b":protocol") != b"websocket" or not _is_handshake(headers, "2")):
+    if method != method.upper() or not _are_single(headers):
+        return False
+    if method == b"CONNECT" and (fields.get(b":protocol") != b"websocket" or not _is_handshake(headers, "2")):
         return False
     return _TOKEN.fullmatch(method) is not None and _TARGET.fullmatch(fields.get(b":path", b"")) is not None
 

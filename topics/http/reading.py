@@ -29,7 +29,7 @@ from topics.http.budget import ByteBudget
 from topics.http.calls import Call, ClientGone, Message
 from topics.http.connection import Connection
 from topics.http.patience import BODY_BYTES_PER_S, BODY_GRACE_S, BODY_IDLE_S
-from topics.http.protocols import bytes_of_unfinished_frame, cut_off, receive_nowait
+from topics.http.protocols import ask_for_body, bytes_of_unfinished_frame, cut_off, receive_nowait
 from topics.logs import get_logger
 from topics.withdrawal import interruptible
 
@@ -213,6 +213,7 @@ class _Patience:
                 self._received += len(chunk)
                 self._count(0.0, self._received)
                 return chunk
+            await ask_for_body(self._call.send)
             began = trio.current_time()
             with trio.move_on_after(self._left()):
                 chunk = await receive_chunk(self._call)

@@ -368,6 +368,8 @@ class _TCPServer(TCPServer):
             except (trio.ClosedResourceError, trio.BrokenResourceError):
                 self._connection.peer_left(broken=True)
                 break
+            except trio.BusyResourceError:
+                break  # it is being closed behind an answer, which reads what still comes
             if not data:
                 self._connection.peer_left(broken=False)
             try:
