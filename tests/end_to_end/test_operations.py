@@ -257,5 +257,10 @@ def test_proxies_suit_the_daemon() -> None:
     log_format = nginx.partition("log_format")[2].partition(";")[0]
     assert not re.search(r"\$(request|request_uri|args|query_string|http_referer)\b", log_format)
     assert "proxy_buffering off;" in nginx
-    assert "proxy_set_header Upgrade $http_upgrade;" in nginx
+    # An upgrade to anything but a WebSocket would be a way past the proxy.
+    assert "proxy_set_header Upgrade $topics_upgrade;" in nginx
+    upgrades = re.search(r"map \$http_upgrade \$topics_upgrade \{(.*?)\}", nginx, re.DOTALL)
+    assert upgrades is not None
+    assert upgrades[1].split() == ["default", "'';", "~*^websocket$", "websocket;"]
+    assert nginx.count("$http_upgrade") == 1
     assert caddy.count("request>uri regexp") == caddy.count("log ")

@@ -770,13 +770,20 @@ async def test_a_reader_that_takes_hardly_anything_is_too_slow_after_a_minute(cl
 # --- crowds ----------------------------------------------------------------------------------------------------------
 
 
+async def busy(served: Served) -> trio.SocketStream:
+    """A connection with a request that goes on."""
+    stream = await served.connect()
+    await stream.send_all(b"POST /v0/topics/a HTTP/1.1\r\n" + JSON + b"content-length: 10\r\n\r\n")
+    return stream
+
+
 async def test_connections_that_are_too_many_are_closed_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(limits, "file_limit", lambda: 67)
     with capture_logs() as logged:
         async with serving() as served:
             assert served.server.most == 3
-            taken = [await served.connect() for _ in range(3)]
-            await until(lambda: len(served.server.connections) == 3)
+            taken = [await busy(served) for _ in range(3)]
+            await until(lambda: len(served.server.connections) == 3 and not served.server.idle)
             for _ in range(20):
                 with trio.fail_after(60):
                     assert await is_closed(await served.connect())
@@ -791,6 +798,50 @@ async def test_connections_that_are_too_many_are_closed_at_once(monkeypatch: pyt
     lines = [entry for entry in logged if entry["event"] == "connections_refused"]
     assert sum(entry["count"] for entry in lines) == 20
     assert len(lines) < 20
+
+
+async def test_the_connection_that_has_been_idle_longest_makes_way_for_a_new_one(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(limits, "file_limit", lambda: 67)
+    async with serving() as served:
+        working = await busy(served)
+        await until(lambda: len(served.server.connections) == 1 and not served.server.idle)
+        first = await served.connect()
+        await until(lambda: len(served.server.idle) == 1)
+        second = await served.connect()
+        await until(lambda: len(served.server.idle) == 2)
+        # The first has just been of use, so the second goes.
+        await first.send_all(GET_HEALTH)
+        assert (await first.receive_some(1 << 16)).startswith(b"HTTP/1.1 200 ")
+        async with await served.connect() as third:
+            await third.send_all(GET_HEALTH)
+            assert (await third.receive_some(1 << 16)).startswith(b"HTTP/1.1 200 ")
+            with trio.fail_after(60):
+                assert await is_closed(second)
+            await first.send_all(GET_HEALTH)
+            assert (await first.receive_some(1 << 16)).startswith(b"HTTP/1.1 200 ")
+            await working.send_all(b"0123456789")
+            assert (await working.receive_some(1 << 16)).startswith(b"HTTP/1.1 400 ")
+            assert len(served.server.connections) <= 3
+        await first.aclose()
+        await working.aclose()
+
+
+async def test_a_crowd_that_asks_for_nothing_keeps_nobody_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(limits, "file_limit", lambda: 74)
+    async with serving() as served:
+        with ExitStack() as stack:
+            for _ in range(100):
+                crowd = stack.enter_context(socket.create_connection(("127.0.0.1", served.port)))
+                crowd.send(b"G")
+            await until(lambda: len(served.server.connections) == 10)
+            async with await served.connect() as stream:
+                await stream.send_all(GET_HEALTH)
+                assert (await stream.receive_some(1 << 16)).startswith(b"HTTP/1.1 200 ")
+
+
+GET_HEALTH: Final = b"GET /v0/health HTTP/1.1\r\nhost: x\r\n\r\n"
 
 
 async def test_a_want_of_descriptors_is_waited_out(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -5,7 +5,8 @@ Hypercorn is used for its protocols (h11, h2, WebSocket) and not for its process
 - one connection's failure is that connection's end, logged, and never the daemon's;
 - a connection can be dropped at once (`Connection.abort`), which is the only cure for a peer that does not read,
   because hypercorn shields its sends from cancellation;
-- clients have no more connections than leave the daemon the descriptors it needs itself, and whoever takes too long
+- clients have no more connections than leave the daemon the descriptors it needs itself, idle ones make way for new
+  ones, and whoever takes too long
   over a head or an answer loses its connection (over a body: `topics.http.reading`);
 - a drain has two steps, `Server.stop_accepting` and, at the deadline, `Server.abort_all`.
 
@@ -153,6 +154,10 @@ class Server:
         """Accepted connections that are not among those yet."""
         self.answering: set[Connection] = set()
         """Those that are sending an answer."""
+        self.idle: dict[Connection, None] = {}
+        """Those without a request, the one that has been idle longest first."""
+        self.evicted = 0
+        """Idle connections closed to make room for new ones, since that was last logged."""
         self.refused = 0
         """Connections closed at once for being too many, since that was last logged."""
         self.refused_total = 0
@@ -160,6 +165,23 @@ class Server:
         self.not_accepted: OSError | None = None
         """Why nothing could be accepted, since that was last logged."""
         self._accepting = trio.CancelScope()
+
+    def has_room(self) -> bool:
+        """Return True if one more connection may be accepted. Where there are too many, the one that has been idle
+        longest is closed for it: otherwise a crowd that asks for nothing would keep everybody out."""
+        if self.most is None or len(self.connections) + self.starting < self.most:
+            return True
+        for connection in self.idle:
+            self.forget(connection)
+            connection.abort()
+            self.evicted += 1
+            return True
+        return False
+
+    def forget(self, connection: Connection) -> None:
+        """It is gone. May be repeated."""
+        self.connections.discard(connection)
+        self.idle.pop(connection, None)
 
     def stop_accepting(self) -> None:
         """Close the listening sockets and idle connections; requests in flight finish, then their connections close."""
@@ -195,9 +217,10 @@ async def serve(
         connection = Connection(stream, trio.Lock(), server.answering, unsent)
         server.starting -= 1
         server.connections.add(connection)
+        server.idle[connection] = None
         hangups.add(connection)
         try:
-            await _TCPServer(wrapped, config, context, connection, stream).run()
+            await _TCPServer(wrapped, config, context, connection, stream, server.idle).run()
         except Exception as error:
             log.warning("connection_failed", peer=connection.peer, error=repr(error), exc_info=True)
         except BaseExceptionGroup as group:
@@ -207,7 +230,7 @@ async def serve(
             if rest is not None:
                 raise rest from None
         finally:
-            server.connections.discard(connection)
+            server.forget(connection)
             hangups.remove(connection)
             connection.end_messages()
             stream.socket.close()
@@ -249,6 +272,9 @@ async def _look_after(server: Server) -> None:
         for connection in [connection for connection in server.answering if connection.is_too_slow(now)]:
             log.info("reader_too_slow", peer=connection.peer)
             connection.abort()
+        if server.evicted:
+            log.warning("idle_connections_closed", count=server.evicted, most=server.most)
+            server.evicted = 0
         if server.refused:
             log.warning("connections_refused", count=server.refused, most=server.most)
             server.refused = 0
@@ -287,7 +313,7 @@ async def _accept(server: Server, listener: socket.socket, start: Callable[[sock
                     server.not_accepted = error
                     await trio.sleep(ACCEPT_AGAIN_S)
                     break
-                if server.most is None or len(server.connections) + server.starting < server.most:
+                if server.has_room():
                     start(accepted)
                 else:
                     accepted.close()
@@ -312,9 +338,11 @@ class _TCPServer(TCPServer):
         context: WorkerContext,
         connection: Connection,
         stream: trio.SocketStream,
+        idle: dict[Connection, None],
     ) -> None:
         super().__init__(app, config, context, {"connection": connection}, stream)  # type: ignore[arg-type]
         self._connection = connection
+        self._all_idle = idle
         self.send_lock = connection.lock
         self._ended = False
         self._send_failed = False
@@ -387,6 +415,9 @@ class _TCPServer(TCPServer):
         if isinstance(event, Updated):
             self._idle = event.idle
             self._in_head = False
+            self._all_idle.pop(self._connection, None)
+            if event.idle and not self._connection.is_broken:
+                self._all_idle[self._connection] = None
             if not event.idle:
                 self._idle_scope.deadline = math.inf
             elif self.context.terminated.is_set():
