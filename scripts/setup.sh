@@ -8,13 +8,13 @@ export REPO
 
 say() { printf '%s\n' "$*" >&2; }
 
-is_python_311() { "$1" -c 'import sys; sys.exit(sys.version_info[:2] != (3, 11))' 2>/dev/null; }
+is_fit_python() { "$1" -c 'import sys; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 13))' 2>/dev/null; }
 
-# The first Python 3.11 that runs.
+# The first Python that runs and fits: 3.11, which the lock files are made with, before 3.12 and 3.13.
 find_python() {
     local candidate
-    for candidate in python3.11 python3 /usr/bin/python3.11; do
-        if is_python_311 "$candidate"; then
+    for candidate in python3.11 /usr/bin/python3.11 python3.12 python3.13 python3; do
+        if is_fit_python "$candidate"; then
             printf '%s\n' "$candidate"
             return
         fi
@@ -41,7 +41,7 @@ stamp_of() {
     } | sha256sum | cut -d' ' -f1
 }
 
-works() { is_python_311 "$REPO/.venv/bin/python"; }
+works() { is_fit_python "$REPO/.venv/bin/python"; }
 
 up_to_date() {
     local level
@@ -58,13 +58,13 @@ make_environment() {
         if [[ -n ${PYTHON:-} ]]; then
             # Somebody chose it: nothing else will do, and nothing is installed in its place.
             base=$PYTHON
-            is_python_311 "$base" || { say "PYTHON=$base is not a Python 3.11" && exit 1; }
+            is_fit_python "$base" || { say "PYTHON=$base is not a Python 3.11, 3.12 or 3.13" && exit 1; }
         elif ! base=$(find_python); then
             need_debian_packages python3.11 python3.11-venv
             base=$(find_python)
         fi
         if ! "$base" -c 'import ensurepip, venv' 2>/dev/null; then
-            need_debian_packages python3.11-venv
+            need_debian_packages "python$("$base" -c 'import sys; print("%d.%d" % sys.version_info[:2])')-venv"
         fi
         say "making a virtual environment with $("$base" --version)"
         "$base" -m venv "$REPO/.venv"
@@ -75,6 +75,10 @@ make_environment() {
     # The build tool first and pinned like the rest, so that nothing unpinned is fetched to build a source package.
     "${pip[@]}" --require-hashes --requirement "$REPO/requirements/build.lock" >&2
     "${pip[@]}" --require-hashes --no-build-isolation --requirement "$REPO/requirements/$level.lock" >&2
+    # What an environment may have from before the distribution was called topicsd.
+    if "$REPO/.venv/bin/python" -c 'import importlib.metadata as m; m.version("topics")' 2>/dev/null; then
+        "$REPO/.venv/bin/python" -m pip --disable-pip-version-check uninstall --quiet --yes topics >&2
+    fi
     # By its path, not by a finder: Spark looks for data sources among the modules that can be listed.
     "${pip[@]}" --no-deps --no-build-isolation --no-index --config-settings editable_mode=compat --editable "$REPO" >&2
     stamp_of "$level" >"$REPO/.venv/stamp-$level"

@@ -144,7 +144,9 @@ def test_a_missing_pyspark_is_one_sentence(data: str) -> None:
     hidden += "from topics.spark.__main__ import run; sys.exit(run())"
     done = spark("audit", "--path", data, python=("-c", hidden))
     assert (done.returncode, done.stdout) == (2, "")
-    assert re.fullmatch(r"topics: .*pyspark.*pip install 'topics\[spark\]'\n", done.stderr), done.stderr
+    assert re.fullmatch(r"topics: .*pyspark.*pip install '\.\[spark\]' in the checkout of topics\n", done.stderr), (
+        done.stderr
+    )
 
 
 def test_what_a_task_has_said_is_what_is_told_of_its_failure() -> None:

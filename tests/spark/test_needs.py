@@ -31,9 +31,21 @@ def test_what_the_extra_installs_is_enough(installed: dict[str, str]) -> None:
 @pytest.mark.parametrize(
     ("package", "found", "said"),
     [
-        ("pyspark", None, "topics.spark needs pyspark 4.3, which is not installed: pip install 'topics[spark]'"),
-        ("pyspark", "3.5.1", "topics.spark needs pyspark 4.3, but 3.5.1 is installed: pip install 'topics[spark]'"),
-        ("pyspark", "4.4.0", "topics.spark needs pyspark 4.3, but 4.4.0 is installed: pip install 'topics[spark]'"),
+        (
+            "pyspark",
+            None,
+            "topics.spark needs pyspark 4.3, which is not installed: pip install '.[spark]' in the checkout",
+        ),
+        (
+            "pyspark",
+            "3.5.1",
+            "topics.spark needs pyspark 4.3, but 3.5.1 is installed: pip install '.[spark]' in the checkout",
+        ),
+        (
+            "pyspark",
+            "4.4.0",
+            "topics.spark needs pyspark 4.3, but 4.4.0 is installed: pip install '.[spark]' in the checkout",
+        ),
         ("pyarrow", "17.0.0", "topics.spark needs pyarrow 18.0 or later, but 17.0.0 is installed: pip install"),
     ],
 )

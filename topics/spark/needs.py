@@ -20,6 +20,10 @@ JAVA: Final = 17
 JAVA_ANSWERS_WITHIN_S: Final = 30.0
 
 
+HOW: Final = "pip install '.[spark]' in the checkout of topics"
+"""Not by a name: nothing is published, and the name `topics` on the index is somebody else's."""
+
+
 class Missing(ImportError):
     """Something that `topics.spark` needs is not there. Its message is one sentence."""
 
@@ -31,10 +35,10 @@ def check_packages() -> None:
         try:
             found = version(package)
         except PackageNotFoundError:
-            raise Missing(f"topics.spark needs {wanted}, which is not installed: pip install 'topics[spark]'") from None
+            raise Missing(f"topics.spark needs {wanted}, which is not installed: {HOW}") from None
         parts = tuple(int(part) for part in re.findall(r"\d+", found)[:2])
         if parts < least or (exact and parts != least):
-            raise Missing(f"topics.spark needs {wanted}, but {found} is installed: pip install 'topics[spark]'")
+            raise Missing(f"topics.spark needs {wanted}, but {found} is installed: {HOW}")
 
 
 def check_java() -> None:

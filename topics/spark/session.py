@@ -107,7 +107,7 @@ class JobOptions:
         except SecretMissing as error:
             raise Refused(str(error)) from None
         with client:
-            client.health()
+            client.ready()  # which waits for one that is starting
         return address
 
     def _secret(self) -> Secret:
