@@ -31,6 +31,9 @@ ANSWER_S: Final = 120.0
 
 COLD: Final = "cold:"
 
+RESTORED: Final = "RESTORED"
+"""The file that tells a daemon, at its first start there, that the directory is a copy."""
+
 
 class Failure(Exception):
     """There is no copy, and why."""
@@ -100,6 +103,8 @@ class Copy:
             # Also where it has nothing to copy: segments that nobody needs any more may still be said to be in it.
             _make_directories(self._dest / "cold", self._dest)
             directories.add(self._dest / "cold")
+        # A daemon that is started on the copy gives out no seq that was given out since (docs/operations.md 10).
+        self._mark(self._dest / "data")
         for source, target in pairs:
             _make_directories(target.parent, self._dest)
             directories.update(parent for parent in target.parents if parent.is_relative_to(self._dest))
@@ -132,6 +137,12 @@ class Copy:
         free = shutil.disk_usage(self._dest).free
         if needed > free:
             raise Failure(f"the copy takes {needed:,} bytes, and {free:,} are free where it should go")
+
+    def _mark(self, data: Path) -> None:
+        _make_directories(data, self._dest)
+        with (data / RESTORED).open("xb") as file:
+            os.fchmod(file.fileno(), 0o600)
+            os.fsync(file.fileno())
 
     def _copy_file(self, source: Path, target: Path) -> None:
         with source.open("rb", buffering=0) as reader, target.open("xb", buffering=0) as writer:

@@ -324,7 +324,7 @@ CEILINGS: Final = (
         "routed-seqs-used-again",
         "ceilings",
         "topics/storage/verdicts.py",
-        'ceiling = max(topic.forwarded_to, 0 if durability == "fsync" else ceiling)',
+        'ceiling = max(reached, 0 if durability == "fsync" else ceiling)',
         'ceiling = 0 if durability == "fsync" else ceiling',
         "rule 15: no router's cursor stands above its source's head",
         "crash",

@@ -27,6 +27,7 @@ import xxhash
 
 from tests.end_to_end.test_segments import Ledger, daemon_in
 from tests.end_to_end.test_sigkill import Client, Daemon, read_all
+from topics.storage.restored import SKIPPED_SEQS
 from topics.storage.upkeep import MAX_HOLD_MS, Upkeep
 
 SCRIPTS = Path(__file__).resolve().parents[2] / "scripts"
@@ -267,16 +268,17 @@ def check(site: Site, before: Known, client: Client) -> None:
 
 
 def only_lost_at_the_end(topic: str, read: Read) -> int:
-    """The last seq of which something is known: behind it, nobody can tell what a class that does not wait for syncs
-    has acked, as after a crash of the machine."""
+    """The last seq of which something is known: behind it, nobody can tell what was acked since. So many seqs are
+    skipped there that none is given out again, whatever the class."""
     _, gaps, head = read
+    assert head > SKIPPED_SEQS
     lost = [gap for gap in gaps if gap[2] == "lost"]
-    if topic in ("memory", "disk", "ephemeral", "short") and lost:
-        assert len(lost) == 1
-        assert lost[0][1] == head
-        return lost[0][0] - 1
-    assert lost == [], f"{topic}: {lost}"
-    return head
+    if not lost:
+        assert topic == "short", f"{topic}: {gaps}"  # all of it is gone by now, for more than one reason
+        return head
+    assert len(lost) == 1, f"{topic}: {lost}"
+    assert lost[0][1] == head
+    return lost[0][0] - 1
 
 
 def check_ledger(topic: str, ledger: Ledger, before: Known, read: Read) -> None:
@@ -331,7 +333,7 @@ def check_routers(site: Site, client: Client, source: Read) -> None:
         assert status == 200
         copies = [record["data"] for record in records.values()]
         assert copies == wanted, f"{dest}: {len(copies)} copies of {len(wanted)}"
-        assert all(gap[2] == "lost" and dest == "back" for gap in gaps), gaps
+        assert [gap[2] for gap in gaps] == ["lost"], gaps
         assert (state["forwarded_total"], state["lag"]) == (len(copies), 0)
         status, state_of_origin = client.call("GET", f"/v0/topics/{site.names[origin]}")
         assert (status, state["cursor_seq"]) == (200, state_of_origin["head_seq"])
@@ -345,13 +347,13 @@ def check_queue(site: Site, before: Known, client: Client) -> None:
         status, state = client.call("GET", path)
         waiting, gaps, _ = read_all(client, site.names["jobs"])
         counts = state["queue"]
-        assert (status, gaps) == (200, [])
+        assert (status, [gap[2] for gap in gaps]) == (200, ["lost"])
         return bool(counts["ready"] + counts["in_flight"] + counts["delayed"] == len(waiting))
 
     until(is_counted, 10, lambda: "the counts of the queue are not those of its jobs")  # some are still being moved
     waiting, _, _ = read_all(client, site.names["jobs"])
     dead, gaps, _ = read_all(client, site.names["dead"])
-    assert gaps == []
+    assert {gap[2] for gap in gaps} <= {"lost"}
     there = [record["data"] for record in waiting.values()]
     buried = {record["data"] for record in dead.values()}
     assert len(there) == len(set(there))

@@ -14,7 +14,7 @@ from tests.simulation.model import Client, History
 from tests.simulation.test_crash_sweep import see
 from tests.simulation.test_damage import appended, corrupt, frames_of, salvaged, wal_files
 from tests.simulation.wal_content import salt_of
-from tests.simulation.world import Life, World, settings
+from tests.simulation.world import End, Life, World, settings
 from topics.storage import datadir, store, wal
 from topics.storage.datadir import DataDir
 from topics.storage.frames import FrameType
@@ -98,7 +98,8 @@ def test_an_old_directory_is_read_and_takes_no_record_of_a_client_in_an_old_file
         assert [frame.type for frame in last[-2:]] == [FrameType.SHARD_OPEN, FrameType.FILE_END]
 
     assert world.live(go_on, end="kill")
-    for end in ("kill", *CRASH_KINDS):
+    ends: tuple[End, ...] = ("kill", *CRASH_KINDS)
+    for end in ends:
         views = see(world.after(end, 1))
         for name, view in views.items():
             assert before[name].records.items() <= view.records.items()

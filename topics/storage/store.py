@@ -23,7 +23,7 @@ from topics.figures import WalFigures
 from topics.logs import get_logger
 from topics.offload import Kind, Offload
 from topics.queue.events import Instant
-from topics.storage import frames, recovery
+from topics.storage import frames, recovery, restored
 from topics.storage.clock_mark import read_mark, write_mark
 from topics.storage.cold_directory import ColdDirectory
 from topics.storage.datadir import DataDir, DataDirError, lock_data_dir, open_data_dir, parse_wal_name, raise_format
@@ -140,6 +140,7 @@ class Store:
         self.files = recovered.files
         self.snapshot_number = recovered.snapshot_number
         self._starts = recovered.starts
+        restored_now = restored.is_restored(fs, self.datadir.root, recovered, self.identity)
         with understood(f"the log of {self.datadir.root}"):
             verdicts = decide(
                 recovered,
@@ -147,8 +148,11 @@ class Store:
                 identity=witness.identity,
                 failed=self._failure_noted,
                 shards=shards,
+                restored=restored_now,
             )
             settle_queues(recovered)
+        if restored_now:
+            log.warning("directory_restored", directory=self.datadir.root, seqs_skipped=restored.SKIPPED_SEQS)
         self._log_found(recovered, verdicts, (self._clock.perf_ns() - began_ns) / 1e6)
         by_number = {shard.shard: shard for shard in recovered.shards}
         # What recovery relied on is made durable first: names may have been visible that no crash would have left.
@@ -163,6 +167,8 @@ class Store:
         # shard has failed may stand in the others alone, so it comes first.
         for number in sorted(range(shards), key=lambda number: number not in recovered.failed):
             self.writers[number].write_opening(*openings[number])
+        if restored_now:
+            restored.forget(fs, self.datadir.root)
         for number in range(shards):
             if fs.exists(self._failure_path(number)):
                 fs.unlink(self._failure_path(number))

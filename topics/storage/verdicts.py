@@ -11,6 +11,7 @@ from topics.log.topic_log import LossReason
 from topics.storage.frame_search import FrameSearch, LogFile
 from topics.storage.fs import TEMPORARY_SUFFIX, WINDOW_BYTES, File, Fs, parent, write_all
 from topics.storage.recovered import Columns, Recovered, RecoveredShard, RecoveredTopic, shard_of
+from topics.storage.restored import SKIPPED_SEQS
 
 
 class Verdict(NamedTuple):
@@ -26,9 +27,16 @@ class Verdict(NamedTuple):
 
 
 def decide(
-    recovered: Recovered, *, boot_id: str, identity: str, failed: Callable[[int], bool], shards: int
+    recovered: Recovered,
+    *,
+    boot_id: str,
+    identity: str,
+    failed: Callable[[int], bool],
+    shards: int,
+    restored: bool = False,
 ) -> dict[int, list[Verdict]]:
-    """The verdicts by shard; applied to the topics in memory, to be logged and synced before anybody is served."""
+    """The verdicts by shard; applied to the topics in memory, to be logged and synced before anybody is served.
+    `restored`: the directory is a copy, and this is its first start."""
     verdicts: dict[int, list[Verdict]] = {}
     by_number = {shard.shard: shard for shard in recovered.shards}
     for topic in recovered.topics.values():
@@ -41,7 +49,7 @@ def decide(
             and number not in recovered.failed
             and not failed(number)
         )
-        verdict = _decide_topic(topic, recovered.columns, stayed_up=stayed_up)
+        verdict = _decide_topic(topic, recovered.columns, stayed_up=stayed_up, skipped=SKIPPED_SEQS if restored else 0)
         lost = recovered.missing.get(topic.id)
         if lost:
             verdict = (verdict or Verdict(topic.id, None, topic.ceiling))._replace(copies=lost)
@@ -84,14 +92,18 @@ def settle_queues(recovered: Recovered) -> None:
             recovered.columns.run(topic, partial(topic.queue.reconcile, topic.log.live_among))
 
 
-def _decide_topic(topic: RecoveredTopic, columns: Columns, *, stayed_up: bool) -> Verdict | None:
+def _decide_topic(topic: RecoveredTopic, columns: Columns, *, stayed_up: bool, skipped: int) -> Verdict | None:
+    """`skipped`: seqs above every one that the directory knows of, which others may have been given all the same."""
     durability = topic.config.durability
     head, ceiling = topic.log.head_seq, topic.ceiling
-    if durability == "fsync" and topic.forwarded_to <= head:
+    reached = topic.forwarded_to
+    if skipped:
+        reached = max(head, ceiling, reached) + skipped
+    if durability == "fsync" and reached <= head:
         topic.ceiling = head  # nothing is reserved for this class, so its part is as good as before
         return None
-    exempt = durability == "disk" and stayed_up and topic.forwarded_to <= head
-    ceiling = max(topic.forwarded_to, 0 if durability == "fsync" else ceiling)
+    exempt = durability == "disk" and stayed_up and reached <= head
+    ceiling = max(reached, 0 if durability == "fsync" else ceiling)
     hole = None
     if ceiling > head and not exempt:
         columns.run(topic, partial(topic.log.add_hole, head + 1, ceiling, "lost"))
