@@ -226,6 +226,57 @@ def test_a_key_of_a_websocket_is_16_bytes_in_base64(client: Client, value: str) 
     envelope(json.loads(body))
 
 
+# What is behind a refusal
+
+SMUGGLED = f"DELETE /v0/topics/victim HTTP/1.1\r\nhost: x\r\n{FIRST}\r\n"
+REFUSALS = {
+    "401": ("POST", "/v0/topics/t", "content-type: application/json"),
+    "404": ("POST", "/v0/nowhere", FIRST + "content-type: application/json"),
+    "405": ("POST", "/v0/health", FIRST + "content-type: application/json"),
+    "415": ("POST", "/v0/topics/t", FIRST + "content-type: text/plain"),
+    "bad JSON": ("POST", "/v0/topics/t", FIRST + "content-type: application/json"),
+    "bad gzip": ("POST", "/v0/topics/t", FIRST + "content-type: application/json\r\ncontent-encoding: gzip"),
+    "a bad coding": ("POST", "/v0/topics/t", FIRST + "content-type: application/json\r\ncontent-encoding: br"),
+    "a GET with a body": ("GET", "/v0/topics", FIRST.strip()),
+    "a HEAD with a body": ("HEAD", "/v0/topics", FIRST.strip()),
+    "an OPTIONS with a body": ("OPTIONS", "/v0/topics", FIRST.strip()),
+    "no WebSocket": ("GET", "/v0/ws", FIRST + "connection: upgrade\r\nupgrade: websocket"),
+    "no HTTP/2": ("GET", "/v0/topics", FIRST + "connection: upgrade\r\nupgrade: h2c"),
+    "an expectation": ("POST", "/v0/topics/t", "content-type: application/json\r\nexpect: 100-continue"),
+    "too much": ("POST", "/v0/topics/t", FIRST + "content-type: application/json"),
+}
+
+
+@pytest.mark.parametrize("chunked", [False, True], ids=["a length", "chunks"])
+@pytest.mark.parametrize("name", REFUSALS)
+def test_no_part_of_a_refused_body_is_taken_for_a_request(client: Client, name: str, chunked: bool) -> None:
+    client.put_topic("victim")
+    body = SMUGGLED * (20_000 if name == "too much" else 3)
+    framed = f"{len(body):x}\r\n{body}\r\n0\r\n\r\n" if chunked else body
+    framing = "transfer-encoding: chunked" if chunked else f"content-length: {len(body)}"
+    method, target, fields = REFUSALS[name]
+    sent = head(method, target, fields, framing) + framed + head("GET", "/v0/health")
+    with RawConnection(client) as connection:
+        received = b""
+        try:
+            connection.send(sent.encode())
+            connection.socket.shutdown(socket.SHUT_WR)
+        except OSError:
+            pass  # it is refused before it has been sent
+        try:
+            while part := connection.socket.recv(1 << 16):
+                received += part
+        except ConnectionError:
+            pass
+    answers = [part for part in received.split(b"HTTP/1.1 ")[1:] if not part.startswith(b"100 ")]
+    assert 1 <= len(answers) <= 2
+    if len(answers) == 2:  # the body was read to its end, and what follows is the request behind it
+        assert b'"status":"ok"' in answers[1]
+    else:
+        assert b"\r\nconnection: close\r\n" in answers[0].lower()
+    assert client.get("/v0/topics/victim").status_code == 200
+
+
 # What would take long
 
 

@@ -74,7 +74,17 @@ _LONG_CONNECTION_FIELD: Final = re.compile(
     % _LONG_FIELD,
     re.IGNORECASE,
 )
-_ODD_LINES: Final = re.compile(rb"(?<!\r)\n|\r[^\n]|\n[ \t]")
+# A length in a list, a length twice, or a coding with white space behind it is not what every server takes it for.
+_FRAMING_LINES: Final = re.compile(rb"\n(content-length|transfer-encoding)[ \t]*:([^\r]*)", re.IGNORECASE)
+_FRAMING_VALUES: Final = {
+    b"c": re.compile(rb"[ \t]*[0-9]+[ \t]*"),
+    b"t": re.compile(rb"[ \t]*chunked", re.IGNORECASE),
+}
+_CHUNK_LINE: Final = re.compile(
+    rb"[0-9A-Fa-f]{1,16}(?:;[!#$%&'*+.^_`|~0-9A-Za-z-]+"
+    rb"(?:=(?:[!#$%&'*+.^_`|~0-9A-Za-z-]+|\"(?:[\t \x21\x23-\x5b\x5d-\x7e]|\\[\t -~])*\"))?)*"
+)
+_ODD_LINES: Final = re.compile(rb"(?<!\r)\n|\r[^\n]|\n[ \t]|[\x00-\x08\x0b\x0c\x0e-\x1f\x7f]")
 # Fields that say one thing, of which the daemon would take the last and a proxy perhaps the first.
 _SINGLE: Final = frozenset(
     {
@@ -209,12 +219,15 @@ class _H11Connection(h11.Connection):
     @staticmethod
     def _check_lines(received: bytes) -> None:
         """Refuse heads in which another server on the way might see other lines: a line feed or a carriage return by
-        itself, a folded field; and those that take too long to parse."""
+        itself, a folded field, a control character; and those that take too long to parse."""
         end = received.find(b"\r\n\r\n")
         head = received if end < 0 else received[: end + 4]
         _check_size(head)
         if _ODD_LINES.search(head) is not None:
-            raise h11.RemoteProtocolError("a line that does not end with CR LF, or a folded one")
+            raise h11.RemoteProtocolError("a line that does not end with CR LF, a folded one, or a control character")
+        for number, (name, value) in enumerate(_FRAMING_LINES.findall(head)):
+            if number or _FRAMING_VALUES[name[:1].lower()].fullmatch(value) is None:
+                raise h11.RemoteProtocolError("more than one idea of where the body ends, or an odd one")
         if len(head) > _LONG_FIELD and _LONG_CONNECTION_FIELD.search(head) is not None:
             raise h11.RemoteProtocolError("a field of the connection is too long", error_status_hint=431)
 
@@ -240,9 +253,15 @@ def _check_size(head: bytes) -> None:
 
 
 class _ChunkedReader(ChunkedReader):
-    """Refuses trailers that take too long to parse, and lines of them that do not end with CR LF."""
+    """Refuses trailers that take too long to parse, that say how long the body is, or whose lines do not end with CR
+    LF; and heads of chunks that are not of the form of RFC 9112, 7.1, where h11 takes more."""
 
     def __call__(self, buf: ReceiveBuffer) -> h11.Data | h11.EndOfMessage | None:
+        if not self._reading_trailer and not self._bytes_in_chunk:
+            start = len(self._bytes_to_discard)
+            end = buf._data.find(b"\r\n", start)
+            if end >= 0 and _CHUNK_LINE.fullmatch(buf._data, start, end) is None:
+                raise h11.LocalProtocolError("not the head of a chunk")
         if self._reading_trailer:
             received = bytes(buf)
             end = 0 if received.startswith(b"\r\n") else received.find(b"\r\n\r\n")
@@ -250,6 +269,8 @@ class _ChunkedReader(ChunkedReader):
             _check_size(trailers)
             if _ODD_LINES.search(trailers) is not None:
                 raise h11.LocalProtocolError("a line that does not end with CR LF, or a folded one")
+            if _FRAMING_LINES.search(b"\n" + trailers) is not None:
+                raise h11.LocalProtocolError("a trailer that says how long the body is")
         return super().__call__(buf)
 
 
@@ -433,9 +454,10 @@ def _is_handshake(headers: list[tuple[bytes, bytes]], version: str) -> bool:
     fields = [(name, value) for name, value in headers if name in _HANDSHAKE_FIELDS]
     if not all(value.isascii() and len(value) <= _LONG_FIELD for _, value in fields):
         return False
-    key = dict(fields).get(b"sec-websocket-key")
-    if version == "1.1" and (key is None or _WEBSOCKET_KEY.fullmatch(key) is None):
-        return False  # not 16 bytes in base64 (RFC 6455, 4.2.1)
+    if version == "1.1":
+        found = dict(fields)
+        if b"upgrade" not in found or _WEBSOCKET_KEY.fullmatch(found.get(b"sec-websocket-key", b"")) is None:
+            return False  # not 16 bytes in base64 (RFC 6455, 4.2.1)
     return Handshake(headers, version).is_valid()
 
 
