@@ -5,9 +5,10 @@ audited is in the table of routes; whoever answers a call writes its line first.
 
 What may be relied on. A line is in the file before its call is answered, and lines never stand in the middle of one
 another; they are visible ASCII, whatever a client has sent. They are not synced: they survive the daemon, and what a
-machine that goes down may take with it are the last seconds. A line that cannot be written is counted and never fails
-its call, which has been carried out by then; that it is so is logged once, and once more when lines can be written
-again. What a failure has left of a line ends with a line break, so that the next line is whole.
+machine that goes down may take with it are the last seconds. Refused calls of one key or address beyond a rate share a
+line, which says how many they were and comes within a second (`audit_rate`). A line that cannot be written is counted
+and never fails its call, which has been carried out by then; that it is so is logged once, and once more when lines can
+be written again. What a failure has left of a line ends with a line break, so that the next line is whole.
 """
 
 from __future__ import annotations
@@ -23,7 +24,9 @@ from urllib.parse import unquote_to_bytes
 import msgspec
 import trio
 from msgspec import UNSET, Raw, UnsetType
+from msgspec.structs import replace
 
+from topics.audit_rate import OTHERS, RefusalRate
 from topics.credentials import hide_credentials
 from topics.log_lines import escape_ascii
 from topics.logs import get_logger
@@ -34,6 +37,11 @@ MAX_BODY: Final = 4 << 10
 """Of a body that is longer only the length is kept."""
 
 MAX_QUERY: Final = 1 << 10
+
+SUMMARY_S: Final = 1.0
+
+_REFUSED: Final = range(400, 499)
+"""Statuses of calls that have changed nothing."""
 
 MAX_WAITING: Final = 256
 """Lines that wait to be written, a few KiB each. More callers wait with nothing but themselves."""
@@ -66,6 +74,8 @@ class AuditEntry(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Of the error."""
     ms: float
     """From the beginning of the request to `ts`."""
+    refused: int = 0
+    """Where `call` is `refused`, the line is about so many calls, which have no line of their own."""
 
 
 class _Append(msgspec.Struct):
@@ -118,7 +128,9 @@ def _moment(now_ms: int) -> str:
 
 
 def _query_of(query: bytes) -> str:
-    pairs = [pair for pair in query.split(b"&") if unquote_to_bytes(pair.partition(b"=")[0]).lower() != b"token"]
+    # What is cut off here would be below; half a pair has the name of the whole one, or shows nothing of its value.
+    pairs = query[: 4 * MAX_QUERY].split(b"&")
+    pairs = [pair for pair in pairs if unquote_to_bytes(pair.partition(b"=")[0]).lower() != b"token"]
     text = b"&".join(pairs).decode("latin-1")
     return text if len(text) <= MAX_QUERY else text[:MAX_QUERY] + "..."
 
@@ -165,6 +177,9 @@ class AuditLog:
         self._places = trio.CapacityLimiter(MAX_WAITING)
         self._turn = trio.Lock()
         self._threads = trio.CapacityLimiter(1)
+        self._rate = RefusalRate()
+        self._left_out: dict[str, AuditEntry] = {}
+        """The line about refused calls that have none, as it is so far, by their source."""
         self._lost = 0
         """Lines of the outage that lasts now."""
 
@@ -188,9 +203,41 @@ class AuditLog:
             os.close(self._fd)
             self._fd = None
 
+    async def run(self) -> None:
+        """Write a line about refused calls that were only counted, every `SUMMARY_S`; until cancelled."""
+        while True:
+            await trio.sleep(SUMMARY_S)
+            await self.summarize()
+
+    async def summarize(self) -> None:
+        """Write that line now, for each key or address that has had more refusals than lines."""
+        for source, count in self._rate.take_counts(trio.current_time()).items():
+            entry = self._left_out.pop(source, None)
+            if entry is not None:
+                await self._write(replace(entry, refused=count))
+
     async def write(self, entry: AuditEntry) -> None:
         """Returns when the line is in the file, or counted among the failures. Never raises; not cancelled by
-        anything: what has been done is to be found in the log."""
+        anything: what has been done is to be found in the log. Of refused calls there may be more than lines
+        (`topics.audit_rate`): those are counted."""
+        if entry.status in _REFUSED and not self._admits(entry):
+            return
+        await self._write(entry)
+
+    def _admits(self, entry: AuditEntry) -> bool:
+        host = entry.peer.rpartition(":")[0]
+        source = host if entry.key in ("unknown", "none") else entry.key
+        source = self._rate.source(source)
+        if self._rate.admit(source, trio.current_time()):
+            return True
+        of_all = source == OTHERS
+        self._left_out[source] = AuditEntry(
+            ts=entry.ts, request_id="", key=OTHERS if of_all else entry.key, peer="" if of_all else host,
+            call="refused", status=entry.status, ms=0.0,
+        )  # fmt: skip
+        return False
+
+    async def _write(self, entry: AuditEntry) -> None:
         line = escape_ascii(hide_credentials(_encode(entry).decode())).encode() + b"\n"
         with trio.CancelScope(shield=True):
             async with self._places:

@@ -335,6 +335,9 @@ class Settings:
     max_batch_records: int = _count(10_000, 1, 1_000_000, LIMITS, "Records of one append.")
     max_record_bytes: int = _size(1 * MIB, 1, 1 * GIB, LIMITS, "Data and meta of one record.")
     max_body_bytes: int = _size(64 * MIB, 1 * KIB, 1 * GIB, LIMITS, "One request body, decompressed.")
+    max_call_bytes: int = _size(
+        256 * KIB, 4 * KIB, 1 * GIB, LIMITS, "The same of a call that appends nothing, and of a command on a WebSocket."
+    )
     max_meta_bytes: int = _size(16 * KIB, 2, 1 * GIB, LIMITS, "The meta of one record.")
     max_tag_bytes: int = _count(256, 1, 65_535, LIMITS, "A tag.", unit="bytes")
     max_node_bytes: int = _count(128, 1, 65_535, LIMITS, "A node name.", unit="bytes")
@@ -353,6 +356,9 @@ class Settings:
         1000, 0, MAX_COUNT, CAPS, "Open streams and WebSockets of one API key; 0 is off."
     )
     max_inflight_per_key: int = _count(1000, 0, MAX_COUNT, CAPS, "Requests in progress for one API key; 0 is off.")
+    key_share: float = _share(
+        0.5, CAPS, "What one of several API keys may take of the streams, sessions and body bytes of all; 0 is off."
+    )
     rate_per_key: Rate = _rate(CAPS, "What one API key may use in a second.")
 
     checkpoint_ms: int = _duration(10_000, 1, TIMES, "Interval of checkpoints while there are writes.")

@@ -180,6 +180,7 @@ class Daemon:
         self.engine = engine
         self.app = app
         self.audit = audit
+        engine.watching.places.share = app.access.share
         self.port = port_of(sockets)
         self._sockets = sockets
         self._failed = False
@@ -214,6 +215,8 @@ class Daemon:
             background.start_soon(self._vital, "housekeeping", self._housekeeping)
             storage.start_soon(self._vital, "delivery", self.engine.delivery.scheduler.run)
             background.start_soon(self._restarted, "governor", self.engine.governor.run)
+            if self.audit is not None:
+                background.start_soon(self._restarted, "audit_summaries", self.audit.run)
             # What recovery has built stays: the collector need not look at it again and again.
             gc.collect()
             gc.freeze()
@@ -226,6 +229,8 @@ class Daemon:
             if limit.cancelled_caught:
                 log.warning("drain_timed_out", drain_ms=self.settings.drain_ms, waiting_for=self._draining)
             daemon.cancel_scope.cancel()
+        if self.audit is not None:
+            await self.audit.summarize()
         return EXIT_FAILED if self._failed else EXIT_OK
 
     async def _vital(self, name: str, task: Callable[[], Awaitable[None]]) -> None:

@@ -37,9 +37,24 @@ STATUS_OF_CODE: Final[Mapping[str, int]] = {
 }
 
 
+MAX_SHOWN: Final = 100
+_MAX_MESSAGE: Final = 1000
+_MAX_DETAIL: Final = 300
+"""Names have 255 at most."""
+
+
+def shown(text: str | bytes, most: int = MAX_SHOWN) -> str:
+    """What a client has sent, as an error repeats it: of a long text the first `most` characters, and how many there
+    are."""
+    start = text[:most]
+    start = start.decode("utf-8", "replace") if isinstance(start, bytes) else start
+    return start if len(text) <= most else f"{start}... ({len(text)} in all)"
+
+
 class ApiError(Exception):
     """A refusal that the caller is to see: `code` is one of `STATUS_OF_CODE`, `detail` JSON-ready facts about it.
 
+    A long message and long texts in `detail` are cut: they may repeat what a client has sent.
     `retry_after_s` (whole seconds) becomes the `Retry-After` header; `headers` are further response headers.
     """
 
@@ -52,11 +67,15 @@ class ApiError(Exception):
         retry_after_s: int | None = None,
         headers: Mapping[str, str] | None = None,
     ) -> None:
+        message = shown(message, _MAX_MESSAGE)
         super().__init__(f"{code}: {message}")
         self.code = code
         self.status = STATUS_OF_CODE[code]
         self.message = message
-        self.detail: dict[str, Any] = dict(detail or {})
+        self.detail: dict[str, Any] = {
+            name: shown(value, _MAX_DETAIL) if isinstance(value, str) else value
+            for name, value in (detail or {}).items()
+        }
         self.retry_after_s = retry_after_s
         self.headers: dict[str, str] = dict(headers or {})
 
@@ -64,17 +83,6 @@ class ApiError(Exception):
 def invalid(field: str, message: str, **detail: Any) -> ApiError:
     """`400 invalid_request` about one named field."""
     return ApiError("invalid_request", f"{field}: {message}", detail={"field": field, **detail})
-
-
-MAX_SHOWN: Final = 100
-
-
-def shown(text: str | bytes) -> str:
-    """What a client has sent, as an error repeats it: of a long text the first `MAX_SHOWN` characters, and how many
-    there are."""
-    start = text[: MAX_SHOWN + 1]
-    start = start.decode("utf-8", "replace") if isinstance(start, bytes) else start
-    return start if len(text) <= MAX_SHOWN else f"{start[:MAX_SHOWN]}... ({len(text)} in all)"
 
 
 def topic_not_found(topic: str) -> ApiError:

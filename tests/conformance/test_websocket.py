@@ -2539,3 +2539,23 @@ def test_answers_that_nobody_reads_leave_the_memory_of_requests_to_others(tmp_pa
                 ws.socket.sendall(raw_frame(TEXT, command) * 500)
             for _ in range(5):
                 client.append("a", "y" * (200 << 10))
+
+
+def test_a_command_that_appends_nothing_is_small(client: Client, topic: str) -> None:
+    with WebSocket(client) as ws:
+        for op, fields in [("ping", {}), ("subscribe", {"topic": topic}), ("unsubscribe", {"topic": topic})]:
+            error = ws.refused("payload_too_large", op, x="y" * (256 << 10), **fields)
+            assert error["detail"] == {"limit": "max_call_bytes", "max": 256 << 10}
+        ws.publish(topic, "y" * (300 << 10))
+        ws.refused("invalid_request", "unsubscribe", topics=[f"t{i}" for i in range(257)])
+
+
+def test_what_a_command_is_called_has_a_limit(client: Client) -> None:
+    most = 128 << 10
+    with WebSocket(client) as ws:
+        ws.send("ping", request_id="r" * (most - 2))
+        assert ws.next().body["request_id"] == "r" * (most - 2)
+        ws.send("ping", request_id="r" * (most - 1))
+        answer = ws.next().body
+        assert (answer["op"], answer["code"]) == ("error", "invalid_request")
+        assert "request_id" not in answer

@@ -93,7 +93,7 @@ def _subscribe(message: bytes) -> None:
 
 
 def _router(data: bytes) -> None:
-    patch = checked(partial(bodies.decode_router_patch, data))
+    patch = checked(partial(bodies.decode_router_patch, data, SETTINGS))
     if patch is not None:
         checked(partial(resolve_router, None, patch, router="copying"))
 
@@ -220,7 +220,7 @@ _SEEDS: Final[dict[str, list[bytes]]] = {
 _DECODERS: Final[dict[str, tuple[str, Callable[[bytes], None]]]] = {
     "append": ("an append", _append),
     "diff": ("a read", partial(_body, lambda raw: bodies.decode_read(raw, SETTINGS))),
-    "delete": ("a deletion of records", partial(_body, bodies.decode_delete)),
+    "delete": ("a deletion of records", partial(_body, lambda raw: bodies.decode_delete(raw, SETTINGS))),
     "config": ("the configuration of a topic", _config),
     "router": ("a router", _router),
     "commit": ("a commit of stages", partial(_body, bodies.decode_commit)),

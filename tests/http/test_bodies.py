@@ -399,12 +399,12 @@ def test_unknown_parameters_are_ignored() -> None:
 
 def test_a_deletion_needs_a_condition() -> None:
     for body in (b"", b"{}", b'{"x":1}'):
-        assert refused(bodies.decode_delete, body) == "before_seq"
+        assert refused(bodies.decode_delete, body, WIDE) == "before_seq"
 
 
 def test_deletions() -> None:
-    assert bodies.decode_delete(b'{"before_seq":0}') == bodies.DeleteSelection(0, None)
-    both = bodies.decode_delete(b'{"before_seq":5,"match":["tag","Glob","a*"]}')
+    assert bodies.decode_delete(b'{"before_seq":0}', WIDE) == bodies.DeleteSelection(0, None)
+    both = bodies.decode_delete(b'{"before_seq":5,"match":["tag","Glob","a*"]}', WIDE)
     assert both.before_seq == 5
     assert both.match is not None
     assert (both.match.pattern, both.match.prefix) == ("a", True)
@@ -421,7 +421,7 @@ def test_deletions() -> None:
     ],
 )  # fmt: skip
 def test_a_bad_deletion_names_its_field(body: Any, field: str) -> None:
-    assert refused(bodies.decode_delete, json.dumps(body).encode()) == field
+    assert refused(bodies.decode_delete, json.dumps(body).encode(), WIDE) == field
 
 
 def test_a_config_patch_has_what_was_given() -> None:

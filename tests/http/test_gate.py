@@ -330,7 +330,8 @@ async def test_two_half_read_bodies_do_not_wait_for_each_other_for_ever() -> Non
     limits = Settings(wal_shards=1, max_body_bytes=1 << 20, max_inflight_bytes=1 << 20, admission_ms=100)
     async with serving(limits) as served:
         size = 900_000
-        head = b"POST /v0/topics/%d HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\ncontent-length: %d\r\n\r\n"
+        head = b"POST /v0/topics/%d HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n"
+        head += b"content-length: %d\r\n\r\n"
         body = filler(size)
         first, second = await served.connect(), await served.connect()
         for stream, name in ((first, 1), (second, 2)):

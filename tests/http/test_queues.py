@@ -75,7 +75,7 @@ def test_a_lease_id_that_is_none_fits_no_lease() -> None:
 
 def test_repeated_seqs_count_once() -> None:
     seqs = [*range(1, SMALL.max_claim + 1)] * 2
-    assert ack({"node": "w", "seqs": seqs}).seqs == seqs
+    assert ack({"node": "w", "seqs": seqs}).seqs == [*range(1, SMALL.max_claim + 1)]
     with pytest.raises(ApiError) as refusal:
         ack({"node": "w", "seqs": [*range(SMALL.max_claim + 1)]})
     assert (refusal.value.code, refusal.value.detail["field"]) == ("batch_too_large", "seqs")

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from msgspec import UNSET
 
-from tests.http.conftest import Served
+from tests.http.conftest import SMALL, Served
 from tests.http.fake_engine import FakeEngine
 from tests.http.test_bodies import nested, refused
 from tests.http.test_gate import error_of
@@ -31,7 +31,7 @@ ENDS = {"source": "in", "dest": "out"}
 
 
 def patch(body: Any) -> RouterPatch:
-    return bodies.decode_router_patch(body if isinstance(body, bytes) else json.dumps(body).encode())
+    return bodies.decode_router_patch(body if isinstance(body, bytes) else json.dumps(body).encode(), SMALL)
 
 
 def test_a_router_body_with_everything_comes_through() -> None:

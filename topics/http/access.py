@@ -73,6 +73,11 @@ class Access:
         """Whether there is access control."""
         return bool(self._keyring)
 
+    def share(self) -> float:
+        """How much of what all share one key may take, 0..1: the whole as long as there is no other."""
+        share = self._settings.key_share
+        return share if share and len(self._keyring) > 1 else 1.0
+
     def name_of(self, key: Key) -> str:
         """How logs call whoever asks: `unknown` where there are keys and it is not known which one."""
         return "unknown" if self._keyring and key is OPEN else key.name

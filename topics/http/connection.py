@@ -20,7 +20,7 @@ from typing import Final
 import trio
 
 from topics.errors import ApiError
-from topics.http.budget import ByteBudget
+from topics.http.shares import OwnedBudget
 from topics.http.unsent import STREAM_BYTES, UnsentBytes, cut_off_stalled
 
 # On a stream, one that is connected and does not read is dealt with by the stream (`topics.watching.outbox`), which
@@ -123,7 +123,7 @@ class Connection:
         """What waits on behalf of the peer, and ends when it leaves."""
         self.cancel_scope = trio.CancelScope()
         self.peer: tuple[str, int] | None = None
-        self._budget: ByteBudget | None = None
+        self._budget: OwnedBudget | None = None
         self._budget_wait_s = 0.0
         self._held = 0
         """Bytes of messages of its WebSockets, in part or waiting to be carried out."""
@@ -183,9 +183,11 @@ class Connection:
 
     # -- messages of WebSockets ---------------------------------------------------------------------------------------
 
-    def bound_messages(self, budget: ByteBudget, wait_s: float) -> None:
-        """From here on messages count against `budget`, for whose room is waited so long."""
-        self._budget, self._budget_wait_s = budget, wait_s
+    def bound_messages(self, budget: OwnedBudget, wait_s: float) -> None:
+        """From here on messages count against `budget`, for whose room is waited so long. That of the first WebSocket
+        of a connection is that of all of them."""
+        if self._budget is None:
+            self._budget, self._budget_wait_s = budget, wait_s
 
     async def hold(self, size: int) -> bool:
         """Take in so many bytes of a message; False if there is no room for them."""

@@ -173,7 +173,7 @@ class ControlPlane:
 
     async def delete_records(self, topic: str) -> Response:
         """`POST /v0/topics/{topic}/delete` (`api.md` section 6)."""
-        selection = bodies.decode_delete(_call().body)
+        selection = bodies.decode_delete(_call().body, self._engine.settings)
         perf = _call().perf
         result = await self._engine.delete_records(topic, selection.before_seq, selection.match, perf)
         answer = RecordsDeletedAnswer(
@@ -191,7 +191,7 @@ class ControlPlane:
 
     async def put_router(self, router: str) -> Response:
         """`PUT /v0/routers/{router}`."""
-        patch = bodies.decode_router_patch(_call().body)
+        patch = bodies.decode_router_patch(_call().body, self._engine.settings)
         self._check_ends(router, patch)
         try:
             state, created = await self._engine.put_router(router, patch)

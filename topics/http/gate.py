@@ -84,7 +84,7 @@ class Gate:
         settings = engine.settings
         self._origins = Origins(settings.cors_origins, settings.allowed_hosts if is_loopback(settings.host) else None)
         self._routes = RouteTable()
-        self._reader = BodyReader(engine.settings)
+        self._reader = BodyReader(engine.settings, self.access.share)
         self.figures = RequestFigures()
         self._bulk = Bulk(engine, self.figures)
         self._data = {**DataPlane(engine).handlers, "export": self._bulk.export}
@@ -281,7 +281,7 @@ class Gate:
         elif found.route.body is Body.JSON_OR_LINES and is_lines(call):
             return await self._bulk.ingest(call, self._reader.stream(call))
         else:
-            call.body = await self._reader.read_body(call, or_lines=found.route.body is Body.JSON_OR_LINES)
+            call.body = await self._reader.read_body(call, found.route.body)
         if call.key.digest:
             self.access.charge(call.key, len(call.body))
         if found.route.plane is Plane.DATA:
@@ -299,6 +299,8 @@ class Gate:
             return
         grant = call.grant = Grant(key)
         grant.check_scope(route.needs or ANY_KEY)
+        if route.is_about_all and key.prefixes:
+            raise ApiError("forbidden", "a key with prefixes may not do what concerns all topics")
         call.params = found.params()
         for kind in ("topic", "router"):
             if kind in call.params:
@@ -344,7 +346,6 @@ class Gate:
 
     async def _open_websocket(self, scope: Scope, receive: Receive, send: Send) -> None:
         connection: Connection = scope["state"]["connection"]
-        connection.bound_messages(self._reader.budget, self._engine.settings.admission_ms / 1000)
         await receive()
         began = self._engine.clock.perf_ns()
         label, status = UNMATCHED, 101
@@ -359,6 +360,8 @@ class Gate:
             if (refusal := self.refusal()) is not None:
                 raise refusal
             key = self._let_socket_in(found.route, headers, scope["query_string"])
+            budget = self._reader.shares.of(key.digest)
+            connection.bound_messages(budget, self._engine.settings.admission_ms / 1000)
             socket = WebSocket(
                 self._engine,
                 self.access,

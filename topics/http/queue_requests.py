@@ -21,6 +21,9 @@ from topics.queue.events import MAX_AHEAD_MS
 NO_LEASE: Final = -1
 """What is no lease id."""
 
+REPEATS: Final = 4
+"""How many times as many pairs of a seq and a lease id there may be as seqs."""
+
 _LEASE_ID: Final = re.compile(r"lease_([0-9a-f]{16})")
 
 
@@ -117,20 +120,26 @@ def _held(body: HeldBody, settings: Settings) -> HeldRequest:
         raise invalid("seqs", "must not be empty")
     distinct = len(set(body.seqs))
     if distinct > settings.max_claim:
-        raise ApiError(
-            "batch_too_large",
-            f"seqs: {distinct} seqs, at most {settings.max_claim} are allowed",
-            detail={"field": "seqs", "max": settings.max_claim},
-        )
-    for i, seq in enumerate(body.seqs):
-        if not 0 <= seq <= MAX_U64:
-            raise not_u64(f"seqs[{i}]")
-    lease_ids = None
-    if body.lease_ids is not None:
-        if len(body.lease_ids) != len(body.seqs):
-            raise invalid("lease_ids", f"has {len(body.lease_ids)} ids for {len(body.seqs)} seqs")
-        lease_ids = [_lease_id(text) for text in body.lease_ids]
-    return HeldRequest(node=body.node, seqs=body.seqs, lease_ids=lease_ids)
+        raise _too_many(distinct, settings)
+    if min(body.seqs) < 0 or max(body.seqs) > MAX_U64:
+        raise not_u64(f"seqs[{next(i for i, seq in enumerate(body.seqs) if not 0 <= seq <= MAX_U64)}]")
+    if body.lease_ids is None:
+        return HeldRequest(node=body.node, seqs=list(dict.fromkeys(body.seqs)), lease_ids=None)
+    if len(body.lease_ids) != len(body.seqs):
+        raise invalid("lease_ids", f"has {len(body.lease_ids)} ids for {len(body.seqs)} seqs")
+    # A seq may come again with another id; what comes again as a whole says nothing new.
+    pairs = dict.fromkeys(zip(body.seqs, body.lease_ids, strict=True))
+    if len(pairs) > REPEATS * settings.max_claim:
+        raise _too_many(len(pairs), settings)
+    return HeldRequest(node=body.node, seqs=[seq for seq, _ in pairs], lease_ids=[_lease_id(text) for _, text in pairs])
+
+
+def _too_many(count: int, settings: Settings) -> ApiError:
+    return ApiError(
+        "batch_too_large",
+        f"seqs: {count} seqs, at most {settings.max_claim} are allowed",
+        detail={"field": "seqs", "max": settings.max_claim},
+    )
 
 
 def _lease_id(text: str) -> int:

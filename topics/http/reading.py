@@ -19,17 +19,21 @@ as long as a client likes: one that takes too long over its body is cut off (`_P
 from __future__ import annotations
 
 import zlib
+from collections.abc import Callable
 from typing import Final
 
 import trio
 
 from topics.config import Settings
 from topics.errors import ApiError, invalid, throttled
+from topics.http.bodies import MAX_COMMIT_BYTES
 from topics.http.budget import ByteBudget
 from topics.http.calls import Call, ClientGone, Message
 from topics.http.connection import Connection
 from topics.http.patience import BODY_BYTES_PER_S, BODY_GRACE_S, BODY_IDLE_S
 from topics.http.protocols import ask_for_body, bytes_of_unfinished_frame, cut_off, receive_nowait
+from topics.http.routes import Body
+from topics.http.shares import ByteShares
 from topics.logs import get_logger
 from topics.withdrawal import interruptible
 
@@ -45,6 +49,11 @@ SMALL_BODY_S: Final = 1.0
 # Inflated at a time: about 1 ms of the loop; less where more is done with it at once.
 _INFLATE_STEP: Final = 256 << 10
 _STREAM_STEP: Final = 64 << 10
+# Input of one step: some hundred members at most.
+_INPUT_STEP: Final = 16 << 10
+MAX_EMPTY_MEMBERS: Final = 1000
+# Pieces of a body that are shorter are put together.
+_SMALL_PIECE: Final = 4 << 10
 
 JSON_TYPE: Final = b"application/json"
 LINES_TYPE: Final = b"application/x-ndjson"
@@ -53,59 +62,71 @@ LINES_TYPE: Final = b"application/x-ndjson"
 class BodyReader:
     """Reads the bodies of requests within `TOPICS_MAX_BODY_BYTES` and `TOPICS_MAX_INFLIGHT_BYTES`."""
 
-    def __init__(self, settings: Settings) -> None:
+    def __init__(self, settings: Settings, share: Callable[[], float] = lambda: 1.0) -> None:
         self._limit = settings.max_body_bytes
+        self._call_limit = min(settings.max_call_bytes, self._limit)
         self._wait_s = settings.admission_ms / 1000
         self.budget = ByteBudget(settings.max_inflight_bytes)
+        self.shares = ByteShares(self.budget, self._limit, share)
 
-    async def read_body(self, call: Call, *, or_lines: bool = False) -> bytes:
+    async def read_body(self, call: Call, kind: Body) -> bytes:
         """The whole JSON body, inflated. What is held is added to `call.held`, and the caller gives it back.
 
         Raises 413, 415 (content type, encoding), 429 (no memory within `TOPICS_ADMISSION_MS`), 400 (bad gzip), and
-        `ClientGone` if the client leaves in the middle or is too slow. `or_lines`: the call takes NDJSON as well, and
-        a 415 says so.
+        `ClientGone` if the client leaves in the middle or is too slow. `kind` says how long it may be; a call that
+        takes NDJSON as well says so in a 415.
         """
         headers = call.headers
-        kinds = (JSON_TYPE, LINES_TYPE) if or_lines else (JSON_TYPE,)
+        kinds = (JSON_TYPE, LINES_TYPE) if kind is Body.JSON_OR_LINES else (JSON_TYPE,)
+        name, limit = self._limit_of(kind)
         declared = headers.get(b"content-length")
         gzipped = _is_gzip(headers.get(b"content-encoding", b""))
-        if declared is not None and declared.isdigit() and int(declared) > 0:
+        if declared is not None and declared.isdigit() and _number(declared) > 0:
             _check_json(headers.get(b"content-type"), kinds)
-            if not gzipped and int(declared) > self._limit:
-                raise self._too_large()
-        kept: list[bytes] = []
-        size = 0
-        pieces = _Pieces(call, min(_INFLATE_STEP, self._limit + 1) if gzipped else 0)
+            if not gzipped and _number(declared) > limit:
+                raise _too_large(name, limit)
+        kept = _Joiner()
+        pieces = _Pieces(call, min(_INFLATE_STEP, limit + 1) if gzipped else 0)
         # Deflate can go on for ever without a byte of output.
-        most_received = self._limit + (self._limit >> 3) + SMALL_BODY if gzipped else self._limit
+        most_received = limit + (limit >> 3) + SMALL_BODY if gzipped else limit
         while True:
             with interruptible():
                 piece = await pieces.next()
             if piece is None:
                 break
-            if pieces.received and not kept:
+            if pieces.received and not kept.size:
                 _check_json(headers.get(b"content-type"), kinds)
-            size += len(piece)
-            if size > self._limit or pieces.received > most_received:
-                raise self._too_large()
+            if kept.size + len(piece) > limit or pieces.received > most_received:
+                raise _too_large(name, limit)
             if piece:
                 await self.hold(call, len(piece))
-                kept.append(piece)
-        return kept[0] if len(kept) == 1 else b"".join(kept)
+                kept.add(piece)
+        return kept.join()
+
+    def _limit_of(self, kind: Body) -> tuple[str, int]:
+        """The limit of a JSON body by its name, and what it is."""
+        if kind is Body.JSON_OR_LINES:
+            return "max_body_bytes", self._limit
+        if kind is Body.NAMES:
+            return "max_commit_bytes", min(MAX_COMMIT_BYTES, self._limit)
+        return "max_call_bytes", self._call_limit
 
     def stream(self, call: Call) -> BodyStream:
         """The body of a call that takes it piece by piece. Raises 415 (encoding)."""
         return BodyStream(self, call)
 
     async def skip_body(self, call: Call) -> None:
-        """Receive a body that means nothing to the call. Raises 413 and `ClientGone`."""
+        """Receive a body that means nothing to the call. Raises 413, 415 for one that is sent and no JSON, and
+        `ClientGone`."""
         received = 0
         patience = _Patience(call)
         while not call.body_complete:
             with interruptible():
                 received += len(await patience.receive_chunk())
+            if received and call.method in ("POST", "PUT"):
+                _check_json(call.headers.get(b"content-type"), (JSON_TYPE,))
             if received > self._limit:
-                raise self._too_large()
+                raise _too_large("max_body_bytes", self._limit)
 
     def release(self, call: Call) -> None:
         """Give back what the call holds. May be repeated."""
@@ -114,26 +135,29 @@ class BodyReader:
     def keep(self, call: Call, size: int) -> None:
         """Give back all that the call holds but for `size` bytes."""
         if size < call.held:
-            self.budget.give_back(call.held - size)
+            self.shares.of(call.key.digest).give_back(call.held - size)
             call.held = size
 
     async def hold(self, call: Call, size: int) -> None:
         """The call holds so many bytes more. Raises 429."""
-        if not self.budget.try_take(size):
+        budget = self.shares.of(call.key.digest)
+        if not budget.try_take(size):
             with interruptible():
-                taken = await self.budget.take(size, self._wait_s)
+                taken = await budget.take(size, self._wait_s)
                 call.held += size * taken
             if not taken:
-                raise throttled("max_inflight_bytes", self.budget.limit)
+                raise throttled("max_inflight_bytes", budget.limit)
         else:
             call.held += size
 
-    def _too_large(self) -> ApiError:
-        return ApiError(
-            "payload_too_large",
-            f"the body is larger than {self._limit} bytes",
-            detail={"limit": "max_body_bytes", "max": self._limit},
-        )
+
+def _too_large(name: str, limit: int) -> ApiError:
+    return ApiError("payload_too_large", f"the body is larger than {limit} bytes", detail={"limit": name, "max": limit})
+
+
+def _number(declared: bytes) -> int:
+    """A `Content-Length` of digits; whatever has too many of them is larger than any limit."""
+    return int(declared) if len(declared) < 20 else 1 << 64
 
 
 class BodyStream:
@@ -165,6 +189,37 @@ class BodyStream:
         self._reader.keep(self._call, size)
 
 
+class _Joiner:
+    """Puts pieces of any length together. An object for each would be many times as large as pieces of a byte or two,
+    so none is kept that is shorter than `_SMALL_PIECE`, but for the last."""
+
+    def __init__(self) -> None:
+        self.size = 0
+        self._pieces: list[bytes] = []
+        self._small = bytearray()
+
+    @property
+    def objects(self) -> int:
+        """How many are kept."""
+        return len(self._pieces) + 1
+
+    def add(self, piece: bytes) -> None:
+        self.size += len(piece)
+        if len(piece) >= _SMALL_PIECE and not self._small:
+            self._pieces.append(piece)
+            return
+        self._small += piece
+        if len(self._small) >= _SMALL_PIECE:
+            self._pieces.append(bytes(self._small))
+            self._small.clear()
+
+    def join(self) -> bytes:
+        """All of them."""
+        if self._small:
+            self._pieces.append(bytes(self._small))
+        return self._pieces[0] if len(self._pieces) == 1 else b"".join(self._pieces)
+
+
 class _Pieces:
     """A body as it comes, inflated `inflate_step` bytes at a time (0: it is not compressed)."""
 
@@ -178,7 +233,8 @@ class _Pieces:
     async def next(self) -> bytes | None:
         """The next piece; empty where nothing has come of what was received; None at the end."""
         inflater = self._inflater
-        if inflater is not None and (piece := inflater.next_piece()):
+        if inflater is not None and inflater.pending:
+            piece = inflater.next_piece()
             await trio.lowlevel.checkpoint()
             return piece
         if self._call.body_complete:
@@ -262,7 +318,7 @@ async def discard_body(call: Call, max_bytes: int = DISCARD_BYTES, timeout_s: fl
 def has_small_rest(call: Call) -> bool:
     """Whether the body is announced as small, or not announced at all."""
     declared = call.headers.get(b"content-length", b"0")
-    return declared.isdigit() and int(declared) <= SMALL_BODY
+    return declared.isdigit() and _number(declared) <= SMALL_BODY
 
 
 def is_lines(call: Call) -> bool:
@@ -301,23 +357,43 @@ def _is_gzip(content_encoding: bytes) -> bool:
 
 
 class _Inflater:
-    """Gunzips piece by piece; a piece is bounded whatever the ratio. Members may follow each other (RFC 1952, 2.2)."""
+    """Gunzips piece by piece; a piece is bounded whatever the ratio. Members may follow each other (RFC 1952, 2.2).
+
+    The work of a step is bounded as well: at most `_INPUT_STEP` bytes of input, which is also what is copied for each
+    member that ends in it. Of members without content, which cost as much as others and yield nothing, there may be
+    `MAX_EMPTY_MEMBERS`.
+    """
 
     def __init__(self, step: int) -> None:
         self._step = step
         self._member = zlib.decompressobj(wbits=31)
+        self._fed = b""
+        self._at = 0
+        """Of what was fed, so much has been taken as input."""
         self._input = b""
         self._full = False
+        self._is_empty = True
+        """Whether nothing has come of the member."""
+        self._empty_members = 0
 
     def feed(self, data: bytes) -> None:
-        """More input; call `next_piece` until it is empty."""
-        self._input += data
+        """More input, while nothing is `pending`."""
+        self._fed, self._at = data, 0
+
+    @property
+    def pending(self) -> bool:
+        """Whether there may be more output without more input."""
+        return bool(self._input) or self._full or self._at < len(self._fed)
 
     def next_piece(self) -> bytes:
-        """The next output, empty when more input is needed. Raises 400 for what is not gzip."""
+        """The output of one step, which may be empty. Raises 400 for what is not gzip."""
+        if not self._input:
+            self._input = self._fed[self._at : self._at + _INPUT_STEP]
+            self._at += len(self._input)
         while self._input or self._full:
             if self._member.eof:
                 self._member = zlib.decompressobj(wbits=31)
+                self._is_empty = True
             try:
                 piece = self._member.decompress(self._input, self._step)
             except zlib.error:
@@ -326,7 +402,12 @@ class _Inflater:
             # A full piece may leave output behind in the decompressor when the input is used up.
             self._full = len(piece) == self._step and not self._member.eof
             if piece:
+                self._is_empty = False
                 return piece
+            if self._member.eof and self._is_empty:
+                self._empty_members += 1
+                if self._empty_members > MAX_EMPTY_MEMBERS:
+                    raise invalid("body", f"more than {MAX_EMPTY_MEMBERS} members of its gzip are empty")
         return b""
 
     def finish(self) -> None:

@@ -33,8 +33,11 @@ class Body(Enum):
 
     NONE = "none"
     JSON = "json"
+    """JSON of at most `TOPICS_MAX_CALL_BYTES`."""
+    NAMES = "names"
+    """JSON that may hold more names than that."""
     JSON_OR_LINES = "json or lines"
-    """JSON, or NDJSON of any length, which its handler reads by itself."""
+    """JSON of at most `TOPICS_MAX_BODY_BYTES`, or NDJSON of any length, which its handler reads by itself."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +57,8 @@ class Route:
     """Whether `?token=` does as well as a header: for browsers, which cannot set one on a stream or a socket."""
     audited: bool = False
     """Whether the audit log has a line of each call."""
+    is_about_all: bool = False
+    """Whether it concerns all topics alike, so that keys which are bound to prefixes may not call it."""
     is_page: bool = False
     """Whether it is for people who look at it in a browser, and may come by a link from anywhere."""
     label: str = field(init=False)
@@ -68,7 +73,7 @@ _DATA, _CONTROL, _JSON = Plane.DATA, Plane.CONTROL, Body.JSON
 
 ROUTES: Final[tuple[Route, ...]] = (
     Route("append", "POST", "/v0/topics/{topic}", _DATA, WRITE, Body.JSON_OR_LINES),
-    Route("commit", "POST", "/v0/topics/{topic}/commit", _DATA, WRITE, _JSON),
+    Route("commit", "POST", "/v0/topics/{topic}/commit", _DATA, WRITE, Body.NAMES),
     Route("delete_stage", "DELETE", "/v0/topics/{topic}/stages/{stage}", _DATA, DELETE, audited=True),
     Route("diff_post", "POST", "/v0/topics/{topic}/diff", _DATA, READ, _JSON),
     Route("diff_get", "GET", "/v0/topics/{topic}/diff", _DATA, READ),
@@ -91,7 +96,7 @@ ROUTES: Final[tuple[Route, ...]] = (
     Route("put_router", "PUT", "/v0/routers/{router}", _CONTROL, ADMIN, _JSON, audited=True),
     Route("get_router", "GET", "/v0/routers/{router}", _CONTROL, READ),
     Route("delete_router", "DELETE", "/v0/routers/{router}", _CONTROL, DELETE, audited=True),
-    Route("checkpoint", "POST", "/v0/admin/checkpoint", _CONTROL, ADMIN, audited=True),
+    Route("checkpoint", "POST", "/v0/admin/checkpoint", _CONTROL, ADMIN, audited=True, is_about_all=True),
     Route("health", "GET", "/v0/health", _CONTROL, None, always_open=True),
     Route("healthz", "GET", "/healthz", _CONTROL, None, always_open=True),
     Route("ready", "GET", "/v0/ready", _CONTROL, None, always_open=True),
@@ -156,6 +161,7 @@ class RouteTable:
             shape = shapes.setdefault(route.template, _Shape(segments, names, {}))
             assert route.method not in shape.methods, "one route per method and template"
             shape.methods[route.method] = route
+        self._longest = max(len(shape.segments) for shape in shapes.values())
         self._by_length: dict[int, list[_Shape]] = {}
         # Fixed segments go before parameters, whatever the order of the table.
         for shape in sorted(shapes.values(), key=lambda shape: shape.segments.count(None)):
@@ -168,8 +174,9 @@ class RouteTable:
         """
         if not raw_path.startswith(b"/"):
             raw_path = _origin_form(raw_path)
-        segments = raw_path[1:].split(b"/")
-        if b"%" in raw_path:
+        # One more than the longest route has: what is left of a path with more is not taken apart.
+        segments = raw_path[1:].split(b"/", self._longest)
+        if b"%" in raw_path and len(segments) <= self._longest:
             # Decoded after the split: an encoded slash is part of a name (and makes it a bad one), not a separator.
             segments = [unquote_to_bytes(segment) for segment in segments]
         for shape in self._by_length.get(len(segments), ()):

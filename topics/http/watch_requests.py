@@ -19,7 +19,7 @@ from topics.http.bodies import (
     MAX_U64,
     Query,
     check_depth,
-    check_text,
+    check_nodes,
     check_utf8,
     decode_json,
     not_u64,
@@ -71,7 +71,7 @@ def decode_watch(raw: bytes, query: bytes, settings: Settings) -> WatchRequest:
     body = decode_json(_watch_body, raw)
     return _request(
         body,
-        _starts(body.topics),
+        _starts(body.topics, settings),
         settings,
         heartbeat_ms=body.heartbeat_ms,
         strong=body.consistency == "strong",
@@ -102,14 +102,15 @@ def decode_subscribe(raw: bytes, settings: Settings) -> WatchRequest:
     if (body.topic is None) == (body.topics is None):
         raise invalid("topic", "give either topic or topics")
     if body.topics is not None:
-        return _request(body, _starts(body.topics), settings)
+        return _request(body, _starts(body.topics, settings), settings)
     assert body.topic is not None
     _check_u64("from_seq", body.from_seq)
     return _request(body, {body.topic: WatchStart(from_seq=body.from_seq, tail=body.tail)}, settings)
 
 
-def _starts(topics: Mapping[str, msgspec.Raw]) -> dict[str, WatchStart]:
+def _starts(topics: Mapping[str, msgspec.Raw], settings: Settings) -> dict[str, WatchStart]:
     """Each topic's own object, so that what is wrong with one can name it."""
+    _check_count(len(topics), settings)
     starts = {}
     for name, raw in topics.items():
         try:
@@ -130,9 +131,6 @@ def _request(
     strong: bool = False,
     lenient: bool = False,
 ) -> WatchRequest:
-    maximum = settings.max_watch_topics
-    if not 1 <= len(topics) <= maximum:
-        raise invalid("topics", f"must hold 1 to {maximum} topics, not {len(topics)}", max=maximum)
     for name, start in topics.items():
         try:
             check_topic_name(name)
@@ -143,8 +141,7 @@ def _request(
         _check_u64(field, getattr(body, field))
     _check_u64("heartbeat_ms", heartbeat_ms)
     nodes = [body.node] if isinstance(body.node, str) else body.node or []
-    for node in nodes:
-        check_text("node", node, settings.max_node_bytes)
+    check_nodes(nodes, settings)
     return WatchRequest(
         topics=dict(topics),
         nodes=frozenset(nodes),
@@ -157,6 +154,12 @@ def _request(
         strong=strong,
         lenient=lenient,
     )
+
+
+def _check_count(count: int, settings: Settings) -> None:
+    maximum = settings.max_watch_topics
+    if not 1 <= count <= maximum:
+        raise invalid("topics", f"must hold 1 to {maximum} topics, not {count}", max=maximum)
 
 
 def _check_u64(field: str, value: int) -> None:

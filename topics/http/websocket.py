@@ -41,6 +41,9 @@ log = get_logger(__name__)
 SLOTS: Final = 4
 """Messages that wait to be sent, the one that is being sent included."""
 
+MAX_REQUEST_ID: Final = 128 << 10
+"""Bytes of what a command is called, and its answer repeats."""
+
 PING_S: Final = 15.0
 
 CLOSE_CODES: Final = {feeds.TOO_SLOW: 1008, feeds.WITHDRAWN: 1008, feeds.SHUTTING_DOWN: 1001}
@@ -198,13 +201,19 @@ class WebSocket:
                 raise invalid("message", "must be a text message")
             raw = text.encode()
             command = bodies.decode_json(_command, raw)
+            if command.request_id is not UNSET and len(command.request_id) > MAX_REQUEST_ID:
+                raise invalid("request_id", f"is longer than {MAX_REQUEST_ID} bytes", max=MAX_REQUEST_ID)
             request_id = command.request_id
             self.key = self._access.current(self.key)
             self._access.check_rate(self.key)
             self._access.charge(self.key, len(raw))
+            carry_out = self._command(command.op)
+            if carry_out != self._publish and len(raw) > (most := self._engine.settings.max_call_bytes):
+                detail = {"limit": "max_call_bytes", "max": most}
+                raise ApiError("payload_too_large", f"the message is larger than {most} bytes", detail=detail)
             self._grant = Grant(self.key)
             with self._access.granting(self._grant):
-                await self._command(command.op)(raw, request_id)
+                await carry_out(raw, request_id)
         except ApiError as error:
             self._on_refused(error)
             await self._refuse(error, request_id)
@@ -272,6 +281,9 @@ class WebSocket:
         if (body.topic is None) == (body.topics is None):
             raise invalid("topic", "give either topic or topics")
         names = [body.topic] if body.topic is not None else body.topics or []
+        maximum = self._engine.settings.max_watch_topics
+        if len(names) > maximum:
+            raise invalid("topics", f"has {len(names)} names, a socket has at most {maximum}", max=maximum)
         for name in names:
             check_topic_name(name)
         if await self._room():

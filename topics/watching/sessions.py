@@ -9,11 +9,13 @@ from __future__ import annotations
 
 import secrets
 from base64 import urlsafe_b64decode, urlsafe_b64encode
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from typing import Final, NamedTuple
 
 import msgspec
 import trio
+from msgspec.structs import replace
 
 from topics.collecting import Wish
 from topics.config import Settings
@@ -26,8 +28,9 @@ from topics.topic import Topic
 from topics.watching import feed as feeds
 from topics.watching.delivery import Delivery
 from topics.watching.feed import Feed, Format, Mark
+from topics.watching.node_lists import NodeLists
 from topics.watching.outbox import Outbox
-from topics.watching.places import Places
+from topics.watching.places import Places, share_of
 from topics.watching.transport import Transport
 
 log = get_logger(__name__)
@@ -145,12 +148,12 @@ _FROM_SPACE: Final = bytes.maketrans(b" \t", b"01")
 
 def _padded(last_event_id: str) -> bytes:
     text = last_event_id.encode("ascii").rstrip(b"=")
-    if not text or not all(byte in _BASE64URL for byte in text):
+    if not text or text.translate(None, _BASE64URL):
         raise ValueError
     return text + b"=" * (-len(text) % 4)
 
 
-_BASE64URL: Final = frozenset(b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789-_")
+_BASE64URL: Final = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789-_"
 
 
 class Watching:
@@ -161,10 +164,13 @@ class Watching:
         self._registry = registry
         self._delivery = delivery
         self._sessions: dict[str, Session] = {}
+        self._sessions_of: Counter[bytes] = Counter()
+        """How many of them each key has made, by its digest."""
         self._idle: dict[str, Session] = {}
         """Those without a connection, in the order in which they lost it."""
         self._draining = False
         self.places = Places(settings, registry)
+        self._node_lists = NodeLists()
 
     @property
     def session_count(self) -> int:
@@ -179,6 +185,10 @@ class Watching:
         maximum = self._settings.max_watch_sessions
         if maximum and len(self._sessions) >= maximum:
             raise self._registry.throttle("max_watch_sessions", maximum)
+        maximum = share_of(maximum, self.places.share())
+        if owner and maximum and self._sessions_of[owner] >= maximum:
+            raise self._registry.throttle("max_watch_sessions_per_key", maximum)
+        request = self._keeping_nodes(request)
         found: dict[str, WatchedTopic] = {}
         members = []
         for name, start in request.topics.items():
@@ -194,8 +204,16 @@ class Watching:
             raise invalid("topics", "none of them exists")
         session = Session("wid_" + secrets.token_urlsafe(WID_BYTES), members, request.heartbeat_ms, owner)
         self._sessions[session.wid] = session
+        self._sessions_of[owner] += 1
         self._set_idle(session)
         return session, found
+
+    def _keeping_nodes(self, request: WatchRequest) -> WatchRequest:
+        """The same request, its nodes counted for as long as they are kept. Raises 429."""
+        nodes = self._node_lists.keep(request.nodes)
+        if nodes is None:
+            raise self._registry.throttle("max_node_list_bytes", self._node_lists.most)
+        return replace(request, nodes=nodes)
 
     def session(self, wid: str) -> Session:
         """The session of a name. Raises 404."""
@@ -207,7 +225,7 @@ class Watching:
     def stream_of(self, name: str, request: WatchRequest, last_event_id: str | None) -> Session:
         """A session of one topic that ends with its connection. `last_event_id` is its cursor. Raises 404 and 400."""
         topic = self._registry.topic(name)
-        feed = _begin(topic, request.topics[name], request)
+        feed = _begin(topic, request.topics[name], self._keeping_nodes(request))
         session = Session("", [feed], request.heartbeat_ms)
         if last_event_id is not None:
             positions = session.read_id(last_event_id).positions
@@ -291,7 +309,13 @@ class Watching:
         if session.wid and session.feeds and outbox.ended_by is not feeds.WITHDRAWN:
             self._set_idle(session)
         elif session.wid:
-            del self._sessions[session.wid]
+            self._forget(session)
+
+    def _forget(self, session: Session) -> None:
+        del self._sessions[session.wid]
+        self._sessions_of[session.owner] -= 1
+        if not self._sessions_of[session.owner]:
+            del self._sessions_of[session.owner]
 
     def _set_idle(self, session: Session) -> None:
         session.idle_since_ms = self._registry.monotonic_ms()
@@ -313,7 +337,8 @@ class Watching:
             wid, session = next(iter(self._idle.items()))
             if session.idle_since_ms > horizon:
                 break
-            del self._idle[wid], self._sessions[wid]
+            del self._idle[wid]
+            self._forget(session)
 
     # -- sockets -----------------------------------------------------------------------------------------------------
 
@@ -341,6 +366,7 @@ class Watching:
         maximum = self._settings.max_watch_topics
         if len(names) > maximum:
             raise invalid("topics", f"would be {len(names)} on this socket, at most {maximum} are allowed", max=maximum)
+        request = self._keeping_nodes(request)
         for name, start in request.topics.items():
             topic = self._registry.topic(name)
             feed = _begin(topic, start, request)
