@@ -10,11 +10,13 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from functools import cache
 from typing import Any, Final
 
 import msgspec
 import trio
 
+from tests.simulation import forgery
 from tests.simulation.disk import SimCrash
 from tests.simulation.model import Record, canonical, numbered, view_of
 from tests.simulation.world import Life
@@ -74,6 +76,15 @@ class _Claim:
     def durable(self) -> bool:
         """Whether the queue may promise now that leases survive."""
         return all(config.leases_durable for config in self.instance.options)
+
+
+@cache
+def _forged(number: int) -> str:
+    """A tag that holds frames, one sort of them or all, of a file without a salt or with another one."""
+    every = forgery.frames(number % 2)
+    chosen = every[number // 2 : number // 2 + 1] or every
+    text = "".join(chosen)
+    return (text + "." * 7) * (1200 // len(text.encode()) + 1)
 
 
 class Clients:
@@ -172,8 +183,9 @@ class Clients:
     def _records(self, what: Mapping[str, Any]) -> tuple[list[int], tuple[RecordIn, ...]]:
         numbers = [self.truth.number() for _ in range(what.get("count", 1))]
         meta = what.get("meta")
+        tag = _forged(what["forged"]) if "forged" in what else what.get("tag")
         return numbers, numbered(
-            numbers, what.get("size", 30), tag=what.get("tag"), node=what.get("node"), meta=meta and dict(meta)
+            numbers, what.get("size", 30), tag=tag, node=what.get("node"), meta=meta and dict(meta)
         )
 
     async def do_append(self, actor: str, what: Mapping[str, Any]) -> None:

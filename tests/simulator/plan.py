@@ -23,6 +23,8 @@ QUEUES: Final = ("q", "r")
 DEAD: Final = "dead"
 """Where jobs go that have had all their deliveries."""
 CLASSES: Final = ("ephemeral", "memory", "disk", "fsync")
+FORGERIES: Final = 16
+"""Tags that hold frames, as `clients` makes them."""
 TAGS: Final = (None, None, "x", "y", "xy")
 ENDS: Final[tuple[End | Literal["stop"], ...]] = ("stop", "kill", "drop", "keep", "tear", "reorder", "garble")
 END_WEIGHTS: Final = (2, 4, 2, 1, 2, 3, 2)
@@ -56,12 +58,13 @@ class Trouble(msgspec.Struct, frozen=True):
 
 class Rot(msgspec.Struct, frozen=True):
     """A bit that changes while the daemon is down, in a file of some kind: which one and where are shares of what there
-    is."""
+    is. With `cuts` the file ends there from then on."""
 
     kind: str
     file: float
     place: float
     bit: int
+    cuts: bool = False
 
 
 class LifePlan(msgspec.Struct, frozen=True):
@@ -124,6 +127,7 @@ class _Maker:
     def __init__(self, seed: int) -> None:
         self.seed = seed
         self.random = random.Random(f"plan {seed}")
+        self.adversary = random.Random(f"adversary {seed}")
         self.size = self.random.choice((0.5, 1.0, 1.0, 1.6))
         """How much goes on in a life."""
 
@@ -216,7 +220,8 @@ class _Maker:
         rng = self.random
         kind = rng.choice((".data", ".data", ".idx", ".tags", "topic.cbor", "snapshot", ".log"))
         for _ in range(1 if kind in (".log", "snapshot") else rng.choice((1, 1, 3))):
-            yield Rot(kind, rng.random(), rng.random(), rng.randrange(8))
+            cuts = kind == ".log" and self.adversary.random() < 0.5
+            yield Rot(kind, rng.random(), rng.random(), rng.randrange(8), cuts)
 
     # -- actors ------------------------------------------------------------------------------------------------------
 
@@ -258,8 +263,10 @@ class _Maker:
 
     def append(self, topic: str) -> Step:
         rng = self.random
+        forged = {"forged": self.adversary.randrange(FORGERIES)} if self.adversary.random() < 0.1 else {}
         return self.step(
             "append",
+            **forged,
             topic=topic,
             count=rng.choice((1, 1, 1, 2, 5, 12)),
             size=rng.choice((1, 30, 30, 300, 1500)),

@@ -110,6 +110,7 @@ class _Run:
     def _settings(self, life: LifePlan | None) -> Settings:
         changes: dict[str, Any] = dict(self.plan.settings)
         changes |= {"segment_max_age_ms": 0, "rewrite_live_ratio": 0.8, "min_free_bytes": 0, "stage_ttl_ms": 86_400_000}
+        changes["max_tag_bytes"] = 4096
         changes["cold_dir"] = Path(COLD) if self.plan.cold else None
         changes["wal_shards"] = life.shards if life is not None else 2
         return settings(**changes)
@@ -243,7 +244,7 @@ class _Run:
     # -- damage ------------------------------------------------------------------------------------------------------
 
     def _decay(self, rot: Rot) -> None:
-        """Change a bit of a file of this kind, if there is one; of one snapshot only, there are two."""
+        """Change a bit of a file of this kind, or cut it short. Of one snapshot only, as there are two."""
         fs = self.world.fs
         if rot.kind == SNAPSHOT and self.decayed[SNAPSHOT]:
             return
@@ -258,7 +259,14 @@ class _Run:
         content = fs.tree()[path]
         assert content
         length = len(content.rstrip(b"\0")) if rot.kind == LOG else len(content)
-        if length:
+        if length and rot.cuts:
+            handle = fs.open(path)
+            handle.truncate(int(rot.place * length))
+            handle.fdatasync()
+            handle.close()
+            self.figures.rot += 1
+            self.decayed[rot.kind] += 1
+        elif length:
             fs.flip_bit(path, min(int(rot.place * length), length - 1), rot.bit)
             self.figures.rot += 1
             self.decayed[rot.kind] += 1

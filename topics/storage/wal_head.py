@@ -93,7 +93,7 @@ def scans(handle: File, head: WalHead, at: int, size: int) -> Iterator[tuple[Sca
     bytes that are no frame. Raises UnknownFrameType."""
     length = WINDOW_BYTES
     while True:
-        window = handle.pread(min(length, size - at), at)
+        window = handle.pread(max(min(length, size - at), 0), at)
         scan = frames.scan_window(window, at, file_end=size, salt=head.salt)
         yield scan, window, at
         if scan.reason != "window" or not window:
