@@ -15,6 +15,7 @@ from typing import Any, Final
 import msgspec
 import trio
 
+from tests.fuzz.framing import header_of
 from tests.simulation.disk import SimFs
 from tests.simulation.wal_content import scan_of
 from tests.simulation.world import COLD, ROOT, Life, World, settings
@@ -29,7 +30,9 @@ from topics.model import (
     TopicConfigPatch,
 )
 from topics.storage.datadir import DataDir, open_data_dir, wal_path
+from topics.storage.file_header import FILE_HEADER_BYTES, encode_file_header
 from topics.storage.frames import Frame
+from topics.storage.wal_head import TAIL_BYTES
 
 LOGGED: Final = settings(wal_file_bytes=1 << 20, min_free_bytes=0, cold_dir=Path(COLD))
 """All that a life writes is in one file of the log."""
@@ -211,9 +214,13 @@ def frames_of(log: bytes) -> list[Frame]:
 
 
 def directory_around(log: bytes) -> SimFs:
-    """A directory whose only file of the log is this."""
+    """A directory whose only file of the log is this. A header that holds is made that of the file's name, and what was
+    preallocated is behind the bytes."""
     fs = SimFs()
     open_data_dir(fs, ROOT)
+    header = header_of(log)
+    if header is not None:
+        log = encode_file_header(header.salt, 0) + log[FILE_HEADER_BYTES:] + bytes(2 * TAIL_BYTES)
     put(fs, wal_path(DIRECTORY.wal_dir, 0), log)
     return fs
 
