@@ -674,10 +674,10 @@ async def test_space_that_comes_and_goes_at_the_limit_is_told_now_and_then(autoj
                 ballast.truncate(3 << 20)
                 ballast.close()
                 await trio.sleep(0.7)
-                assert life.engine.store.space_low, life.fs.free_bytes("/")
+                assert life.engine.store.space.shortage, life.fs.free_bytes("/")
                 fs.unlink("/ballast")
                 await trio.sleep(0.7)
-                assert not life.engine.store.space_low
+                assert not life.engine.store.space.shortage
             await trio.sleep(20)
             fs.inject(Fault(error=errno.EIO, name="free_bytes", times=20))
             await trio.sleep(30)

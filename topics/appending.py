@@ -123,7 +123,7 @@ class Appending:
                 if first is not None:
                     await first.wait()
                     continue
-            self._commits.check_space()
+            self._commits.check_space(writer)
             if writer.full and not topic.ephemeral:
                 waited += await self.admit(writer, waited, disable_backpressure=request.disable_backpressure)
                 continue

@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from topics.config import Settings
 from topics.errors import ApiError, read_only
 from topics.model import Performance
 from topics.registry import Registry
@@ -23,8 +22,7 @@ from topics.withdrawal import interruptible
 class Commits:
     """See the module."""
 
-    def __init__(self, settings: Settings, store: Store, registry: Registry) -> None:
-        self._settings = settings
+    def __init__(self, store: Store, registry: Registry) -> None:
         self._store = store
         self._registry = registry
         self.saturated = False
@@ -47,12 +45,17 @@ class Commits:
         for writer in self._store.writers:
             if writer.failed is not None:
                 raise writer.failed
-        self.check_space()
+        self.check_space(*self._store.writers)
 
-    def check_space(self) -> None:
-        """Raises `503 read_only` when the disk is nearly full."""
-        if self._store.space_low:
-            raise read_only(f"less than {self._settings.min_free_bytes} bytes are free on the disk")
+    def check_space(self, *writers: ShardWriter) -> None:
+        """Before anything is appended: raises `503 read_only` when the disk is nearly full, or has no room for what
+        one of these shards needs."""
+        shortage = self._store.space.shortage
+        if shortage is not None:
+            raise read_only(shortage)
+        for writer in writers:
+            if writer.stall.refusal is not None:
+                raise writer.stall.refusal
 
     async def admit(self, writer: ShardWriter, budget_ms: int | None) -> float:
         """Wait for room in a shard's queue; the milliseconds that took. Raises 429 after `budget_ms` (None = never), or

@@ -310,6 +310,9 @@ class Settings:
         "On damage before the synced end: strict refuses to start, salvage goes on without the damaged range.",
     )
     min_free_bytes: int = _size(256 * MIB, 0, MAX_SIZE, FILES, "Appends are refused while less is free on the disk.")
+    min_free_inodes: int = _count(
+        1000, 0, MAX_COUNT, FILES, "Appends are refused while fewer inodes (files) are free on the disk; 0 is off."
+    )
 
     segment_max_events: int = _count(10_000, 1, 1_000_000, SEGMENTS, "Records of a segment.")
     segment_max_bytes: int = _size(64 * MIB, 1 * KIB, 1 * GIB, SEGMENTS, "Bytes of a segment's records.")

@@ -211,7 +211,7 @@ class Daemon:
             if self.engine.store.tiers.cold is not None:
                 background.start_soon(self._restarted, "relocator", self.engine.relocator.run)
                 background.start_soon(self._restarted, "cold_directory", self.engine.store.cold_dir.watch)
-            background.start_soon(self._restarted, "free_space", self.engine.store.watch_space)
+            background.start_soon(self._restarted, "free_space", self.engine.store.space.watch)
             background.start_soon(self._vital, "housekeeping", self._housekeeping)
             storage.start_soon(self._vital, "delivery", self.engine.delivery.scheduler.run)
             background.start_soon(self._restarted, "governor", self.engine.governor.run)
@@ -220,7 +220,7 @@ class Daemon:
             # What recovery has built stays: the collector need not look at it again and again.
             gc.collect()
             gc.freeze()
-            await self.engine.store.look_at_space()
+            await self.engine.store.space.look()
             self.engine.open_for_business()
             log.info("ready", version=__version__, port=self.port, topics=len(self.engine.topics))
             await self._stop.wait()

@@ -141,7 +141,7 @@ class Engine:
         self._background = Background()
         self.restarts: Counter[str] = Counter()
         """Of background tasks after an unexpected error, by their names; the daemon counts."""
-        self._commits = Commits(settings, self.store, self.registry)
+        self._commits = Commits(self.store, self.registry)
         self._indexes = IndexCache(settings.cache_bytes)
         self._loader = Loader(
             self.registry, self.store, self._indexes, self._background, fs=fs, clock=clock, offload=offload
@@ -750,7 +750,7 @@ class Engine:
             ready=self.status.phase == "ready",
             recovery_progress=self.status.replay_progress,
             uptime_ms=self.clock.monotonic_ms() - self.status.started_ms,
-            read_only=self.status.read_only or self.store.space_low,
+            read_only=self.status.read_only or self.store.refuses_appends,
             wal=wal,
             topic_samples=[self._topic_figures(self.topics[name]) for name in names[:METRIC_TOPICS]],
             topics_truncated=len(names) > METRIC_TOPICS,

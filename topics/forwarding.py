@@ -364,7 +364,7 @@ class Forwarding:
         if dest.barrier is not None:
             raise Wait(dest.barrier.wait)
         writer = self._commits.check_writable(dest)
-        self._commits.check_space()
+        self._commits.check_space(writer)
         if writer.full:
             raise Wait(partial(self._commits.admit, writer, None))
         if dest.pending and evicts(dest) and not only_appends(dest):

@@ -357,7 +357,7 @@ class StageCommits:
                 await target.barrier.wait()
                 continue
             writer = self._commits.check_writable(target)
-            self._commits.check_space()
+            self._commits.check_space(writer)
             if writer.full:
                 waited += await self._appending.admit(writer, waited, disable_backpressure=disable_backpressure)
                 continue

@@ -115,7 +115,7 @@ TARGETS: Final[Mapping[str, tuple[str, ...]]] = {
         "simulation/test_staging_crashes.py",
         "simulation/test_unguarded_rules.py",
     ),
-    "topics/storage/wal.py": ("storage/test_wal.py", "simulation/test_crash_sweep.py"),
+    "topics/storage/wal.py": ("storage/test_wal.py", "storage/test_stall.py", "simulation/test_crash_sweep.py"),
     "topics/taking.py": ("engine/test_routers.py",),
     "topics/topic.py": ("engine/test_commit.py", "engine/test_routers.py"),
     "topics/watching/delivery.py": ("watching/test_delivery.py", "watching/test_interleavings.py"),

@@ -126,21 +126,19 @@ WAL: Final = (
         "crash",
     ),
     Mutation(
-        "successor-before-sync",
+        "room-not-asked-for",
         "wal",
         "topics/storage/wal.py",
         """
-            handle.fdatasync()
-            handle.truncate(at + len(ending))  # behind the sync: a file without FileEnd never ends before its zeros
-            entered = self._enter_spare(ordinal)
+            if end + 2 * TAIL_BYTES > self._allocated:
+                assert self._handle is not None
         """,
         """
-            handle.truncate(at + len(ending))  # behind the sync: a file without FileEnd never ends before its zeros
-            entered = self._enter_spare(ordinal)
-            handle.fdatasync()
+            if end < 0:
+                assert self._handle is not None
         """,
-        "rule 5: a file is synced whole before its successor gets its name",
-        "crash",
+        "8.1, rule 27: a full disk is met before the log is written, where nothing is uncertain",
+        "unit",
     ),
     Mutation(
         "failed-sync-shrugged-off",
@@ -150,13 +148,13 @@ WAL: Final = (
             except OSError as error:
                 self._fail(error)
 
-        def _is_full_for(self, batch: Batch) -> bool:
+        def _put_back(self, group: Sequence[Batch]) -> None:
         """,
         """
             except OSError as error:
                 self._synced()
 
-        def _is_full_for(self, batch: Batch) -> bool:
+        def _put_back(self, group: Sequence[Batch]) -> None:
         """,
         "8.1, rule 27: after a failed sync nothing is acked any more",
         "unit",
@@ -169,12 +167,16 @@ DIRECTORIES: Final = (
         "directories",
         "topics/storage/wal.py",
         """
-            self._fs.sync_dir(self._directory)
-            write_current(self._fs, self._directory, name)
+            try:
+                self._fs.sync_dir(self._directory)
+            except OSError:
+                handle.close()
         """,
         """
-            pass
-            write_current(self._fs, self._directory, name)
+            try:
+                pass
+            except OSError:
+                handle.close()
         """,
         "8.1: what was synced stays, its file's name included",
         "crash",
@@ -1164,8 +1166,8 @@ CLASSES: Final = (
         "full-disk-not-noticed",
         "classes",
         "topics/committing.py",
-        "if self._store.space_low:",
-        "if self._store.space_low and self.saturated:",
+        "if shortage is not None:",
+        "if shortage is not None and self.saturated:",
         "rule 27: below TOPICS_MIN_FREE_BYTES appends are refused",
         "life",
     ),

@@ -169,7 +169,7 @@ async def living(
                 await nursery.start(writer.run)
             if housekeeping:
                 nursery.start_soon(life.housekeep)
-            nursery.start_soon(engine.store.watch_space)
+            nursery.start_soon(engine.store.space.watch)
             nursery.start_soon(engine.delivery.scheduler.run)
             engine.open_for_business()
             yield life

@@ -814,7 +814,7 @@ def test_rule_27_below_the_free_minimum_only_appends_are_refused() -> None:
     async def script(life: Life, client: Client) -> None:
         await client.create("safe", durability="fsync")
         await client.append("safe", 2)
-        life.store.space_low = True
+        life.store.space.shortage = "too little is free"
         with pytest.raises(ApiError, match="read_only"):
             await life.engine.append("safe", AppendRequest(records=[]), Performance())
         assert await client.delete("safe", before=2)

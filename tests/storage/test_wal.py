@@ -461,10 +461,6 @@ async def test_a_failure_wakes_who_waits_for_room(autojump_clock: Any) -> None:
         ("fdatasync", "*.log", 20),
         ("pwrite", "*.log", FILE_BYTES),  # FileEnd
         ("truncate", "*.log", FILE_BYTES),
-        ("create", "*next.tmp", FILE_BYTES),
-        ("preallocate", "*next.tmp", FILE_BYTES),
-        ("fdatasync", "*next.tmp", FILE_BYTES),
-        ("rename", "*next.tmp", FILE_BYTES),
         ("sync_dir", "/wal", FILE_BYTES),
     ],
 )

@@ -10,11 +10,9 @@ import itertools
 from collections import Counter
 from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
-from functools import partial
 from typing import Any, Final, NamedTuple
 
 import msgspec
-import trio
 
 from topics.clock import Clock
 from topics.config import Settings
@@ -28,6 +26,7 @@ from topics.storage.clock_mark import read_mark, write_mark
 from topics.storage.cold_directory import ColdDirectory
 from topics.storage.datadir import DataDir, DataDirError, lock_data_dir, open_data_dir, parse_wal_name, raise_format
 from topics.storage.frames import NOTHING, FrameType, Unsealed, joined
+from topics.storage.free_space import FreeSpace
 from topics.storage.fs import TEMPORARY_SUFFIX, Fs, LockHandle, write_atomic
 from topics.storage.recovered import Damage, Progress, Recovered, RecoveredShard, shard_of, understood
 from topics.storage.salvage import finish_repairs, repair
@@ -41,12 +40,6 @@ from topics.storage.witness import Witness
 from topics.window_clock import WindowClock, resumed
 
 log = get_logger(__name__)
-
-SPACE_TOLD_EVERY_S: Final = 10.0
-"""Where the free space goes up and down at the limit, not every change is a line in the log."""
-
-SPACE_LOOK_MS: Final = 500
-"""How often the free space is looked at; `TOPICS_MIN_FREE_BYTES` is far more than can be written in between."""
 
 FEW_TOPICS: Final = 8
 """Directories of up to so many topics are synced one by one; more by one sync of the file system."""
@@ -85,9 +78,9 @@ class Store:
         self.cold = self.cold_dir.store
         self.tiers = Tiers(DirectorySegmentStore(fs, self.datadir.root), self.cold)
         self.progress = Progress()
-        self.space_low = False
         self.snapshot_number = 0
         self.salvaged = False
+        self.space = FreeSpace(settings, self.datadir.root, fs=fs, offload=offload)
         self._settings = settings
         self._fs = fs
         self._clock = clock
@@ -402,6 +395,11 @@ class Store:
         """The shard of a topic."""
         return shard_of(topic_id, self.shards)
 
+    @property
+    def refuses_appends(self) -> bool:
+        """Whether some appends or all are refused for want of room on the disk."""
+        return self.space.shortage is not None or any(writer.stall.refusal is not None for writer in self.writers)
+
     def failed(self, shard: int) -> bool:
         """Whether a shard is read-only."""
         return self.writers[shard].failed is not None
@@ -415,39 +413,6 @@ class Store:
             batches.append(batch)
         for batch in batches:
             await batch.wait_synced()
-
-    async def look_at_space(self) -> None:
-        """Know of a disk that is nearly full before anything is appended. If it does not tell, `watch_space` will."""
-        with suppress(OSError):
-            self.space_low = await self._free_bytes() < self._settings.min_free_bytes
-
-    async def _free_bytes(self) -> int:
-        return await self._offload.run(Kind.FILES, partial(self._fs.free_bytes, self.datadir.root))
-
-    async def watch_space(self) -> None:
-        """Keep `space_low` true to the disk; until cancelled."""
-        least = self._settings.min_free_bytes
-        unknown = told = False
-        told_at = -SPACE_TOLD_EVERY_S
-        while True:
-            try:
-                free = await self._free_bytes()
-            except OSError as error:
-                if not unknown:
-                    log.warning("free_space_unknown", error=str(error), taken_for_low=self.space_low)
-                unknown = True
-            else:
-                if unknown:
-                    log.info("free_space_known_again", free_bytes=free)
-                unknown, self.space_low = False, free < least
-                if self.space_low != told and trio.current_time() - told_at >= SPACE_TOLD_EVERY_S:
-                    told, told_at = self.space_low, trio.current_time()
-                    if told:
-                        refused = "appends are refused (503 read_only) until there is more; reads and deletions go on"
-                        log.error("disk_nearly_full", free_bytes=free, min_free_bytes=least, consequence=refused)
-                    else:
-                        log.warning("disk_has_room_again", free_bytes=free, min_free_bytes=least)
-            await trio.sleep(SPACE_LOOK_MS / 1000)
 
     def _shard_failed(self, shard: int) -> None:
         """Note the failure where the next recovery sees it: "the machine stayed up" is no excuse then (`crash.md`

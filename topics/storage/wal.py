@@ -25,16 +25,21 @@ which is synced before the file gets its name: no crash leaves a named file whos
 version 1 that a life finds takes the verdict of its recovery and nothing else: the first group goes to a file with a
 salt.
 
-A failed write, sync, preallocation or rotation ends the writer's life: everything not yet acked fails, the shard is
-read-only until a restart, and nothing is retried, because after a failed fdatasync the kernel may call clean what
-never reached the disk.
+A failed write or sync of the log, or of its directory, ends the writer's life: everything not yet acked fails, the
+shard is read-only until a restart, and nothing is retried, because after a failed fdatasync the kernel may call clean
+what never reached the disk. Where the disk refuses what comes before that (the next file, its name, room in the current
+one), nothing is uncertain: the shard is stalled, and tries again (`topics.storage.stall`). Room is asked for ahead of a
+write, so that a full disk is met there. While the next file cannot be made, the current one grows past its size.
 """
 
 from __future__ import annotations
 
+import errno
 import math
+import os
 from collections import deque
 from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import suppress
 from functools import partial
 from typing import Final, NamedTuple, Protocol
 
@@ -50,6 +55,7 @@ from topics.storage.datadir import wal_name
 from topics.storage.file_header import encode_file_header
 from topics.storage.frames import NOTHING, FrameType, Unsealed
 from topics.storage.fs import File, Fs, write_all
+from topics.storage.stall import NoRoom, Stall, refused_outright
 from topics.storage.wal_head import TAIL_BYTES, WalHead, new_head
 
 log = get_logger(__name__)
@@ -62,6 +68,13 @@ PATIENCE_MS: Final = 5
 
 GROUP_BYTES: Final = 8 << 20
 """Most bytes of one group: two of them fit into what a disk takes in a few ms, and the next gathers meanwhile."""
+
+SYNCED_ROOM: Final = 256
+"""Bytes that a Synced frame takes at most."""
+
+MOST_GROWTH: Final = 2
+MOST_BYTES: Final = 3 << 30
+"""How long a file may become for want of a next one: so many times its size, and less than an offset can say."""
 
 QUEUE_BYTES: Final = 32 << 20
 RETRY_AFTER_MS: Final = 500
@@ -327,6 +340,15 @@ class ShardWriter:
         """Since when something has been waiting for the background tick."""
         self._spare_lock = trio.Lock()
         self._spare_ready = False
+        self.stall = Stall(shard, clock)
+        self._ended: tuple[int, int] | None = None
+        """The current file is complete and the next one has no name yet: its ordinal, and how long FileEnd is."""
+        self._spare_salt = 0
+        """In the header of the next file, once it has one."""
+        self._stop_asked = trio.Event()
+        self._current_told = False
+        self._home: str | None = None
+        """Which directory `directory` is (`Fs.identity`), in case somebody puts another one there."""
 
     # -- what the engine calls -------------------------------------------------------------------------------------
 
@@ -353,6 +375,7 @@ class ShardWriter:
             if not self._spare_ready and self.failed is None and not self._stopping:
                 await self._offload.run(Kind.FILES, self._make_spare)
                 self._spare_ready = True
+                self.stall.end()
 
     def cut(self) -> Cut:
         """End the current file between what is queued by now and what comes later; never waits. Cuts of several shards
@@ -392,13 +415,16 @@ class ShardWriter:
             raise self.failed
         if not self.full:
             return 0.0
+        if self.stall.refusal is not None:
+            raise self.stall.refusal
         self.figures.submit_full += 1
         started = self._clock.perf_ns()
         with trio.move_on_after(math.inf if admission_ms is None else admission_ms / 1000):
-            while self.full and self.failed is None:
+            while self.full and self.failed is None and self.stall.refusal is None:
                 await self._room.park()
-            if self.failed is not None:
-                raise self.failed
+            refusal = self.failed or self.stall.refusal
+            if refusal is not None:
+                raise refusal
             return (self._clock.perf_ns() - started) / 1e6
         if self._behind:
             raise throttled("wal_backlog_bytes", self._backlog_bytes, retry_after_ms=RETRY_AFTER_MS)
@@ -424,9 +450,11 @@ class ShardWriter:
     def resume(self, file: WalFile, *, end: int, frame_count: int, last_seqs: Mapping[int, int]) -> None:
         """Take over a recovered log whose last file ends at `end` (synced up to there). Blocking; called before
         `run`."""
+        self._home = self._fs.identity(self._directory)
         self._handle = self._fs.open(file.path)
         self._allocated = self._handle.size()
-        self._make_room(self._handle, max(end, self._file_bytes))
+        with refused_outright():
+            self._make_room(self._handle, max(end, self._file_bytes))
         self._file = file
         file.end = self._data_end = self._synced_end = self._vouched = end
         self._frame_count = self._synced_frames = frame_count
@@ -434,8 +462,10 @@ class ShardWriter:
 
     def create(self, frame_count: int = 0) -> None:
         """Start an empty log, or its next file, whose first frame is the `frame_count`-th of the shard. Blocking."""
+        self._home = self._fs.identity(self._directory)
         self._make_spare()
-        self._begin_file(self._enter_spare(frame_count))
+        with refused_outright():
+            self._begin_file(self._enter_spare(frame_count))
 
     def abandon(self) -> None:
         """Blocking: let go of a log that is not written any more. Never called after `run`."""
@@ -448,7 +478,8 @@ class ShardWriter:
         `run`."""
         handle, file = self._handle, self.file
         assert handle is not None
-        self._make_room(handle, file.end + len(opening))
+        with refused_outright():
+            self._make_room(handle, file.end + len(opening))
         write_all(handle, opening.sealed(file.head.salt, file.end), file.end)
         handle.fdatasync()
         file.end += len(opening)
@@ -467,18 +498,20 @@ class ShardWriter:
                 while self.failed is None and not (self._stopping and not self._queue and self._clean):
                     if not self._urgent:
                         await self._wait_for_work()
-                        if not (self._urgent or self._stopping or self._patience_is_over or self._due):
+                        awaited = self._urgent or self._patience_is_over or self._due or self.stall.due
+                        if not (awaited or self._stopping):
                             continue
                     if self._queue and self.commit_window_ms > 0 and not self._stopping:
                         await trio.sleep(self.commit_window_ms / 1000)
                     await self._write_group()
                     if (
                         not self._spare_ready
+                        and self.stall.refusal is None
                         and not self._spare_lock.locked()
                         and self.file.end > self._file_bytes // 2
                     ):
                         nursery.start_soon(self._prepare_spare)
-            if self._stopping and self.failed is None:
+            if self._stopping and self.failed is None and self._ended is None:
                 await self._write_clean_stop()
         except BaseException:
             # A mistake of ours, or nobody wants the shard any more: who waits for it would do so for ever.
@@ -496,6 +529,7 @@ class ShardWriter:
         has ended."""
         self._stopping = True
         self._wake.set()
+        self._stop_asked.set()
         await self._stopped.wait()
 
     async def _write_clean_stop(self) -> None:
@@ -505,6 +539,8 @@ class ShardWriter:
         mark = frames.encode_control(FrameType.CLEAN_STOP, {"clock": self._clock.now_ms()}, ts=self._clock.now_ms())
         try:
             await self._offload.run(Kind.WAL, partial(self._write_blocking, file, handle, [mark], file.end, True, None))
+        except NoRoom as problem:
+            log.warning("wal_not_stopped_cleanly", shard=self.shard, error=str(problem))
         except OSError as error:
             self._fail(error)
         else:
@@ -542,6 +578,8 @@ class ShardWriter:
             until = self._patient_from_ms + PATIENCE_MS
         if not self._clean:
             until = min(until, self._tick_from_ms + SYNC_TICK_MS)
+        if self.stall.refusal is not None:
+            until = min(until, self.stall.retry_at_ms)
         with trio.move_on_after(max(until - self._clock.monotonic_ms(), 0) / 1000):
             await self._wake.wait()
 
@@ -565,19 +603,37 @@ class ShardWriter:
     async def _write_group(self) -> None:
         """One turn: rotate if the next batch does not fit, write a group, sync if it is due, tell the batches."""
         try:
+            if self.stall.due:
+                await self._try_again()
+            if self._ended is not None:
+                await self._rotate()
             if self._queue and isinstance(self._queue[0], Cut):
                 await self._go_over()
             elif self._queue and self._is_full_for(self._queue[0]):
-                await self._rotate()
+                await self._rotate_or_grow()
             group = self._take_group()
             due = self._due
             vouch = self._data_end > self._vouched and not self._dirty and (bool(group) or due)
             sync = due or any(batch.wants_sync for batch in group)
             if not group and not sync:
                 return
+            if group or vouch:
+                try:
+                    await self._allocate(self.file.end + SYNCED_ROOM + sum(len(batch.data) for batch in group))
+                except NoRoom:
+                    self._put_back(group)
+                    raise
             await self._write(group, vouch=vouch, sync=sync)
+        except NoRoom as problem:
+            await self._wait_for_room(problem.error)
         except OSError as error:
             self._fail(error)
+
+    def _put_back(self, group: Sequence[Batch]) -> None:
+        """The group was not written: it is in front of the queue, as before."""
+        self._queue.extendleft(reversed(group))
+        self._queue_bytes += sum(len(batch.data) for batch in group)
+        self._urgent = bool(self._queue)
 
     def _is_full_for(self, batch: Batch) -> bool:
         """Return True if the batch has to go to the next file."""
@@ -670,9 +726,13 @@ class ShardWriter:
 
     def _make_room(self, handle: File, end: int) -> None:
         """Blocking: see to it that zeros are on the disk behind `end`, up to where frames will be written. So a file
-        that has no FileEnd and does not end in zeros has lost its end (`log_end`)."""
+        that has no FileEnd and does not end in zeros has lost its end (`log_end`). Raises NoRoom, and OSError if what
+        was written before cannot be synced."""
         if end + 2 * TAIL_BYTES > self._allocated:
-            handle.preallocate(end + 2 * TAIL_BYTES)
+            try:
+                handle.preallocate(end + 2 * TAIL_BYTES)
+            except OSError as error:
+                raise NoRoom(error) from error
             handle.fdatasync()
             self._allocated = end + 2 * TAIL_BYTES
 
@@ -685,48 +745,127 @@ class ShardWriter:
     def _make_spare(self) -> None:
         """In a worker thread: the next file, preallocated under a temporary name. Its zeros are on disk before it is
         used."""
+        self._check_home()
         handle = self._fs.open(self._spare_path, create=True)
         try:
             handle.truncate(0)
             handle.preallocate(self._file_bytes + 2 * TAIL_BYTES)
             handle.fdatasync()
+        except OSError:
+            with suppress(OSError):  # what it takes is needed, and the next attempt is one with another file
+                self._fs.unlink(self._spare_path)
+            raise
         finally:
             handle.close()
 
+    def _check_home(self) -> None:
+        """In a worker thread: raises OSError where another directory is in the place of the shard's."""
+        if self._fs.identity(self._directory) != self._home:
+            raise OSError(errno.ESTALE, os.strerror(errno.ESTALE), self._directory)
+
     async def _prepare_spare(self) -> None:
-        """Preallocate ahead of the rotation. A failure is left to the rotation, which tries again and counts."""
+        """Preallocate ahead of the rotation. If that fails, what is left of the current file is a reserve."""
         async with self._spare_lock:
             try:
+                await self._have_spare()
+            except NoRoom as problem:
+                self._stalled(problem.error)
+
+    async def _have_spare(self) -> None:
+        """Make the next file unless it is there. Raises NoRoom. The caller holds the lock."""
+        if not self._spare_ready:
+            try:
                 await self._offload.run(Kind.FILES, self._make_spare)
-                self._spare_ready = True
             except OSError as error:
-                log.warning("wal_preallocation_failed", shard=self.shard, error=str(error))
+                raise NoRoom(error) from error
+            self._spare_ready = True
+
+    async def _try_again(self) -> None:
+        """What the shard is stalled for may be there by now. Raises NoRoom where nothing can be written without it."""
+        if self._ended is not None:
+            await self._rotate()
+        try:
+            async with self._spare_lock:
+                await self._have_spare()
+        except NoRoom as problem:
+            self._stalled(problem.error)
+        else:
+            self.stall.end()
+
+    def _stalled(self, error: OSError) -> None:
+        self.stall.begin(error)
+        self._room.unpark_all()
+
+    async def _wait_for_room(self, error: OSError) -> None:
+        """Nothing more can be written: wait, after a sync of what has been. A stop does not wait."""
+        self._stalled(error)
+        if self._stopping:
+            self._give_up(error)
+            return
+        if self._dirty:
+            try:
+                await self._write([], vouch=False, sync=True)
+            except OSError as failure:
+                self._fail(failure)
+                return
+        with trio.move_on_after(max(self.stall.retry_at_ms - self._clock.monotonic_ms(), 0) / 1000):
+            await self._stop_asked.wait()
+
+    async def _allocate(self, end: int) -> None:
+        """Have room on the disk for the current file up to `end`. Raises NoRoom; OSError if the log cannot be
+        synced."""
+        if end + 2 * TAIL_BYTES > self._allocated:
+            assert self._handle is not None
+            await self._offload.run(Kind.WAL, partial(self._make_room, self._handle, end))
+
+    async def _rotate_or_grow(self) -> None:
+        """The next batch does not fit into the file: rotate, or, while the next file cannot be made, make this one
+        longer. Raises NoRoom."""
+        if self.stall.refusal is None or self.stall.due:
+            try:
+                await self._rotate()
+            except NoRoom as problem:
+                if self._ended is not None:
+                    raise
+                self._stalled(problem.error)
+            else:
+                return
+        end = self.file.end + SYNCED_ROOM + len(self._queue[0].data)
+        if self.file.head.salt is None or end > min(self._file_bytes * MOST_GROWTH, MOST_BYTES):
+            raise NoRoom(OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), self.file.path))
+        await self._allocate(end)
 
     async def _rotate(self) -> None:
-        """End the current file and begin the next. What was written before is synced by it."""
+        """End the current file and begin the next. What was written before is synced by it. Raises NoRoom: where the
+        current file is complete by then, nothing can be written before the next call has succeeded."""
         file, handle = self.file, self._handle
         assert handle is not None
         async with self._spare_lock:
-            if not self._spare_ready:
-                await self._offload.run(Kind.FILES, self._make_spare)
+            await self._have_spare()
+            again = self._ended is not None
+            if self._ended is None:
+                ordinal = self._frame_count + 1
+                ending = frames.encode_control(
+                    FrameType.FILE_END,
+                    {"last": dict(sorted(self._last_seqs.items())), "next": ordinal},
+                    ts=self._clock.now_ms(),
+                )
+                await self._allocate(file.end + len(ending))
+                sealed = ending.sealed(file.head.salt, file.end)
+                await self._offload.run(Kind.WAL, partial(self._end_file, handle, sealed, file.end))
+                self._synced()  # without FileEnd: a replay that began behind it would not know of it
+                self._ended = ordinal, len(ending)
+            ordinal, length = self._ended
+            entered = await self._offload.run(Kind.WAL, partial(self._enter_spare, ordinal, again=again))
             self._spare_ready = False
-            ordinal = self._frame_count + 1
-            ending = frames.encode_control(
-                FrameType.FILE_END,
-                {"last": dict(sorted(self._last_seqs.items())), "next": ordinal},
-                ts=self._clock.now_ms(),
-            )
-            sealed = ending.sealed(file.head.salt, file.end)
-            entered = await self._offload.run(
-                Kind.WAL, partial(self._rotate_blocking, handle, sealed, file.end, ordinal)
-            )
+        handle.close()
+        self._ended = None
         self.figures.frames += 1
         self.figures.rotations += 1
         self.figures.fsyncs += 1
-        file.end += len(ending)
-        self._frame_count += 1
-        self._synced()
+        file.end += length
         self._begin_file(entered)
+        self.stall.end()
         self.rotated.set()
         self.rotated = trio.Event()
 
@@ -741,37 +880,57 @@ class ShardWriter:
         cut.ordinal = self.file.ordinal
         cut.on_synced()
 
-    def _rotate_blocking(self, handle: File, ending: bytes, at: int, ordinal: int) -> _Entered:
+    def _end_file(self, handle: File, ending: bytes, at: int) -> None:
         """In a worker thread. FileEnd and all before it are synced before the next file gets its name (`crash.md`
         5)."""
-        self._make_room(handle, at + len(ending))
         write_all(handle, ending, at)
         handle.fdatasync()
         handle.truncate(at + len(ending))  # behind the sync: a file without FileEnd never ends before its zeros
-        entered = self._enter_spare(ordinal)
-        handle.close()
-        return entered
 
-    def _enter_spare(self, ordinal: int) -> _Entered:
-        """Give the preallocated file its header and its name, both durably, and open it."""
+    def _enter_spare(self, ordinal: int, *, again: bool = False) -> _Entered:
+        """In a worker thread: give the preallocated file its header and its name, both durably, and open it. Raises
+        NoRoom where it has not got them, and may be called `again`; OSError where that is not known."""
         name = wal_name(ordinal)
         path = f"{self._directory}/{name}"
-        head = new_head(self._write_header(ordinal))
-        self._fs.rename(self._spare_path, path)
-        self._fs.sync_dir(self._directory)
-        write_current(self._fs, self._directory, name)
-        return _Entered(ordinal, path, head, self._fs.open(path))
-
-    def _write_header(self, ordinal: int) -> int:
-        """The salt of the file that the spare becomes. The header is synced before anybody can find the file."""
-        salt = self._fs.salt()
-        handle = self._fs.open(self._spare_path)
         try:
-            write_all(handle, encode_file_header(salt, ordinal), 0)
-            handle.fdatasync()
-        finally:
+            self._check_home()
+            renamed = again and self._fs.exists(path)  # what was answered by an error may have been done
+            handle = self._fs.open(path if renamed else self._spare_path)
+            try:
+                if not renamed:
+                    self._write_header(handle, ordinal)
+                    self._fs.rename(self._spare_path, path)
+            except OSError:
+                handle.close()
+                raise
+        except OSError as error:
+            raise NoRoom(error) from error
+        try:
+            self._fs.sync_dir(self._directory)
+        except OSError:
             handle.close()
-        return salt
+            raise
+        self._name_current(name)
+        return _Entered(ordinal, path, new_head(self._spare_salt), handle)
+
+    def _write_header(self, handle: File, ordinal: int) -> None:
+        """Give the spare a salt. The header is synced before anybody can find the file."""
+        self._spare_salt = self._fs.salt()
+        try:
+            write_all(handle, encode_file_header(self._spare_salt, ordinal), 0)
+            handle.fdatasync()
+        except OSError:
+            self._spare_ready = False  # the next attempt is one with another file
+            raise
+
+    def _name_current(self, name: str) -> None:
+        """In a worker thread: say in CURRENT which file is active. It is for people, so it may fail."""
+        try:
+            write_current(self._fs, self._directory, name)
+        except OSError as error:
+            if not self._current_told:
+                log.warning("wal_current_not_written", shard=self.shard, error=str(error), consequence="none")
+            self._current_told = True
 
     def _begin_file(self, entered: _Entered) -> None:
         """Make the file the active one."""
@@ -801,6 +960,11 @@ class ShardWriter:
         )
         self._refuse_waiting(self.failed)
         self._on_failure(self.shard)
+
+    def _give_up(self, error: OSError) -> None:
+        """A stop while there is no room: what waits is refused. Nothing of it was written, so nothing is uncertain."""
+        self.failed = read_only(f"WAL shard {self.shard} was stopped without room on the disk ({error.strerror})")
+        self._refuse_waiting(self.failed)
 
     def _refuse_waiting(self, error: ApiError) -> None:
         """Nothing of what is not acked yet will be."""

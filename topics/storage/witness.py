@@ -58,8 +58,13 @@ class Witness:
         self.failed: set[int] = set(record.failed)
         """Shards that have failed, in the last life until `begin`, in this one from then on."""
         mount = fs.mount(datadir.root) or f"unknown:{fs.salt():016x}"
-        self.identity = f"{fs.identity(datadir.root)} {mount} {self._token}"
-        """Of the directory, its mount and its proof, as this life's log says it."""
+        self._place = f"{fs.identity(datadir.root)} {mount}"
+
+    @property
+    def identity(self) -> str:
+        """Of the directory, its mount and its proof: before `prepare` as the last life has left it, from then on as the
+        log of this life says it."""
+        return f"{self._place} {self._token}"
 
     def prepare(self) -> None:
         """Before the log says the identity. Without room for the file nothing will be proved, which is logged."""

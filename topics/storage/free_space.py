@@ -1,0 +1,94 @@
+"""Room on the disk, looked at twice a second: below a limit of bytes or of inodes appends are refused, so that
+deletions, acks, checkpoints and reclaiming have a reserve (`crash.md` 27)."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from functools import partial
+from typing import Final, NamedTuple
+
+import trio
+
+from topics.config import Settings
+from topics.logs import get_logger
+from topics.offload import Kind, Offload
+from topics.storage.fs import Fs
+
+log = get_logger(__name__)
+
+TOLD_EVERY_S: Final = 10.0
+"""Where the free space goes up and down at the limit, not every change is a line in the log."""
+
+LOOK_MS: Final = 500
+"""How often the free space is looked at; `TOPICS_MIN_FREE_BYTES` is far more than can be written in between."""
+
+
+class Room(NamedTuple):
+    """What is free."""
+
+    bytes: int
+    inodes: int | None
+    """None where their number has no limit."""
+
+
+class FreeSpace:
+    """See the module."""
+
+    def __init__(self, settings: Settings, path: str, *, fs: Fs, offload: Offload) -> None:
+        self.shortage: str | None = None
+        """What there is too little of, as a client is told; None if there is enough."""
+        self._settings = settings
+        self._path = path
+        self._fs = fs
+        self._offload = offload
+
+    async def look(self) -> None:
+        """Know of a disk that is nearly full before anything is appended. If it does not tell, `watch` will."""
+        with suppress(OSError):
+            self.shortage = self._shortage(await self._room())
+
+    async def watch(self) -> None:
+        """Keep `shortage` true to the disk; until cancelled."""
+        settings = self._settings
+        unknown = told = False
+        told_at = -TOLD_EVERY_S
+        while True:
+            try:
+                room = await self._room()
+            except OSError as error:
+                if not unknown:
+                    log.warning("free_space_unknown", error=str(error), taken_for_low=self.shortage is not None)
+                unknown = True
+            else:
+                figures = {
+                    "free_bytes": room.bytes,
+                    "min_free_bytes": settings.min_free_bytes,
+                    "free_inodes": room.inodes,
+                    "min_free_inodes": settings.min_free_inodes,
+                }
+                if unknown:
+                    log.info("free_space_known_again", **figures)
+                unknown, self.shortage = False, self._shortage(room)
+                if (self.shortage is not None) != told and trio.current_time() - told_at >= TOLD_EVERY_S:
+                    told, told_at = self.shortage is not None, trio.current_time()
+                    if told:
+                        refused = "appends are refused (503 read_only) until there is more; reads and deletions go on"
+                        log.error("disk_nearly_full", **figures, consequence=refused)
+                    else:
+                        log.warning("disk_has_room_again", **figures)
+            await trio.sleep(LOOK_MS / 1000)
+
+    async def _room(self) -> Room:
+        return await self._offload.run(Kind.FILES, partial(_room_at, self._fs, self._path))
+
+    def _shortage(self, room: Room) -> str | None:
+        settings = self._settings
+        if room.bytes < settings.min_free_bytes:
+            return f"less than {settings.min_free_bytes} bytes are free on the disk"
+        if room.inodes is not None and room.inodes < settings.min_free_inodes:
+            return f"less than {settings.min_free_inodes} inodes (files) are free on the disk"
+        return None
+
+
+def _room_at(fs: Fs, path: str) -> Room:
+    return Room(fs.free_bytes(path), fs.free_inodes(path))
