@@ -26,8 +26,12 @@ CLASSES: Final = ("ephemeral", "memory", "disk", "fsync")
 FORGERIES: Final = 16
 """Tags that hold frames, as `clients` makes them."""
 TAGS: Final = (None, None, "x", "y", "xy")
-ENDS: Final[tuple[End | Literal["stop"], ...]] = ("stop", "kill", "drop", "keep", "tear", "reorder", "garble")
-END_WEIGHTS: Final = (2, 4, 2, 1, 2, 3, 2)
+ENDS: Final[tuple[End | Literal["stop"], ...]] = (
+    *("stop", "kill", "drop", "keep", "tear", "reorder", "garble", "remount"),
+)
+END_WEIGHTS: Final = (2, 4, 2, 1, 2, 3, 2, 2)
+TOLD: Final = "told"
+"""The kernel cannot write back what is pending, and another process is told."""
 
 
 class Step(msgspec.Struct, frozen=True):
@@ -46,7 +50,8 @@ class Actor(msgspec.Struct, frozen=True):
 
 
 class Trouble(msgspec.Struct, frozen=True):
-    """A fault of the disk from the `nth` such operation of a life on: slow by `ms`, or an error."""
+    """A fault of the disk from the `nth` such operation of a life on: slow by `ms`, or an error. `TOLD` is one of the
+    kernel, at the `nth` sync."""
 
     op: str
     nth: int
@@ -85,6 +90,12 @@ class LifePlan(msgspec.Struct, frozen=True):
     troubles: list[Trouble] = []
     room: int = 0
     """Bytes that the disk takes in this life, 0 for any number."""
+    inodes: int = 0
+    """Files and directories that the disk takes, 0 for any number."""
+    room_after: int = 0
+    """After so many ms there is room again, 0 for not in this life."""
+    intruder: bool = False
+    """Another process removes LOCK and wants to begin."""
     rot: list[Rot] = []
     down_ms: int = 0
     clock_step: int = 0
@@ -201,6 +212,9 @@ class _Maker:
             slow_ms=rng.choice((1, 20, 200)),
             troubles=list(self.troubles()),
             room=rng.choice((3_000, 20_000, 60_000)) if rng.random() < 0.07 else 0,
+            inodes=rng.choice((1, 4, 10)) if rng.random() < 0.05 else 0,
+            room_after=rng.choice((200, 5_000, 60_000)),
+            intruder=rng.random() < 0.1,
             rot=list(self.rot()) if rotten else [],
             down_ms=rng.choice((0, 0, 50, 5000, 100_000)),
             clock_step=rng.choice((0, 0, 0, 0, -5000, 3_000, -3_600_000)),
@@ -215,6 +229,8 @@ class _Maker:
                 ("fdatasync", "fdatasync", "pwrite", "preallocate", "rename", "sync_dir", "sync_all", "create")
             )
             yield Trouble(op, rng.randrange(60), error=rng.choice((5, 28)), keep_some=rng.random() < 0.5)
+        if rng.random() < 0.06:
+            yield Trouble(TOLD, rng.randrange(40), error=5)
 
     def rot(self) -> Iterator[Rot]:
         rng = self.random

@@ -24,17 +24,17 @@ from tests.simulation.model import View, view_of
 from tests.simulation.queue_lives import nobody_buries, nobody_moves
 from tests.simulation.router_lives import until_idle
 from tests.simulation.segment_lives import check_logs
-from tests.simulation.world import COLD, End, Life, World, settings
+from tests.simulation.world import COLD, ROOT, End, Life, World, settings
 from tests.simulator.clients import Clients, Memory, exported
 from tests.simulator.judging import judge_arrivals, judge_salvaged
 from tests.simulator.known import Broken, Fate, broken
-from tests.simulator.plan import LifePlan, Plan, Rot, Trouble
+from tests.simulator.plan import TOLD, LifePlan, Plan, Rot, Trouble
 from tests.simulator.truth import Truth
 from topics.config import Settings
 from topics.engine import Engine
 from topics.model import ClaimRequest, HeldRequest, Performance, QueueState, RouterState, TopicConfigPatch
 from topics.offload import Kind
-from topics.storage.datadir import DataDirError
+from topics.storage.datadir import DataDir, DataDirError, lock_data_dir
 from topics.storage.recovered import Damage
 
 DAMAGES_RECORDS: Final = ".data"
@@ -130,13 +130,19 @@ class _Run:
         async def scenario(running: Life) -> None:
             for fault in faults:
                 fs.inject(fault)
+            if life.intruder:
+                _intrude(fs)
             if life.room:
                 fs.capacity = UNLIMITED - fs.free_bytes("/") + life.room
+            if life.inodes:
+                fs.inodes = len(fs.tree()) + life.inodes
             if life.crash_at is not None:
                 fs.crash_at = fs.mutations + life.crash_at
             clients.append(Clients(running, self.truth, self.memory, self.offset_ms))
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(running.engine.governor.run)
+                if (life.room or life.inodes) and life.room_after:
+                    nursery.start_soon(_make_room, fs, life.room_after)
                 await _in_time(clients[0].run(life.actors))
                 if life.rot:
                     await trio.sleep(1)  # what is on the disk is vouched for, and the log silent
@@ -147,8 +153,10 @@ class _Run:
                 fs.crash()
 
         stopped = self._run_life(world, scenario, end="stop" if life.end == "stop" else "kill")
-        fs.capacity = None
-        failed = bool(life.room) or any(fault.error is not None and fault.hits for fault in faults)
+        fs.capacity = fs.inodes = None
+        failed = bool(life.room or life.inodes) or any(
+            trouble.error and fault.hits for trouble, fault in zip(life.troubles, faults, strict=True)
+        )
         self.truth.failed = self.truth.failed or failed
         for follower in clients[0].followers if clients else ():
             follower.judge()
@@ -409,8 +417,30 @@ def _assert_same(before: Shown, after: Shown, problem: str, *, stopped: bool = F
         broken(f"{problem}: routers {before.routers} and {after.routers}")
 
 
+async def _make_room(fs: SimFs, after_ms: int) -> None:
+    """Somebody makes room on the disk."""
+    await trio.sleep(after_ms / 1000)
+    fs.capacity = fs.inodes = None
+
+
+def _intrude(fs: SimFs) -> None:
+    """Another process removes LOCK, and wants to be the daemon."""
+    fs.unlink(f"{ROOT}/LOCK")
+    try:
+        lock_data_dir(fs, DataDir(ROOT), "pid 2").release()
+    except DataDirError:
+        return
+    broken("a second daemon may begin")
+
+
 def _fault(trouble: Trouble, world: World) -> Fault:
     """A fault of the disk as it is planned, from now on."""
+    if trouble.op == TOLD:
+
+        def lose(_op: Op) -> None:
+            world.fs.fail_writeback(told=True)
+
+        return Fault(hook=lose, when=lambda op: op.name in ("fdatasync", "sync_all"), nth=trouble.nth)
     if trouble.error:
         return Fault(
             error=trouble.error, keep_some=trouble.keep_some, name=trouble.op, nth=trouble.nth, times=trouble.times
