@@ -136,6 +136,7 @@ class Compactor:
 
     async def _checkpoint(self, marks: bool) -> Checkpoint:
         began = trio.current_time()
+        await self._store.space.check_place()
         if marks:
             await self.announce()
         topics: dict[LiveTopic, Shelf] = {}

@@ -16,6 +16,7 @@ import trio
 
 from topics.clock import Clock
 from topics.storage.frames import FrameType, encode_control
+from topics.storage.free_space import LOOK_MS
 from topics.storage.shelf import Segment, Shelf
 from topics.storage.store import Store
 from topics.storage.storing import LiveTopic, Source
@@ -72,10 +73,12 @@ class Upkeep:
             await self._no_cold_work.wait()
 
     async def hold_over(self) -> None:
-        """Wait until no hold lasts. Cancelling leaves nothing."""
+        """Wait until no hold lasts, and the data directory is at its path. Cancelling leaves nothing."""
         # A hold may be prolonged while it lasts.
         while (left := self._held_until_ms - self._clock.monotonic_ms()) > 0:  # noqa: ASYNC110
             await trio.sleep(left / 1000)
+        while self._store.space.displaced:  # noqa: ASYNC110 - the watch of the space looks twice a second
+            await trio.sleep(LOOK_MS / 1000)
 
     @asynccontextmanager
     async def files_of(self, shelf: Shelf | None) -> AsyncIterator[None]:
