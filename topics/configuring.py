@@ -20,7 +20,7 @@ from topics.background import Background
 from topics.ceilings import Ceilings
 from topics.committing import Commits
 from topics.config import Settings
-from topics.errors import ApiError
+from topics.errors import ApiError, topic_not_found
 from topics.idempotency import IdempotencyKeys
 from topics.loading import Loader
 from topics.log.block import Block, block_with
@@ -101,13 +101,15 @@ class Configuring:
         for making in list(self._creating.values()):
             await making.wait()
 
-    async def put(self, name: str, patch: TopicConfigPatch) -> tuple[TopicConfig, bool]:
+    async def put(self, name: str, patch: TopicConfigPatch, *, create: bool = True) -> tuple[TopicConfig, bool]:
         """Create or reconfigure a topic (`api.md` section 3); the resolved config and whether it was created. Synced
-        when it returns."""
+        when it returns. Without `create`, raises 404 for a topic that is missing."""
         while True:
             topic = self._registry.topics.get(name)
             if topic is None:
                 config = resolve_config(None, patch, topic=name)
+                if not create:
+                    raise topic_not_found(name)
                 if await self.create(name, config):
                     return config, True
                 continue

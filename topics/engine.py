@@ -563,10 +563,10 @@ class Engine:
 
     # -- routers -----------------------------------------------------------------------------------------------------
 
-    async def put_router(self, name: str, patch: RouterPatch) -> tuple[RouterState, bool]:
+    async def put_router(self, name: str, patch: RouterPatch, *, create: bool = True) -> tuple[RouterState, bool]:
         """Create or update a router (`api.md` section 7); its state, and whether it was created. Synced when it
-        returns."""
-        return await self._routers.put(name, patch)
+        returns. Without `create`, raises 404 for a router that is missing."""
+        return await self._routers.put(name, patch, create=create)
 
     async def router_state(self, name: str) -> RouterState:
         """A router as of now. Raises `404 router_not_found`."""
@@ -646,10 +646,10 @@ class Engine:
         """The live topic of a name. Raises `404 topic_not_found`."""
         return self.registry.topic(name)
 
-    async def put_topic(self, name: str, patch: TopicConfigPatch) -> tuple[TopicConfig, bool]:
+    async def put_topic(self, name: str, patch: TopicConfigPatch, *, create: bool = True) -> tuple[TopicConfig, bool]:
         """Create or reconfigure a topic (`api.md` section 3); the resolved config and whether it was created. Synced
-        when it returns."""
-        return await self._configuring.put(name, patch)
+        when it returns. Without `create`, raises 404 for a topic that is missing."""
+        return await self._configuring.put(name, patch, create=create)
 
     async def delete_topic(self, name: str, *, if_empty: bool) -> tuple[bool, list[str]]:
         """Delete a topic with all it has (`api.md` section 3); whether it was there, and the routers that went with

@@ -85,6 +85,11 @@ def invalid(field: str, message: str, **detail: Any) -> ApiError:
     return ApiError("invalid_request", f"{field}: {message}", detail={"field": field, **detail})
 
 
+def router_not_found(router: str) -> ApiError:
+    """`404 router_not_found`."""
+    return ApiError("router_not_found", f"there is no router {router!r}", detail={"router": router})
+
+
 def topic_not_found(topic: str) -> ApiError:
     """`404 topic_not_found`."""
     return ApiError("topic_not_found", f"topic {topic!r} does not exist", detail={"topic": topic})

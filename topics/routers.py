@@ -20,7 +20,7 @@ from topics.clock import Clock
 from topics.committing import Commits
 from topics.config import Settings
 from topics.configuring import Configuring
-from topics.errors import ApiError, topic_not_found
+from topics.errors import router_not_found, topic_not_found
 from topics.figures import RouterFigures
 from topics.forwarding import Forwarding
 from topics.keys import Key
@@ -72,7 +72,7 @@ class Routers:
         """A router as of now. Raises `404 router_not_found`."""
         router = self._names.get(name)
         if router is None:
-            raise ApiError("router_not_found", f"there is no router {name!r}", detail={"router": name})
+            raise router_not_found(name)
         return self._state(router)
 
     def _state(self, router: Router) -> RouterState:
@@ -152,18 +152,21 @@ class Routers:
 
     # -- changes -----------------------------------------------------------------------------------------------------
 
-    async def put(self, name: str, patch: RouterPatch) -> tuple[RouterState, bool]:
-        """Create or update a router; its state, and whether it was created. Synced when it returns.
+    async def put(self, name: str, patch: RouterPatch, *, create: bool = True) -> tuple[RouterState, bool]:
+        """Create or update a router; its state, and whether it was created. Synced when it returns. Without `create`,
+        raises 404 for a router that is missing.
 
         Raises the refusals of `api.md` section 7, all of them before anything is created. Cancelling before the change
         is decided leaves nothing; after that it takes place all the same.
         """
-        return await self._background.finish(partial(self._put, name, patch))
+        return await self._background.finish(partial(self._put, name, patch, create))
 
-    async def _put(self, name: str, patch: RouterPatch) -> tuple[RouterState, bool]:
+    async def _put(self, name: str, patch: RouterPatch, create: bool) -> tuple[RouterState, bool]:
         async with self._one:
             while True:
                 known = self._names.get(name)
+                if known is None and not create:
+                    raise router_not_found(name)
                 config = resolve_router(known.config if known is not None else None, patch, router=name)
                 if known is not None and config == known.config:
                     return self._state(known), False

@@ -82,6 +82,38 @@ def test_no_setting_of_serve_has_the_name_of_an_option_of_the_command() -> None:
     assert not own & {setting.flag for setting in SETTINGS.values()}
 
 
+# ----------------------------------------------------------------- what is named
+
+
+def test_without_arguments_the_command_shows_its_help_and_serves_nothing(tmp_path: Path) -> None:
+    """As a console script, which calls `main` without arguments; in a directory where it would leave its data."""
+    script = "import sys; sys.argv = ['topics']; from topics.__main__ import main; main()"
+    done = subprocess.run(
+        [sys.executable, "-c", script],
+        cwd=tmp_path,
+        env=CommandLine().environ,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert done.returncode == 2
+    assert "Usage: topics [OPTIONS] COMMAND" in done.stderr
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("line", "suggestion"),
+    [("apend t x", "append"), ("help apend", "append"), ("queue wrk q", "work"), ("router craete", "create")],
+)
+def test_a_misspelt_command_is_answered_with_the_one_that_was_meant(
+    here: InProcess, line: str, suggestion: str
+) -> None:
+    ended = here(*line.split())
+    assert ended.code == 2
+    assert f"Did you mean '{suggestion}'?" in ended.err
+
+
 # ----------------------------------------------------------------- options
 
 

@@ -93,6 +93,24 @@ def test_arguments_under_a_key_are_appended_once(here: Here, topic: str) -> None
     assert again == {"topic": topic, "first_seq": 1, "last_seq": 2, "count": 2, "repeated": 2}
 
 
+def test_other_arguments_under_a_key_that_was_used_are_no_success(here: Here, client: Client, topic: str) -> None:
+    """They were taken for a repeat of what stood under the key, and the second record was lost without a word."""
+    assert here("append", topic, "a", "--key", "k").returncode == 0
+    done = here("append", topic, "a", "b", "--key", "k")
+    assert done.returncode == 5
+    assert "nothing was appended: the key 'k' was used for 1 records before, and these are 2" in done.stderr
+    assert head(client, topic) == 1
+
+
+@pytest.mark.parametrize("unknown", ['{"data": 1, "tagg": "x"}', '{"data": 1, "$nodes": "x"}'])
+def test_a_misspelt_field_of_a_whole_record_is_refused(here: Here, client: Client, topic: str, unknown: str) -> None:
+    done = here("append", topic, "--records", input=f'{{"data": 0, "tag": "t", "$seq": 7, "topic": "a"}}\n{unknown}\n')
+    assert done.returncode == 1
+    assert "line 2 is no record" in done.stderr
+    assert "unknown field" in done.stderr
+    assert data_of(client.read(topic)) == [0]
+
+
 @pytest.mark.parametrize(
     "arguments",
     [
@@ -102,6 +120,8 @@ def test_arguments_under_a_key_are_appended_once(here: Here, topic: str) -> None
         ("--meta", "k", "x"),
         ("--key", "", "x"),
         ("--key", "k", "--linger", "5"),
+        ("a", "--key", "k", "b", "--key", "l"),
+        ("a", "--key", "--tag", "b"),
         ("--token-file", "-"),
     ],
 )
@@ -285,14 +305,42 @@ def pending(stream: IO[bytes] | None) -> int:
     return count
 
 
-def test_no_daemon_is_told_before_anything_is_read() -> None:
+@pytest.mark.parametrize("given", [(), ("x",), ("--key", "k")])
+def test_a_daemon_that_is_not_there_is_tried_for_as_long_as_was_said(given: tuple[str, ...]) -> None:
     nowhere = CommandLine(TOPICS_URL=f"http://127.0.0.1:{free_port()}")
-    process = nowhere.start("append", "t")
+    process = nowhere.start("append", "t", *given, "--give-up-after", "300ms")
     code = process.wait(30)
     _, errors = process.communicate(timeout=30)
     assert code == 6
-    assert errors.count(b"\n") == 1
+    assert (b"; trying for 0.3 s\n" in errors) == (given != ("x",))
     assert b"Traceback" not in errors
+
+
+def test_arguments_are_tried_once_unless_something_else_is_said() -> None:
+    nowhere = CommandLine(TOPICS_URL=f"http://127.0.0.1:{free_port()}")
+    done = nowhere("append", "t", "x")
+    assert done.returncode == 6
+    assert done.stderr.count("\n") == 1
+
+
+@pytest.mark.parametrize("given", [(), ("x", "--give-up-after", "60s")])
+def test_what_begins_before_the_daemon_does_is_appended_when_it_comes(
+    topics: CommandLine, daemon: Daemon, client: Client, topic: str, given: tuple[str, ...]
+) -> None:
+    """As a shipper of logs does after the machine has been started."""
+    daemon.end(signal.SIGKILL)
+    with topics.start("append", topic, *given) as process:
+        try:
+            assert process.stdin is not None
+            assert process.stderr is not None
+            process.stdin.write(b"" if given else b"x\n")
+            process.stdin.close()
+            said = b"" if given else process.stderr.readline()
+        finally:
+            daemon.start().close()
+        assert given or b"; trying for 60 s" in said
+        assert process.wait(60) == 0
+    assert data_of(client.read(topic)) == ["x"]
 
 
 def test_a_daemon_that_is_killed_and_started_again_gets_each_line_once_in_order(

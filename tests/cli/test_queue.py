@@ -15,7 +15,9 @@ import pytest
 from tests.cli.canned import CannedDaemon, InProcess
 from tests.cli.command_line import PROGRAM, CommandLine, fields
 from tests.cli.terminal import Terminal
+from tests.client.ports import free_port
 from tests.conformance.client import Daemon, fresh_name, until
+from topics.cli.app import run
 from topics.client import Client, NewRecord
 
 WITHIN_S = 30.0
@@ -172,6 +174,22 @@ def test_a_command_gets_each_job_and_what_it_prints_goes_through(
     assert done.stdout == f'{{"n":1}}\n{jobs} 1 a ann\n"two"\n{jobs} 2\n3\n{jobs} 3\n'
     assert done.stderr == f"{client.url}\n" * 3 + "topics: 3 done, 0 failed\n"
     assert left(client, jobs) == (0, 0, 0)
+
+
+@pytest.mark.slow
+def test_a_command_gets_text_without_quotes_where_that_is_asked_for(
+    topics: CommandLine, client: Client, jobs: str
+) -> None:
+    done = topics("queue", "work", jobs, "--once", "--raw", "--exec", "cat")
+    assert (done.returncode, done.stdout) == (0, '{"n":1}\ntwo\n3\n')
+
+
+def test_work_that_ends_with_the_queue_does_not_wait_for_a_daemon_that_is_not_there(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    url = f"http://127.0.0.1:{free_port()}"
+    assert run(["queue", "work", "q", "--once", "--exec", "cat", "--url", url]) == 6
+    assert url in capsys.readouterr().err
 
 
 @pytest.mark.slow

@@ -119,7 +119,7 @@ def test_a_field_that_cannot_be_a_tag_is_refused(line: bytes) -> None:
 
 def test_whole_records_are_taken_as_they_are_written_and_as_they_are_read() -> None:
     text = (
-        b'{"data": {"a":  1}, "tag": "t", "node": "n", "meta": {"k": "v"}, "other": 1}\n'
+        b'{"data": {"a":  1}, "tag": "t", "node": "n", "meta": {"k": "v"}}\n'
         b'{"$seq":7,"$ts":1,"$tag":"t","$node":"n","data":null}\n'
         b'{"topic":"x","data":2}\n'
     )
@@ -136,7 +136,16 @@ def test_what_stands_between_records_that_were_read_is_skipped() -> None:
 
 
 @pytest.mark.parametrize(
-    "line", [b"{}", b'{"$seq":1}', b"1", b'{"data":1,"tag":2}', b'{"data":1,"meta":{"k":1}}', b'{"data":1,"meta":[]}']
+    "line",
+    [
+        b"{}",
+        b'{"$seq":1}',
+        b'{"data":1,"other":1}',
+        b"1",
+        b'{"data":1,"tag":2}',
+        b'{"data":1,"meta":{"k":1}}',
+        b'{"data":1,"meta":[]}',
+    ],
 )
 def test_what_is_json_but_no_record_is_refused(line: bytes) -> None:
     before, number, problem = refusal(b'{"data":1}\n' + line, form="records")

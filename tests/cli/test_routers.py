@@ -69,11 +69,10 @@ def test_create_sends_what_is_given_and_nothing_else(here: InProcess, options: s
 
 
 def test_set_keeps_source_and_dest_and_does_not_create(here: InProcess) -> None:
-    here.daemon.on("GET", "/v0/routers/eu", ROUTER)
     here.daemon.on("PUT", "/v0/routers/eu", CHANGED | {"created": False})
     assert here("router", "set", "eu", "--no-filter") == (0, "eu: configured, all to orders\n", "")
-    assert here.daemon.asked[-1].body == {"source": "all", "dest": "orders", "filter": None}
-    here.daemon.refuse("GET", "/v0/routers/no", 404, "router_not_found", "there is no router 'no'")
+    assert here.daemon.asked[-1][:3] == ("PUT", "/v0/routers/eu?create=false", {"filter": None})
+    here.daemon.refuse("PUT", "/v0/routers/no", 404, "router_not_found", "there is no router 'no'")
     assert here("router", "set", "no", "--tag", "x").code == 3
 
 

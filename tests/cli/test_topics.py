@@ -166,12 +166,15 @@ def test_a_value_that_is_none_is_refused_before_anything_is_asked(here: InProces
     assert options.split(maxsplit=1)[0] in ended.err
 
 
-def test_set_looks_whether_the_topic_is_there(here: InProcess) -> None:
-    here.daemon.refuse("GET", "/v0/topics/no", 404, "topic_not_found", "topic 'no' does not exist", topic="no")
+def test_set_creates_no_topic_and_reads_none(here: InProcess) -> None:
+    here.daemon.refuse("PUT", "/v0/topics/no", 404, "topic_not_found", "topic 'no' does not exist", topic="no")
     assert here("set", "no", "--ttl", "1h") == (3, "", "topics: topic 'no' does not exist\n")
-    here.daemon.on("GET", "/v0/topics/orders", STATE)
     here.daemon.on("PUT", "/v0/topics/orders", {"topic": "orders", "created": False, "config": CONFIG})
     assert here("set", "orders", "--ttl", "1h") == (0, "orders: configured (log, disk)\n", "")
+    assert [asked.target for asked in here.daemon.asked] == [
+        "/v0/topics/no?create=false",
+        "/v0/topics/orders?create=false",
+    ]
     assert here("set", "orders").code == 2
 
 

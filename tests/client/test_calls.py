@@ -56,6 +56,9 @@ CASES = {
         calls.checkpoint(hold_ms=9), "POST /v0/admin/checkpoint", [("hold_ms", "9")], repeatable=True
     ),
     "create": said(calls.create("a"), "PUT /v0/topics/a", body={}, repeatable=True),
+    "update": said(
+        calls.update("a", ttl_ms=1), "PUT /v0/topics/a", [("create", "false")], body={"ttl_ms": 1}, repeatable=True
+    ),
     "create, every setting": said(
         calls.create(
             "a",
@@ -204,6 +207,20 @@ CASES = {
     ),
     "delete_records, by a bare tag": said(
         calls.delete_records("a", match="x*"), "POST /v0/topics/a/delete", body={"match": "x*"}, repeatable=False
+    ),
+    "update_router": said(
+        calls.update_router("a>b", preserve_tag=False),
+        "PUT /v0/routers/a>b",
+        [("create", "false")],
+        body={"preserve_tag": False},
+        repeatable=True,
+    ),
+    "update_router, ends": said(
+        calls.update_router("a>b", "a", "b", from_="tail"),
+        "PUT /v0/routers/a>b",
+        [("create", "false")],
+        body={"source": "a", "dest": "b", "from": "tail"},
+        repeatable=True,
     ),
     "create_router": said(
         calls.create_router("a>b", "a", "b"),
@@ -382,6 +399,7 @@ def test_no_route_is_without_a_call() -> None:
         "stream": "a watch of one topic tells more",
         "ws": "a stream and appends do the same",
         "docs": "a page for people",
+        "root": "where to go, for people",
         "healthz": "the same as health",
         "readyz": "the same as ready",
         "export": "of bulk transfer: test_bulk.py",

@@ -560,9 +560,14 @@ ACTS: dict[str, tuple[Callable[[Any], Awaitable[Any]], Any, bool]] = {
         QUEUED | {"extended": 1, "deadlines": {"1": 5}},
         True,
     ),
-    "health": (lambda c: c.health(), {"status": "ok", "version": "1", "uptime_ms": 1}, True),
+    "readiness": (lambda c: c.ready(), {"status": "ready", "wal_replay_complete": True, "topics": 0}, True),
 }
 """What is done, the answer to it, and whether it does no harm twice."""
+
+HEALTH: tuple[Callable[[Any], Awaitable[Any]], Any] = (
+    lambda c: c.health(),
+    {"status": "ok", "version": "1", "uptime_ms": 1},
+)
 
 
 def good(act: Any) -> Answer:
@@ -778,7 +783,7 @@ def test_the_daemon_is_asked_to_say_how_long_in_milliseconds(tell: Callable[...,
 def test_the_environment_says_where_and_with_which_key(
     monkeypatch: pytest.MonkeyPatch, tell: Callable[..., Any]
 ) -> None:
-    with Script(good(ACTS["health"])) as script:
+    with Script(good(HEALTH)) as script:
         monkeypatch.setenv("TOPICS_URL", script.url + "/")
         monkeypatch.setenv("TOPICS_TOKEN", TOKEN)
 
@@ -792,8 +797,31 @@ def test_the_environment_says_where_and_with_which_key(
     assert [one.headers.get("authorization") for one in script.sent] == [f"Bearer {TOKEN}", "Bearer another", None]
 
 
+def test_whether_the_daemon_answers_is_asked_once(tell: Callable[..., Any]) -> None:
+    """Whoever asks for its health wants to know how it is now, and not half a minute later."""
+    refusals = [failure(503, "not_ready", "1")] * 2
+    with Script(*refusals) as script:
+
+        async def story(client: Any) -> None:
+            with pytest.raises(Unavailable):
+                await client.health()
+
+        tell(story, script.url)
+    assert len(script.sent) == 1
+
+
+def test_every_call_asks_for_strictness(tell: Callable[..., Any]) -> None:
+    with Script(good(HEALTH)) as script:
+
+        async def story(client: Any) -> None:
+            await client.health()
+
+        tell(story, script.url)
+    assert [one.headers.get("topics-strict") for one in script.sent] == ["1"]
+
+
 def test_a_key_does_not_follow_a_redirect(tell: Callable[..., Any]) -> None:
-    with Script(good(ACTS["health"])) as elsewhere, Script(Answer(307, b"", {"Location": elsewhere.url})) as script:
+    with Script(good(HEALTH)) as elsewhere, Script(Answer(307, b"", {"Location": elsewhere.url})) as script:
 
         async def story(client: Any) -> None:
             with pytest.raises(ProtocolError):

@@ -13,7 +13,7 @@ from msgspec.structs import asdict, replace
 from topics.clock import SystemClock
 from topics.columns import columns_of
 from topics.config import Settings
-from topics.errors import ApiError, invalid, topic_not_found
+from topics.errors import ApiError, invalid, router_not_found, topic_not_found
 from topics.exporting import Export, ExportRequest
 from topics.figures import EngineFigures, RouterFigures, TopicFigures
 from topics.keys import Key
@@ -113,9 +113,11 @@ class FakeEngine:
             await self.before()
         await trio.lowlevel.checkpoint()
 
-    async def put_topic(self, name: str, patch: TopicConfigPatch) -> tuple[TopicConfig, bool]:
+    async def put_topic(self, name: str, patch: TopicConfigPatch, *, create: bool = True) -> tuple[TopicConfig, bool]:
         await self._enter()
         known = self.topics.get(name)
+        if known is None and not create:
+            raise topic_not_found(name)
         config = resolve_config(known.config if known else None, patch, topic=name)
         if known is None:
             self.topics[name] = FakeTopic(config)
@@ -175,8 +177,10 @@ class FakeEngine:
             )
         return page, len(names) > page_size
 
-    async def put_router(self, name: str, patch: RouterPatch) -> tuple[RouterState, bool]:
+    async def put_router(self, name: str, patch: RouterPatch, *, create: bool = True) -> tuple[RouterState, bool]:
         await self._enter()
+        if name not in self.routers and not create:
+            raise router_not_found(name)
         fields = {key: value for key, value in asdict(patch).items() if value is not msgspec.UNSET}
         if fields.get("filter") is not None:
             fields["filter"] = parse_match(fields["filter"], "filter").to_wire()
@@ -192,7 +196,7 @@ class FakeEngine:
     async def router_state(self, name: str) -> RouterState:
         await self._enter()
         if name not in self.routers:
-            raise ApiError("router_not_found", f"router {name!r} does not exist", detail={"router": name})
+            raise router_not_found(name)
         return self.routers[name]
 
     async def list_routers(

@@ -58,6 +58,7 @@ NEEDS: dict[tuple[str, str], frozenset[str] | None] = {
     ("GET", "/v0/openapi.json"): ANY,
     ("GET", "/v0/docs"): ANY,
     ("GET", "/v0/ws"): ANY,
+    ("GET", "/"): OPEN,
     ("GET", "/v0/health"): OPEN,
     ("GET", "/healthz"): OPEN,
     ("GET", "/v0/ready"): OPEN,

@@ -1,8 +1,8 @@
 """The `topics` command itself: which commands there are, the options they share, and how a command line ends.
 
 A command is loaded when it is named, so that `topics ls` does not pay for what `topics top` needs; the daemon's own
-modules are loaded by `serve`, `inspect` and `verify` only. Without a command it serves. What commands do is said in
-their modules, what failures say in `topics.cli.failures`, how results look in `topics.cli.output`.
+modules are loaded by `serve`, `inspect` and `verify` only. Without arguments it prints its help. What commands do is
+said in their modules, what failures say in `topics.cli.failures`, how results look in `topics.cli.output`.
 """
 
 from __future__ import annotations
@@ -241,10 +241,18 @@ class LazyGroup(click.Group):
         command: click.Command = getattr(importlib.import_module(module), attribute)
         return command
 
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        try:
+            return super().resolve_command(ctx, args)
+        except click.exceptions.NoSuchCommand as error:
+            # click suggests from the commands that are loaded, and here none is.
+            raise click.exceptions.NoSuchCommand(error.command_name, possibilities=COMMANDS, ctx=ctx) from None
+
 
 class DefaultToServe(LazyGroup):
-    """Whose command is `serve` when the line begins with one of its flags or is empty, so that `python -m topics
-    --port 0` works."""
+    """Whose command is `serve` when the line begins with one of its flags, so that `topics --port 0` works."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         if self._are_of_serve(ctx, args):
@@ -252,8 +260,8 @@ class DefaultToServe(LazyGroup):
         return super().parse_args(ctx, args)
 
     def _are_of_serve(self, ctx: click.Context, args: Sequence[str]) -> bool:
-        if not args:  # who presses Tab there wants to see the commands
-            return not ctx.resilient_parsing
+        if not args:
+            return False
         own = {name for param in self.get_params(ctx) for name in param.opts}
         return args[0].startswith("-") and args[0].partition("=")[0] not in own
 
@@ -283,8 +291,8 @@ class DefaultToServe(LazyGroup):
 def cli() -> None:
     """topics: a persistent, append-only log service on one node.
 
-    Without a command it serves. The other commands talk to a daemon that runs, but for inspect and verify, which look
-    at the directory of one.
+    `topics serve` runs the daemon. The other commands talk to a daemon that runs, except for inspect and verify, which
+    look at the directory of one.
     """
 
 
@@ -297,7 +305,8 @@ def help_(ctx: click.Context, names: tuple[str, ...]) -> None:
     for name in names:
         command = found.command.get_command(found, name) if isinstance(found.command, click.Group) else None
         if command is None:
-            raise click.UsageError(f"No such command {' '.join(names)!r}.")
+            known = found.command.list_commands(found) if isinstance(found.command, click.Group) else []
+            raise click.exceptions.NoSuchCommand(name, possibilities=known, ctx=found)
         found = click.Context(command, info_name=name, parent=found)
     click.echo(found.get_help())
 

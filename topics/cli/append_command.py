@@ -13,7 +13,7 @@ import stat
 import sys
 from collections.abc import Iterable, Iterator
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any, Final
 
 import click
@@ -33,6 +33,8 @@ LINGER_MS: Final = 50
 PIECE_BYTES: Final = 1 << 18
 LOOK_S: Final = 0.05
 """How often to look after what is on its way while no input comes: so long a failure may go unnoticed."""
+GIVE_UP_AFTER_S: Final = 60.0
+"""How long lines are tried for by default. Below the idempotency window of a topic, which is 120 s by default."""
 MAX_KEY: Final = 240
 """Of the 256 characters of an idempotency key, the rest is for the number of a batch."""
 STDIN: Final = 0
@@ -122,10 +124,12 @@ class Delimiter(click.ParamType[str]):
 @click.option("--create/--no-create", default=True, help="Whether to create the topic if it is missing.  [create]")
 @click.option(
     "--key",
+    "keys",
+    multiple=True,
     metavar="KEY",
-    help="Idempotency key: while the topic remembers it (its idempotency window, 2 minutes by default), the same "
-    "append can be repeated and happens once. Standard input goes in batches under KEY/0, KEY/1, ..., which break by "
-    "content alone: repeat it with the same --batch.",
+    help="Idempotency key of the whole input, given once: while the topic remembers it (its idempotency window, "
+    "2 minutes by default), the same append can be repeated and happens once. Standard input goes in batches under "
+    "KEY/0, KEY/1, ..., which break by content alone: repeat it with the same --batch.",
 )
 @click.option(
     "--batch",
@@ -143,10 +147,9 @@ class Delimiter(click.ParamType[str]):
 @click.option(
     "--give-up-after",
     type=Duration(plain="s", off=True),
-    default="60s",
     metavar="TIME",
-    help="How long to try to get lines to a daemon that has gone away or refuses for the moment; off or 0: for ever. "
-    "What is tried again after the idempotency window of the topic may arrive twice.  [60s]",
+    help="How long to try while the daemon is away or refuses for the moment; off or 0: for ever. What is tried again "
+    "after the idempotency window of the topic may arrive twice.  [60s for lines; records as arguments are tried once]",
 )
 @client_options
 @click.pass_obj
@@ -162,10 +165,10 @@ def append(
     tag_field: str | None,
     node_field: str | None,
     create: bool,
-    key: str | None,
+    keys: tuple[str, ...],
     batch: int,
     linger: int | None,
-    give_up_after: int,
+    give_up_after: int | None,
 ) -> None:
     """Append records: the arguments, or without any the lines of standard input.
 
@@ -178,6 +181,7 @@ def append(
     Ctrl-C ends the input too: what was read is appended. How much was appended is said on stderr, with --json on stdout
     as {topic, first_seq, last_seq, count}.
     """
+    key = _only_key(keys)
     _check(options, given, form, tag_field or node_field, key, linger)
     from topics.cli.record_input import Parser  # noqa: PLC0415
 
@@ -192,17 +196,18 @@ def append(
         skip_empty=not given,
     )
     summary = Summary(topic)
+    from topics.client import Retry  # noqa: PLC0415
+
     if given:
-        with connect(options) as client:
+        patience = None if give_up_after is None else Retry(give_up_after=give_up_after / 1000 or math.inf)
+        with connect(options, retry=patience) as client:
             _append_arguments(client, parser, given, summary, create=create, key=key)
         _say(options, summary)
         return
-    from topics.client import Retry  # noqa: PLC0415
-
-    patience = Retry(give_up_after=give_up_after / 1000 or math.inf)
-    with connect(options) as once:
-        # A daemon that is not there at all is told before anything is read that could not be read again.
-        once.health()
+    patience = Retry(give_up_after=GIVE_UP_AFTER_S if give_up_after is None else give_up_after / 1000 or math.inf)
+    with connect(options, retry=patience) as client:
+        # Before anything is read that could not be read again.
+        _wait_for_daemon(client)
     with connect(options, retry=patience) as client, stopping() as stop:
         from topics.cli.append_sinks import KeyedSink, LiveSink  # noqa: PLC0415
 
@@ -223,6 +228,29 @@ def append(
         finally:
             _say(options, summary)
         sys.exit(stop.exit_code)
+
+
+def _wait_for_daemon(client: Client) -> None:
+    """Wait until the daemon answers, for as long as the client repeats calls. Raises a TopicsError if it does not."""
+    from topics.client import TopicsError, calls  # noqa: PLC0415
+
+    try:
+        client.health()
+    except TopicsError as error:
+        retry = client.connection.retry
+        assert retry is not None
+        how_long = "" if math.isinf(retry.give_up_after) else f" for {retry.give_up_after:g} s"
+        failures.tell(f"{failures.message(error)}; trying{how_long}")
+        client.run(replace(calls.health(), probe=False))
+
+
+def _only_key(keys: tuple[str, ...]) -> str | None:
+    """The key that was given, if one was. Several would leave it open which records are under which."""
+    if len(keys) > 1:
+        raise click.UsageError("--key is for all records of the command, and can be given once.")
+    if keys and keys[0].startswith("--"):  # click takes the next option for the value
+        raise click.UsageError(f"--key needs a value, and {keys[0]!r} looks like the next option.")
+    return keys[0] if keys else None
 
 
 def _check(
@@ -260,6 +288,12 @@ def _append_arguments(
         done = client.append(summary.topic, records, create=create, return_seqs=False)
     else:
         done = client.append(summary.topic, records, create=create, return_seqs=False, idempotency_key=key)
+        if done.count != len(records):
+            raise failures.Failed(
+                f"nothing was appended: the key {key!r} was used for {done.count} records before, and these are "
+                f"{len(records)}. Another input needs another key",
+                failures.EXIT_CONFLICT,
+            )
     summary.add(done.first_seq, done.last_seq, done.count, repeated=done.deduped)
 
 

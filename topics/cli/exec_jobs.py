@@ -22,6 +22,7 @@ from typing import Final, Literal
 import anyio
 from anyio.abc import ByteSendStream, Process
 
+from topics.client import calls
 from topics.client.concurrent import AsyncClient
 from topics.client.errors import TopicsError
 from topics.client.leasing import Backoff, Nack
@@ -108,10 +109,18 @@ def job_environment(job: Job, inherited: Mapping[str, str], *, pass_token: bool 
     return environ
 
 
+def job_input(job: Job, *, raw: bool) -> bytes:
+    """What a job's command reads: the data as the JSON that was written and a newline, or with `raw`, where the data is
+    a string, the text of that string and a newline."""
+    data = job.data if raw else None
+    text = data.encode() if isinstance(data, str) else bytes(job.raw)
+    return text + b"\n"
+
+
 class CommandRunner:
     """Runs the command for each job it is called with: the handler of a worker.
 
-    The job's data is on the command's standard input, as the JSON that was written and a newline; what it prints goes
+    The job's data is on the command's standard input (`job_input`); what it prints goes
     where ours goes, or all of it to `output` (a file descriptor). Exit code 0 is success. Everything else gives the job
     back, to come again after a time that grows with its deliveries, or at once where nobody can say that the command
     has failed at it.
@@ -130,6 +139,7 @@ class CommandRunner:
         timeout_s: float | None = None,
         pass_token: bool = False,
         output: int | None = None,
+        raw: bool = False,
     ) -> None:
         self._command = command
         self._environ = environ
@@ -137,6 +147,7 @@ class CommandRunner:
         self._timeout_s = timeout_s
         self._pass_token = pass_token
         self._output = output
+        self._raw = raw
         self._backoff = Backoff()
         self.running = 0
         self.done = 0
@@ -180,7 +191,7 @@ class CommandRunner:
             self.unstartable = f"{self._command.words[0]!r} cannot be run: {error.strerror or error}"
             return "not started", None
         try:
-            in_time = await self._wait(process, bytes(job.raw) + b"\n")
+            in_time = await self._wait(process, job_input(job, raw=self._raw))
         finally:
             with anyio.CancelScope(shield=True):
                 if process.returncode is None:
@@ -242,6 +253,9 @@ async def work_off(
     """Have the jobs of a topic done until a signal ends it, `max_jobs` are done, none is ready (`once`), the command
     cannot be run, or nobody hears of it any more, which raises OSError at the end. Returns how many signals came.
 
+    With `once`, a daemon that cannot be asked raises a TopicsError: at the beginning at once, later when the client has
+    repeated the question for as long as its Retry says.
+
     The first one stops the claiming and lets what runs go on to its end, however long that takes; the second kills it
     and gives it back; the third waits for nothing. A signal that is ignored when this begins (`nohup`) stays so.
     """
@@ -281,17 +295,27 @@ async def work_off(
                 else:
                     tasks.cancel_scope.cancel()
 
+    unreachable: TopicsError | None = None
+
     async def look() -> None:
+        nonlocal unreachable
         while True:
             await anyio.sleep(LOOK_S)
             if runner.running:
                 continue
-            with suppress(TopicsError):  # what is the worker's end too it will find out
+            try:
                 jobs = (await client.state(topic, touch=False)).queue
-                if jobs is not None and jobs.ready == 0 and not runner.running:
-                    worker.stop()
-                    return
+            except TopicsError as error:  # after all the repeats of the client
+                unreachable = error
+                worker.stop()
+                return
+            if jobs is not None and jobs.ready == 0 and not runner.running:
+                worker.stop()
+                return
 
+    if once:
+        # A worker waits for a daemon that is away; one that is to end with the queue must not begin with that.
+        await client.once(calls.state(topic, touch=False))
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(attend)
         if once:
@@ -300,6 +324,8 @@ async def work_off(
         tasks.cancel_scope.cancel()
     if runner.unheard is not None:
         raise runner.unheard
+    if unreachable is not None:
+        raise unreachable
     return signals
 
 

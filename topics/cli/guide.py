@@ -19,8 +19,9 @@ HEAD: Final = """# Commands
 `topics` (or `python -m topics`) is the daemon and the command line for it. This page is made out of the commands' own
 help: `topics guide > docs/commands.md`.
 
-Without a command, or with flags of `serve` in its place, it serves. All other commands talk to a daemon that runs, but
-for `inspect` and `verify`, which look at the directory of one, `completion` and `help`.
+`topics serve` runs the daemon, and so do flags of `serve` without a command (`topics --port 0`) and `python -m topics`
+without arguments. All other commands talk to a daemon that runs, except for `inspect` and `verify`, which look at the
+directory of one, `completion` and `help`.
 """
 
 SHARED: Final = """## What commands share

@@ -306,6 +306,7 @@ def _settled(options: Options, answer: Any, said: str) -> None:
     is_flag=True,
     help="End when no job is ready. Jobs that wait for their turn after a failure are not waited for.",
 )
+@click.option("--raw", is_flag=True, help="Data that is a string goes to COMMAND as its text, without JSON's quotes.")
 @click.option("--pass-token", is_flag=True, help="Leave TOPICS_TOKEN in the command's environment.")
 @client_options
 @click.pass_obj
@@ -320,13 +321,14 @@ def work(
     job_timeout: int | None,
     max_jobs: int | None,
     once: bool,
+    raw: bool,
     pass_token: bool,
 ) -> None:
     """Run a command for each job of a queue.
 
-    The command gets the job's data on its standard input, as JSON and a newline, and TOPICS_JOB_TOPIC, _SEQ, _TAG,
-    _NODE, _DELIVERIES and _META_... (the names of its meta in capitals) in its environment, where TOPICS_URL is the
-    daemon's and TOPICS_TOKEN is missing.
+    The command gets the job's data on its standard input, as JSON and a newline (with --raw a string as its text), and
+    TOPICS_JOB_TOPIC, _SEQ, _TAG, _NODE, _DELIVERIES and _META_... (the names of its meta in capitals) in its
+    environment, where TOPICS_URL is the daemon's and TOPICS_TOKEN is missing.
 
     Exit code 0 acks the job. After any other it comes again, a little later each time, up to the max_deliveries of the
     queue. A job may be done twice: where a worker dies, or is cut off from the daemon for longer than a lease.
@@ -336,7 +338,8 @@ def work(
     once.
 
     With --json, one line on stdout for each job that has ended, and what commands print goes to stderr. Exit code 0
-    after Ctrl-C, 130 after a second one; with --once or --max-jobs 1 if a job has failed.
+    after Ctrl-C, 130 after a second one; with --once or --max-jobs 1 if a job has failed. A daemon that is away is
+    waited for; with --once it ends the worker with exit code 6, at the beginning at once and later after 30 s.
     """
     import anyio  # noqa: PLC0415
 
@@ -371,6 +374,7 @@ def work(
             report=print_ndjson if options.as_json else _complain,
             timeout_s=None if job_timeout is None else job_timeout / 1000,
             pass_token=pass_token,
+            raw=raw,
             output=sys.stderr.fileno() if options.as_json else None,
         )
         try:

@@ -23,9 +23,6 @@ from topics.client.results import NewRecord
 MAX_LINE_BYTES: Final = 16 << 20
 """More than a daemon takes as a record (1 MiB by default); a line that is longer ends the input."""
 
-MARKS: Final = frozenset({"$tombstone", "$deleted", "$end"})
-"""What `topics read`, `topics tail` and an export print between records. They are no records, and are skipped."""
-
 Form = Literal["text", "ndjson", "records", "csv"]
 
 
@@ -86,9 +83,16 @@ class LineSplitter:
             self._rest.clear()
 
 
-class _WholeRecord(msgspec.Struct):
-    """A record as the interface takes it, or as it gives it out."""
+class _WholeRecord(msgspec.Struct, forbid_unknown_fields=True):
+    """A record as the interface takes it, or as it gives it out: all that `topics read` and `topics tail` print in a
+    line. A `$tombstone`, `$deleted` or `$end` is what they print between records."""
 
+    topic: Raw | UnsetType = UNSET
+    seq: Raw | UnsetType = msgspec.field(default=UNSET, name="$seq")
+    ts: Raw | UnsetType = msgspec.field(default=UNSET, name="$ts")
+    tombstone: Raw | UnsetType = msgspec.field(default=UNSET, name="$tombstone")
+    deleted: Raw | UnsetType = msgspec.field(default=UNSET, name="$deleted")
+    end: Raw | UnsetType = msgspec.field(default=UNSET, name="$end")
     data: Raw | UnsetType = UNSET
     tag: str | None = None
     node: str | None = None
@@ -161,7 +165,7 @@ class Parser:
         _check_utf8(line)
         whole = _whole.decode(line)
         if isinstance(whole.data, UnsetType):
-            if MARKS & _fields.decode(line).keys():
+            if any(mark is not UNSET for mark in (whole.tombstone, whole.deleted, whole.end)):
                 return None
             raise ValueError("is no record: it has no `data`")
         return NewRecord(

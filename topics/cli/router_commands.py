@@ -82,7 +82,8 @@ def _settings(command: Command) -> Command:
             click.option(
                 "--guarantee",
                 type=click.Choice(["at_least_once", "exactly_once"]),
-                help="Whether a crash may leave copies twice.  [at_least_once]",
+                help="exactly_once: where several routers lead to the dest, it takes each record once. A single one "
+                "copies nothing twice, whatever this says.  [at_least_once]",
             ),
         )
     ):
@@ -151,8 +152,7 @@ def set_(
     if not said:
         raise click.UsageError("There is nothing to set: name at least one setting.")
     with connect(options) as client:
-        found = client.router(name)
-        done = client.create_router(name, found.source, found.dest, **said)
+        done = client.update_router(name, **said)
     if options.as_json:
         print_json(done)
     else:

@@ -46,6 +46,8 @@ class Call(Generic[T]):
     accept: str = JSON
     repeatable: bool
     """Whether it does no harm to send it again when it may have been carried out."""
+    probe: bool = False
+    """Whether it asks how the daemon is right now: then it is sent once, and its failure is the answer."""
     headers: Mapping[str, str] = field(default_factory=dict, repr=False)
     waits: float = 0.0
     """Seconds for which the daemon may wait on purpose before it answers."""
@@ -125,8 +127,8 @@ def _names(node: str | Iterable[str]) -> list[str]:
 
 
 def health() -> Call[results.Health]:
-    """Whether the process answers at all."""
-    return Call(method="GET", target="/v0/health", answer=results.Health, repeatable=True)
+    """Whether the process answers at all. Nothing is repeated: where it does not answer, that is raised at once."""
+    return Call(method="GET", target="/v0/health", answer=results.Health, repeatable=True, probe=True)
 
 
 def ready() -> Call[results.Ready]:
@@ -163,6 +165,17 @@ def create(topic: str, **config: Unpack[TopicSettings]) -> Call[results.TopicCha
     return Call(
         method="PUT",
         target=topic_path(topic),
+        answer=results.TopicChanged,
+        body=encode(config),
+        repeatable=True,
+    )
+
+
+def update(topic: str, **config: Unpack[TopicSettings]) -> Call[results.TopicChanged]:
+    """Change the settings named. Raises NotFound where there is no topic."""
+    return Call(
+        method="PUT",
+        target=target(topic_path(topic), create=False),
         answer=results.TopicChanged,
         body=encode(config),
         repeatable=True,
@@ -328,6 +341,22 @@ def create_router(
         target=router_path(router),
         answer=results.RouterChanged,
         body=encode({"source": source, "dest": dest, **fields}),
+        repeatable=True,
+    )
+
+
+def update_router(
+    router: str, source: str | None = None, dest: str | None = None, **settings: Unpack[RouterSettings]
+) -> Call[results.RouterChanged]:
+    """Change the settings named. Raises NotFound where there is no router, and Conflict where its source or dest is
+    not the one that is given."""
+    fields = {name.rstrip("_"): value for name, value in settings.items()}
+    ends = {name: topic for name, topic in (("source", source), ("dest", dest)) if topic is not None}
+    return Call(
+        method="PUT",
+        target=target(router_path(router), create=False),
+        answer=results.RouterChanged,
+        body=encode(ends | fields),
         repeatable=True,
     )
 

@@ -9,13 +9,13 @@ from __future__ import annotations
 import random
 from collections.abc import AsyncIterable, AsyncIterator, Awaitable, Callable, Iterable
 from contextlib import asynccontextmanager
-from typing import Concatenate, ParamSpec, TypeVar, Unpack
+from typing import Concatenate, ParamSpec, TypeVar
 
 import anyio
 import httpx
 
 from topics.client import async_tailing, bulk, calls, results
-from topics.client.calls import Call, RouterSettings, TopicSettings
+from topics.client.calls import Call
 from topics.client.errors import TopicsError
 from topics.client.results import Record, Tombstone
 from topics.client.retry import Attempts, Retry
@@ -86,7 +86,7 @@ class AsyncClient:
 
     async def run(self, call: Call[T]) -> T:
         """Make a call and repeat it where that is safe and allowed (`docs/design/clients.md`)."""
-        attempts = Attempts(self.connection.retry, repeatable=call.repeatable, now=anyio.current_time(), rng=self._rng)
+        attempts = self.connection.attempts(call, now=anyio.current_time(), rng=self._rng)
         while True:
             try:
                 return await self.once(call)
@@ -134,14 +134,9 @@ class AsyncClient:
     # -- topics ------------------------------------------------------------------------------------------------------
 
     create = _method(calls.create)
+    update = _method(calls.update)
     state = _method(calls.state)
     delete_topic = _method(calls.delete_topic)
-
-    async def update(self, topic: str, **config: Unpack[TopicSettings]) -> results.TopicChanged:
-        """Change the settings named. Raises NotFound where there is no topic (one that is deleted at this moment is
-        made again: the interface has one call for both)."""
-        await self.state(topic, touch=False)
-        return await self.create(topic, **config)
 
     # -- records -----------------------------------------------------------------------------------------------------
 
@@ -314,16 +309,10 @@ class AsyncClient:
     # -- routers -----------------------------------------------------------------------------------------------------
 
     create_router = _method(calls.create_router)
+    update_router = _method(calls.update_router)
     router = _method(calls.router)
     routers = _method(calls.router_page)
     delete_router = _method(calls.delete_router)
-
-    async def update_router(
-        self, router: str, source: str, dest: str, **settings: Unpack[RouterSettings]
-    ) -> results.RouterChanged:
-        """Change the settings named. Raises NotFound where there is no router."""
-        await self.router(router)
-        return await self.create_router(router, source, dest, **settings)
 
     async def all_routers(
         self, *, prefix: str = "", source: str | None = None, dest: str | None = None

@@ -12,7 +12,8 @@ import msgspec
 
 
 class TopicsError(Exception):
-    """Everything that the client raises, wrong arguments aside."""
+    """What goes wrong with a call, at the daemon or on the way to it. Wrong arguments are a TypeError or ValueError, a
+    closed client is a RuntimeError, and waiting for a producer raises TimeoutError."""
 
     code: str = "error"
     """Of `api.md` section 1, or one of the client's own."""

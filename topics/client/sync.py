@@ -10,12 +10,12 @@ import random
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Concatenate, ParamSpec, TypeVar, Unpack
+from typing import TYPE_CHECKING, Concatenate, ParamSpec, TypeVar
 
 import httpx
 
 from topics.client import bulk, calls, results, tailing
-from topics.client.calls import Call, RouterSettings, TopicSettings
+from topics.client.calls import Call
 from topics.client.errors import TopicsError
 from topics.client.results import Record, Tombstone
 from topics.client.retry import Attempts, Retry
@@ -90,7 +90,7 @@ class Client:
 
     def run(self, call: Call[T]) -> T:
         """Make a call and repeat it where that is safe and allowed (`docs/design/clients.md`)."""
-        attempts = Attempts(self.connection.retry, repeatable=call.repeatable, now=time.monotonic(), rng=self._rng)
+        attempts = self.connection.attempts(call, now=time.monotonic(), rng=self._rng)
         while True:
             try:
                 return self.once(call)
@@ -137,14 +137,9 @@ class Client:
     # -- topics ------------------------------------------------------------------------------------------------------
 
     create = _method(calls.create)
+    update = _method(calls.update)
     state = _method(calls.state)
     delete_topic = _method(calls.delete_topic)
-
-    def update(self, topic: str, **config: Unpack[TopicSettings]) -> results.TopicChanged:
-        """Change the settings named. Raises NotFound where there is no topic (one that is deleted at this moment is
-        made again: the interface has one call for both)."""
-        self.state(topic, touch=False)
-        return self.create(topic, **config)
 
     # -- records -----------------------------------------------------------------------------------------------------
 
@@ -310,16 +305,10 @@ class Client:
     # -- routers -----------------------------------------------------------------------------------------------------
 
     create_router = _method(calls.create_router)
+    update_router = _method(calls.update_router)
     router = _method(calls.router)
     routers = _method(calls.router_page)
     delete_router = _method(calls.delete_router)
-
-    def update_router(
-        self, router: str, source: str, dest: str, **settings: Unpack[RouterSettings]
-    ) -> results.RouterChanged:
-        """Change the settings named. Raises NotFound where there is no router."""
-        self.router(router)
-        return self.create_router(router, source, dest, **settings)
 
     def all_routers(
         self, *, prefix: str = "", source: str | None = None, dest: str | None = None

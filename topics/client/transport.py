@@ -11,6 +11,7 @@ import inspect
 import os
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from random import Random
 from typing import Any, Final, TypeVar
 
 import httpx
@@ -18,7 +19,7 @@ import msgspec
 
 from topics.client.calls import Call
 from topics.client.errors import ConnectionFailed, ProtocolError, TopicsError, error_of
-from topics.client.retry import Retry
+from topics.client.retry import Attempts, Retry
 
 T = TypeVar("T")
 
@@ -57,7 +58,11 @@ class Connection:
 
     def options(self) -> dict[str, Any]:
         """The arguments of httpx's clients. Redirects are not followed: a key must not go to another host."""
-        headers = {"Accept-Encoding": "gzip" if self.gzip else "identity", "User-Agent": "topics-client"}
+        headers = {
+            "Accept-Encoding": "gzip" if self.gzip else "identity",
+            "User-Agent": "topics-client",
+            "Topics-Strict": "1",
+        }
         if self.token is not None:
             headers["Authorization"] = f"Bearer {self.token}"
         return {
@@ -82,6 +87,10 @@ class Connection:
             "headers": headers,
             "timeout": httpx.Timeout(self.timeout, read=reading),
         }
+
+    def attempts(self, call: Call[Any], *, now: float, rng: Random) -> Attempts:
+        """The tries of a call."""
+        return Attempts(None if call.probe else self.retry, repeatable=call.repeatable, now=now, rng=rng)
 
     def failure(self, error: httpx.HTTPError) -> TopicsError:
         """What a request that got no answer raises."""

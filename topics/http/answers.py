@@ -224,6 +224,16 @@ class RouterDeletedAnswer(Struct, kw_only=True):
 # --- the daemon ------------------------------------------------------------------------------------------------------
 
 
+class RootAnswer(Struct, kw_only=True):
+    service: Literal["topics"]
+    version: str
+    docs: str
+    openapi: str
+    topics: str
+    ready: str
+    metrics: str
+
+
 class HealthAnswer(Struct, kw_only=True):
     status: Literal["ok"]
     version: str

@@ -229,15 +229,18 @@ _lenient_counted: Final = msgspec.json.Decoder(_LenientCountedAppend)
 _encode: Final = msgspec.json.encode
 
 
-def decode_append(raw: bytes, settings: Settings, header_key: str | None = None) -> CheckedAppend:
+def decode_append(
+    raw: bytes, settings: Settings, header_key: str | None = None, *, strict: bool = False
+) -> CheckedAppend:
     """The body of an append (`api.md` section 4). `header_key` is the `Idempotency-Key` header; the body's wins.
+    `strict` refuses unknown keys of it and of its records.
 
     Raises 400 `invalid_request`, `batch_too_large` or `record_too_large`. An inline config has its types checked, not
     its ranges.
     """
     check_utf8(raw)
     maximum = settings.max_batch_records
-    request = _decode_records(raw, settings)
+    request = _decode_records(raw, settings, only_known=strict)
     records = request.records
     count = len(records)
     if count == 0:
@@ -271,9 +274,9 @@ def decode_append(raw: bytes, settings: Settings, header_key: str | None = None)
     )
 
 
-def _decode_records(raw: bytes, settings: Settings) -> AppendRequest:
-    """Decode the body of an append. Raises 400, and then has made neither many more records than there may be nor a
-    `meta` of many more keys."""
+def _decode_records(raw: bytes, settings: Settings, *, only_known: bool) -> AppendRequest:
+    """Decode the body of an append; `only_known` refuses unknown keys. Raises 400, and then has made neither many more
+    records than there may be nor a `meta` of many more keys."""
     maximum = settings.max_batch_records
     strict: msgspec.json.Decoder[Any] = _strict_append
     lenient: msgspec.json.Decoder[Any] = _lenient_append
@@ -290,7 +293,7 @@ def _decode_records(raw: bytes, settings: Settings) -> AppendRequest:
             request = strict.decode(raw)
         except msgspec.ValidationError:
             _counter.left = maximum
-            request = decode_json(lenient, raw)
+            request = decode_json(strict if only_known else lenient, raw)
             _check_depth_around_data(raw)
     except _TooManyRecords:
         raise _too_many_records(f"more than {maximum} records", maximum) from None
@@ -512,8 +515,9 @@ def decode_plain(values: list[bytes], settings: Settings) -> CheckedAppend | Non
     return CheckedAppend(records=[], datas=values, nodes=None, tags=None, metas=None)
 
 
-def decode_lines(lines: list[bytes], settings: Settings) -> CheckedAppend:
+def decode_lines(lines: list[bytes], settings: Settings, *, strict: bool = False) -> CheckedAppend:
     """The records of a batch, each a line (`pipeline.md` section 1). Raises `BadLine` for the first that is none.
+    `strict` refuses unknown keys.
 
     Each line is decoded by itself: joined, two wrong lines can make a right one.
     """
@@ -533,7 +537,7 @@ def decode_lines(lines: list[bytes], settings: Settings) -> CheckedAppend:
     try:
         records: list[RecordIn] = list(map(_strict_record.decode, lines))
     except (msgspec.DecodeError, RecursionError):
-        records = [_decode_line(i, line) for i, line in enumerate(lines)]
+        records = [_decode_line(i, line, strict) for i, line in enumerate(lines)]
     datas = [bytes(record.data) for record in records]
     if b"\r" in raw:
         datas = [data.translate(_LINE_ENDS) for data in datas]
@@ -547,12 +551,12 @@ def decode_lines(lines: list[bytes], settings: Settings) -> CheckedAppend:
     return CheckedAppend(records=records, datas=datas, nodes=extras.nodes, tags=extras.tags, metas=extras.metas)
 
 
-def _decode_line(i: int, line: bytes) -> RecordIn:
+def _decode_line(i: int, line: bytes, strict: bool) -> RecordIn:
     try:
         try:
             return _strict_record.decode(line)
         except msgspec.ValidationError:
-            record = decode_json(_lenient_record, line)
+            record = decode_json(_strict_record, line) if strict else decode_json(_lenient_record, line)
             _check_depth_around_data(line, around=1)
             return record
         except msgspec.DecodeError as error:
@@ -959,6 +963,11 @@ class Query:
 def decode_if_empty(query: bytes) -> bool:
     """`if_empty` of a topic's DELETE."""
     return Query(query).boolean("if_empty", False)
+
+
+def decode_create(query: bytes) -> bool:
+    """`create` of the PUT of a topic or router."""
+    return Query(query).boolean("create", True)
 
 
 def decode_touch(query: bytes) -> bool:

@@ -28,6 +28,7 @@ from topics.http.lines import BATCH_BYTES, BATCH_RECORDS, FEED_BYTES, Batch, Bat
 from topics.http.metrics import ExportFigures, RequestFigures
 from topics.http.reading import LINES_TYPE, BodyStream
 from topics.http.staging import stage_response
+from topics.http.strict import explained, is_strict
 from topics.keys import Scope
 from topics.logs import get_logger
 from topics.model import AppendResult, CheckedAppend, Performance, StageResult
@@ -238,6 +239,7 @@ class Ingest:
         call.waits = True
         self._batches = self._broken_by(0, 0)
         self._query = bodies.IngestQuery()
+        self._strict = False
         self._key: str | None = None
         self._begun = 0
         """Batches that were given to the engine."""
@@ -260,6 +262,7 @@ class Ingest:
         unfinished batch is dropped, because a repeat of the upload finds finished ones only."""
         try:
             self._query = bodies.decode_ingest_query(self._call.query, self._engine.settings)
+            self._strict = is_strict(self._call.headers)
             self._key = bodies.check_key(idempotency_header(self._call), "Idempotency-Key")
             if self._query.stage is None:
                 self._batches = self._broken_by(*self._engine.caps_of(self._topic))
@@ -316,9 +319,10 @@ class Ingest:
             plain = bodies.decode_plain(batch.items, settings) if batch.plain else None
             if batch.plain and plain is None:
                 self._batches.looks_for_plain = False
-            request = plain or bodies.decode_lines(batch.lines, settings)
+            request = plain or bodies.decode_lines(batch.lines, settings, strict=self._strict)
         except bodies.BadLine as bad:
-            raise _Refused(batch.numbers[bad.index], bad.error) from None
+            error = explained(bad.error, path="records[0]") if self._strict else bad.error
+            raise _Refused(batch.numbers[bad.index], error) from None
         request.node = query.node
         request.disable_backpressure = query.disable_backpressure
         # A topic that is deleted meanwhile is not made again by what follows.

@@ -92,7 +92,9 @@ class Engine(Protocol):
     @property
     def clock(self) -> Clock: ...
 
-    async def put_topic(self, name: str, patch: TopicConfigPatch) -> tuple[TopicConfig, bool]: ...
+    async def put_topic(
+        self, name: str, patch: TopicConfigPatch, *, create: bool = True
+    ) -> tuple[TopicConfig, bool]: ...
 
     async def delete_topic(self, name: str, *, if_empty: bool) -> tuple[bool, list[str]]: ...
 
@@ -102,7 +104,7 @@ class Engine(Protocol):
         self, prefix: str, after: str | None, page_size: int, key: Key
     ) -> tuple[list[TopicSummary], bool]: ...
 
-    async def put_router(self, name: str, patch: RouterPatch) -> tuple[RouterState, bool]: ...
+    async def put_router(self, name: str, patch: RouterPatch, *, create: bool = True) -> tuple[RouterState, bool]: ...
 
     async def router_state(self, name: str) -> RouterState: ...
 
@@ -220,6 +222,11 @@ def error_response(error: ApiError) -> Response:
     if error.retry_after_s is not None:
         headers.append((b"retry-after", b"%d" % error.retry_after_s))
     return Response(error.status, encode(body), headers=headers)
+
+
+def with_line_end(response: Response) -> bytes:
+    """The body of an answer as it goes out: JSON ends with a line end, so that a shell's prompt has its own line."""
+    return response.body + b"\n" if response.content_type == JSON and response.body else response.body
 
 
 def append_answer(result: AppendResult, performance: Performance, *, return_seqs: bool) -> bytes:

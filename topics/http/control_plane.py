@@ -26,6 +26,7 @@ from topics.http.answers import (
     HealthAnswer,
     ReadyAnswer,
     RecordsDeletedAnswer,
+    RootAnswer,
     RouterAnswer,
     RouterDeletedAnswer,
     RouterListAnswer,
@@ -74,6 +75,7 @@ class ControlPlane:
             "list_routers": self.list_routers,
             "delete_router": self.delete_router,
             "checkpoint": self.checkpoint,
+            "root": self.root,
             "health": self.health,
             "healthz": self.health,
             "ready": self.ready,
@@ -140,7 +142,7 @@ class ControlPlane:
         """`PUT /v0/topics/{topic}`."""
         patch = bodies.decode_config_patch(_call().body)
         check_dead_letter(_call().grant, patch)
-        config, created = await self._engine.put_topic(topic, patch)
+        config, created = await self._engine.put_topic(topic, patch, create=bodies.decode_create(_query()))
         answer = TopicAnswer(topic=topic, created=created, config=config, performance=self._performance())
         return json_response(answer, 201 if created else 200)
 
@@ -192,9 +194,10 @@ class ControlPlane:
     async def put_router(self, router: str) -> Response:
         """`PUT /v0/routers/{router}`."""
         patch = bodies.decode_router_patch(_call().body, self._engine.settings)
+        create = bodies.decode_create(_query())
         self._check_ends(router, patch)
         try:
-            state, created = await self._engine.put_router(router, patch)
+            state, created = await self._engine.put_router(router, patch, create=create)
         except ApiError as error:
             self._hide_names(error.detail)
             raise
@@ -258,6 +261,19 @@ class ControlPlane:
         return found
 
     # --- the daemon (`api.md` section 11) ----------------------------------------------------------------------------
+
+    async def root(self) -> Response:
+        """`GET /`: for somebody who has only the address."""
+        answer = RootAnswer(
+            service="topics",
+            version=__version__,
+            docs="/v0/docs",
+            openapi="/v0/openapi.json",
+            topics="/v0/topics",
+            ready="/v0/ready",
+            metrics="/v0/metrics",
+        )
+        return json_response(answer)
 
     async def health(self) -> Response:
         """`GET /v0/health`: the process answers."""

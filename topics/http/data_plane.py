@@ -7,13 +7,14 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping
 
-from topics.errors import invalid
+from topics.errors import ApiError, invalid
 from topics.http import bodies
 from topics.http.calls import Call, ClientGone, Engine, OpenAnswer, Response, append_answer, encode
 from topics.http.grants import Grant
 from topics.http.queues import Queues
 from topics.http.staging import Staging
 from topics.http.streams import Streams
+from topics.http.strict import explained, is_strict
 from topics.keys import Scope
 from topics.log.names import check_topic_name
 from topics.model import Performance, ReadRequest, ReadResult, TopicConfigPatch
@@ -53,7 +54,11 @@ class DataPlane:
         query = bodies.decode_append_query(call.query)
         if not call.body:
             raise invalid("records", "is required")
-        request = bodies.decode_append(call.body, engine.settings, idempotency_header(call))
+        strict = is_strict(call.headers)
+        try:
+            request = bodies.decode_append(call.body, engine.settings, idempotency_header(call), strict=strict)
+        except ApiError as error:
+            raise (explained(error) if strict else error) from None
         if request.config is not None:
             call.audited = True
             bodies.check_inline_config(topic, request.config)

@@ -2,7 +2,8 @@
 
 Everything that holds for many calls is left out here, because it follows from the table (`openapi` adds it): names in
 paths, what a key needs, and the failures that come with a body, a key, or the phase of the daemon. Types are those
-that the code decodes and encodes with. Nothing here is used to answer anybody; tests compare it with real answers.
+that the code decodes and encodes with. Tests compare it with real answers; the query parameters are what
+`topics.http.strict` knows.
 """
 
 from __future__ import annotations
@@ -165,8 +166,9 @@ _OPERATIONS |= {
             200: Answer("It was there; this is its configuration now.", {JSON: answers.TopicAnswer}),
             201: Answer("It was created.", {JSON: answers.TopicAnswer}),
         },
+        parameters=(_boolean("create", True, "Whether a missing topic is created; if not, it is a 404."),),
         body=Body(TopicConfigPatch, {"ttl_ms": 86_400_000, "durability": "fsync"}, required=False),
-        codes=("topic_exists_incompatible", *_WRITES),
+        codes=("topic_not_found", "topic_exists_incompatible", *_WRITES),
     ),
     "get_topic": Operation(
         TOPICS,
@@ -414,10 +416,11 @@ _OPERATIONS |= {
             200: Answer("It was there; this is what it is now.", {JSON: answers.RouterAnswer}),
             201: Answer("It was created.", {JSON: answers.RouterAnswer}),
         },
+        parameters=(_boolean("create", True, "Whether a missing router is created; if not, it is a 404."),),
         body=Body(
             RouterPatch, {"source": "jobs", "dest": "archive", "filter": ["tag", "Glob", "done*"]}, required=False
         ),
-        codes=("topic_not_found", "router_cycle", "topic_exists_incompatible", *_WRITES),
+        codes=("topic_not_found", "router_not_found", "router_cycle", "topic_exists_incompatible", *_WRITES),
     ),
     "get_router": Operation(
         ROUTERS,
@@ -459,6 +462,12 @@ _READY: Final = Operation(
 )
 
 _OPERATIONS |= {
+    "root": Operation(
+        DAEMON,
+        "Where to go",
+        "The paths to begin with.",
+        _ok(answers.RootAnswer, "Paths on this daemon."),
+    ),
     "health": _HEALTH,
     "healthz": replace(_HEALTH, summary="Health, where probes look for it"),
     "ready": _READY,

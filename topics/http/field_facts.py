@@ -148,7 +148,10 @@ _ROUTER_FIELDS: Final[Mapping[str, Fact]] = {
     "preserve_tag": Fact("Whether copies keep the tag."),
     "create_dest": Fact("Whether a missing `dest` is created."),
     "allow_cycle": Fact("Whether it may close a cycle, or share its `dest` with routers of other sources."),
-    "guarantee": Fact("Whether a crash may make a copy twice."),
+    "guarantee": Fact(
+        "`exactly_once`: where several routers lead to `dest`, it takes each record once. One router alone copies "
+        "nothing twice, whatever this says."
+    ),
     "from": Fact("Where it begins when it is created: at the head of the source, or at the first live record."),
     "forwarded_total": _seq("Copies made."),
     "cursor_seq": _seq("The last seq of the source that it has looked at."),
@@ -390,6 +393,15 @@ _BY_TYPE: Final[Mapping[type[Struct], Mapping[str, Fact]]] = {
     },
     answers.RouterListAnswer: {"routers": Fact("In the order of their names.")},
     answers.RouterDeletedAnswer: {"deleted": Fact("False if there was no such router.")},
+    answers.RootAnswer: {
+        "service": Fact("What listens here."),
+        "version": Fact("Of the daemon."),
+        "docs": Fact("The interface, for people."),
+        "openapi": Fact("The interface, for programs."),
+        "topics": Fact("The list of topics."),
+        "ready": Fact("Whether requests are taken."),
+        "metrics": Fact("Figures."),
+    },
     answers.HealthAnswer: {
         "status": Fact("The process answers."),
         "version": Fact("Of the daemon."),

@@ -26,7 +26,18 @@ from topics.errors import ApiError
 from topics.http.accept import qualities
 from topics.http.access import Access
 from topics.http.bulk import Bulk
-from topics.http.calls import Call, ClientGone, Engine, OpenAnswer, Receive, Response, Scope, Send, error_response
+from topics.http.calls import (
+    Call,
+    ClientGone,
+    Engine,
+    OpenAnswer,
+    Receive,
+    Response,
+    Scope,
+    Send,
+    error_response,
+    with_line_end,
+)
 from topics.http.connection import Connection
 from topics.http.control_plane import ControlPlane
 from topics.http.data_plane import DataPlane
@@ -36,6 +47,7 @@ from topics.http.origins import Origins
 from topics.http.protocols import stop_receiving, waits_for_continue, was_cut_off
 from topics.http.reading import SMALL_BODY, SMALL_BODY_S, BodyReader, discard_body, has_small_rest, is_lines
 from topics.http.routes import Body, Found, Plane, Route, RouteTable
+from topics.http.strict import check_query, is_strict
 from topics.http.websocket import WebSocket
 from topics.keys import ANY_KEY, Key, Keyring
 from topics.logs import get_logger
@@ -271,6 +283,8 @@ class Gate:
         if refusal is not None and not found.route.always_open:
             raise refusal
         self._let_in(call, found)
+        if is_strict(call.headers):
+            check_query(found.route, call.query, lines=is_lines(call))
         with self.access.granting(call.grant):
             return await self._carry_out(call, found)
 
@@ -314,7 +328,7 @@ class Gate:
         unasked = waits_for_continue(call.send)
         if not call.body_complete and not unasked and has_small_rest(call):
             await discard_body(call, SMALL_BODY, SMALL_BODY_S)
-        body = response.body
+        body = with_line_end(response)
         headers = [(b"content-type", response.content_type), *response.headers, *call.answer_headers]
         if len(body) >= GZIP_FROM:
             headers.append((b"vary", b"accept-encoding"))
@@ -396,10 +410,11 @@ class Gate:
     async def _refuse_websocket(self, error: ApiError, request_id: str, send: Send) -> None:
         self._count_refusal(error)
         response = error_response(error)
-        headers = [(b"content-type", response.content_type), (b"content-length", b"%d" % len(response.body))]
+        body = with_line_end(response)
+        headers = [(b"content-type", response.content_type), (b"content-length", b"%d" % len(body))]
         headers += [*response.headers, (b"x-request-id", request_id.encode())]
         await send({"type": "websocket.http.response.start", "status": response.status, "headers": headers})
-        await send({"type": "websocket.http.response.body", "body": response.body, "more_body": False})
+        await send({"type": "websocket.http.response.body", "body": body, "more_body": False})
 
 
 def _label(call: Call) -> str:

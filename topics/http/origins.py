@@ -20,7 +20,9 @@ from topics.http.calls import Response
 PREFLIGHT_S: Final = 600
 """How long a browser may remember what it was told."""
 
-_REQUEST_HEADERS: Final = b"authorization, content-type, content-encoding, idempotency-key, last-event-id, x-request-id"
+_REQUEST_HEADERS: Final = (
+    b"authorization, content-type, content-encoding, idempotency-key, last-event-id, topics-strict, x-request-id"
+)
 _EXPOSED: Final = b"x-request-id, retry-after"
 
 Headers = list[tuple[bytes, bytes]]

@@ -97,6 +97,7 @@ ROUTES: Final[tuple[Route, ...]] = (
     Route("get_router", "GET", "/v0/routers/{router}", _CONTROL, READ),
     Route("delete_router", "DELETE", "/v0/routers/{router}", _CONTROL, DELETE, audited=True),
     Route("checkpoint", "POST", "/v0/admin/checkpoint", _CONTROL, ADMIN, audited=True, is_about_all=True),
+    Route("root", "GET", "/", _CONTROL, None, always_open=True, is_page=True),
     Route("health", "GET", "/v0/health", _CONTROL, None, always_open=True),
     Route("healthz", "GET", "/healthz", _CONTROL, None, always_open=True),
     Route("ready", "GET", "/v0/ready", _CONTROL, None, always_open=True),
