@@ -131,7 +131,6 @@ TABLE: list[Bad] = [
         Bad(method, path, status=404, code="not_found")
         for method in ("GET", "POST", "PUT", "DELETE", "PATCH")
         for path in (
-            "/",
             "/v0",
             "/v0/topics/",
             "/v0/topics/kept/",

@@ -182,6 +182,7 @@ def test_rule_3_a_copied_directory_is_no_excuse() -> None:
     world.fs.mkdir("/data")
     for name in world.fs.listdir("/elsewhere"):
         world.fs.rename(f"/elsewhere/{name}", f"/data/{name}")
+    # And none of the seqs that the original may have given out since is given out.
     assert holes(see(world)["plain"]) == [(4, 1024 + SKIPPED_SEQS)]
 
 

@@ -45,6 +45,7 @@ from topics.storage.fs import TEMPORARY_SUFFIX, Fs, join
 from topics.storage.parts import Part, holes_of, load_part
 from topics.storage.readonly import ReadOnlyFs, size_of
 from topics.storage.recovered import Damage, Progress, Recovered, shard_of
+from topics.storage.restored import MARK
 from topics.storage.segment_reader import Tiers
 from topics.storage.segment_store import DELETED_SUFFIX, DirectorySegmentStore
 from topics.storage.snapshot import (
@@ -470,7 +471,7 @@ class Verification:
     def _kept_aside(self) -> Iterator[Finding]:
         fs, datadir = self._fs, self._datadir
         yield from verify_identities(self._fs, datadir.root, self._cold_dir.root if self._cold_dir else None)
-        known = {"FORMAT", "IDENTITY", "LOCK", "meta", "wal", "topics"}
+        known = {"FORMAT", "IDENTITY", "LOCK", "meta", "wal", "topics", MARK}  # a copy is none the worse for its mark
         for name in fs.listdir(datadir.root):
             if name not in known and not name.endswith(TEMPORARY_SUFFIX):
                 yield Finding(join(datadir.root, name), None, "of nobody", "note")
