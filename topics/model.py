@@ -201,6 +201,8 @@ class WatchRequest(msgspec.Struct, frozen=True, kw_only=True):
     include_data: bool = True
     strong: bool = False
     lenient: bool = False
+    create: bool = False
+    """Wait for topics that are missing."""
 
 
 class WatchedTopic(msgspec.Struct, kw_only=True):
@@ -209,7 +211,8 @@ class WatchedTopic(msgspec.Struct, kw_only=True):
     from_seq: int
     head_seq: int
     earliest_seq: int
-    epoch: int
+    epoch: int | None
+    """None: there is no such topic yet."""
 
 
 Guarantee = Literal["at_least_once", "exactly_once"]

@@ -75,6 +75,8 @@ class Registry:
         self.common = Common()
         self.on_removed: Callable[[int, Shelf | None], None] | None = None
         """Told of topics whose files may go."""
+        self.on_added: Callable[[Topic], None] | None = None
+        """Told of each topic that can be found from now on."""
         self.throttled: dict[str, int] = {}
         """How many requests each limit has refused (429)."""
         self._last_heads: dict[int, int] = {}
@@ -142,6 +144,8 @@ class Registry:
             target.stages[topic.stage.name] = topic
         self.next_topic_id = max(self.next_topic_id, topic.id + 1)
         self.account(topic)
+        if topic.stage is None and self.on_added is not None:
+            self.on_added(topic)
 
     def remove(self, topic: Topic) -> None:
         """The topic is gone, and what it held."""

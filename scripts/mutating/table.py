@@ -332,6 +332,15 @@ CEILINGS: Final = (
         "crash",
     ),
     Mutation(
+        "restored-seqs-used-again",
+        "ceilings",
+        "topics/storage/verdicts.py",
+        "reached = max(head, ceiling, reached) + skipped",
+        "reached = max(head, ceiling, reached)",
+        "8.2: no seq is given out twice, by a restored directory neither",
+        "unit",
+    ),
+    Mutation(
         "part-forgets-the-raise-on-its-way",
         "ceilings",
         "topics/storage/storing.py",
@@ -1240,6 +1249,15 @@ READING: Final = (
 )
 
 DELIVERY: Final = (
+    Mutation(
+        "topic-that-is-waited-for-not-delivered",
+        "delivery",
+        "topics/watching/delivery.py",
+        "for feed in self._awaited.take(topic.name):",
+        "for feed in []:",
+        "a watcher who waits for a topic is given all of it",
+        "unit",
+    ),
     Mutation(
         "wakeup-lost",
         "delivery",

@@ -15,6 +15,7 @@ import trio
 from tests.engine.life import Called, HeldOffload, Life, living, settings, settle
 from tests.simulation.disk import Fault
 from tests.watching.client import Connection, Streams, held_bytes
+from topics.model import WatchRequest, WatchStart
 from topics.offload import Kind
 from topics.topic import Topic
 from topics.watching.outbox import OUTBOX_BYTES
@@ -608,3 +609,24 @@ async def test_nothing_keeps_a_deleted_topic(life: Life, streams: Streams, autoj
     await trio.sleep(1)
     gc.collect()
     assert not [one for one in gc.get_objects() if isinstance(one, Topic) and one.id == gone]
+
+
+# --- topics that are not there yet ------------------------------------------------------------------------------------
+
+
+@pytest.mark.trio
+async def test_a_topic_that_is_waited_for_is_delivered_when_it_is_made(
+    life: Life, streams: Streams, autojump_clock: Any
+) -> None:
+    watching = life.engine.watching
+    wanted = WatchRequest(topics={"t": WatchStart(tail=True)}, create=True)
+    waiting, given_up = [await streams.connect(watching.stream_of("t", wanted, last_id)) for last_id in (None, None)]
+    await settle()
+    assert (waiting.open, waiting.received) == (True, [])
+    assert "t" not in life.engine.topics
+    given_up.cut()
+    await settle()
+    await life.append("t", 1, 2)
+    await settle()
+    assert waiting.seqs("t") == [1, 2]
+    assert given_up.seqs("t") == []

@@ -240,10 +240,10 @@ class Client(Reader):
         super().__init__(walk, names)
         self.session: Session
         self.session, found = walk.streams.session(*names, strong=self.strong, **self.options)
-        self.followers = {
-            name: Follower(walk.world, name, self.hidden, self.strong, Mark(at.from_seq, at.epoch))
-            for name, at in found.items()
-        }
+        self.followers = {}
+        for name, at in found.items():
+            assert at.epoch is not None
+            self.followers[name] = Follower(walk.world, name, self.hidden, self.strong, Mark(at.from_seq, at.epoch))
         self.ids: list[str] = []
         self._views: list[View] = []
 

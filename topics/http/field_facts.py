@@ -177,6 +177,7 @@ _WISHES: Final[Mapping[str, Fact]] = {
     "include_meta": Fact("Whether records have their `meta`."),
     "include_tags": Fact("Whether records have their `$tag`."),
     "include_data": Fact("Whether records have their `data`."),
+    "create": Fact("Whether a topic that is not there yet is waited for, instead of a 404. It is not created by this."),
 }
 
 _START: Final[Mapping[str, Fact]] = {

@@ -42,6 +42,7 @@ class Wishes(msgspec.Struct, kw_only=True):
     include_meta: bool = True
     include_tags: bool = False
     include_data: bool = True
+    create: bool = False
 
 
 class WatchBody(Wishes, kw_only=True, forbid_unknown_fields=True):
@@ -89,6 +90,7 @@ def decode_stream(topic: str, query: bytes, settings: Settings) -> WatchRequest:
         include_meta=values.boolean("include_meta", True),
         include_tags=values.boolean("include_tags", False),
         include_data=values.boolean("include_data", True),
+        create=values.boolean("create", False),
     )
     start = WatchStart(from_seq=values.integer("from_seq", 0), tail=values.boolean("tail", False))
     heartbeat_ms = values.integer("heartbeat_ms", DEFAULT_HEARTBEAT_MS)
@@ -153,6 +155,7 @@ def _request(
         include_data=body.include_data,
         strong=strong,
         lenient=lenient,
+        create=body.create,
     )
 
 

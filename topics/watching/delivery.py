@@ -31,6 +31,7 @@ from topics.sched.audience import Audience
 from topics.sched.ready_set import MAX_COST
 from topics.sched.workers import Scheduler, Served
 from topics.topic import Fanout, Topic
+from topics.watching.awaited import Awaited
 from topics.watching.feed import Feed
 from topics.watching.outbox import OUTBOX_BYTES, Outbox
 
@@ -71,6 +72,8 @@ class Delivery:
         self._background = background
         self.scheduler = scheduler
         self._kept: OrderedDict[tuple[Any, ...], Made] = OrderedDict()
+        self._awaited = Awaited()
+        registry.on_added = self.topic_added
         self._recreated = 0
         """How many `recreated` frames there have been."""
         self.outboxes: dict[Outbox, None] = {}
@@ -86,17 +89,31 @@ class Delivery:
         feed.outbox = outbox
         feed.fresh, feed.caught_up, feed.ended = True, False, False
         topic = None if feed.over else self._registry.topics.get(feed.name)
+        if topic is None and feed.awaits:
+            self._awaited.add(feed)
+            return
         if topic is None:
             self._end(feed, self._registry.last_head(feed.epoch, feed.position))
             return
+        self._follow(feed, topic)
+
+    def _follow(self, feed: Feed, topic: Topic) -> None:
+        if feed.awaits:
+            feed.begin(topic.id)
         feed.topic = topic
         audience = topic.followed()
         audience.consumers[feed] = None
         audience.strong += feed.strong
         self._set_due(feed)
 
+    def topic_added(self, topic: Topic) -> None:
+        """Somebody may have waited for it."""
+        for feed in self._awaited.take(topic.name):
+            self._follow(feed, topic)
+
     def detach(self, feed: Feed) -> None:
         """The feed is not delivered any more; it goes back to what its connection has taken."""
+        self._awaited.discard(feed)
         outbox, topic = feed.outbox, feed.topic
         feed.outbox = feed.topic = None
         feed.go_back(feed.sent)

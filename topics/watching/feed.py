@@ -72,6 +72,7 @@ class Feed:
     """See the module."""
 
     __slots__ = (
+        "awaits",
         "caught_up",
         "ended",
         "epoch",
@@ -88,8 +89,10 @@ class Feed:
         "wish",
     )
 
-    def __init__(self, name: str, wish: Wish, mark: Mark, *, strong: bool = False) -> None:
+    def __init__(self, name: str, wish: Wish, mark: Mark, *, strong: bool = False, awaits: bool = False) -> None:
         self.name = name
+        self.awaits = awaits
+        """Its topic is not there yet, and that is no end of it."""
         self.wish = wish
         self.strong = strong
         """Given only what is synced."""
@@ -108,6 +111,13 @@ class Feed:
         """`topic-deleted` is queued."""
         self.over = False
         """Its session has ended it: a topic of the same name is another one."""
+
+    def begin(self, epoch: int) -> None:
+        """The topic that it has waited for is there. A watcher who has seen nothing of another one begins with it."""
+        self.awaits = False
+        if self.sent.position == 0:
+            self.sent = Mark(0, epoch)
+            self.go_back(self.sent)
 
     @property
     def mark(self) -> Mark:

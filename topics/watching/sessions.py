@@ -180,8 +180,8 @@ class Watching:
     # -- sessions ----------------------------------------------------------------------------------------------------
 
     def open(self, request: WatchRequest, owner: bytes = b"") -> tuple[Session, dict[str, WatchedTopic]]:
-        """Begin a session of `owner`. Raises 404 for an unknown topic, 400 when `lenient` leaves none, 429 at the
-        cap."""
+        """Begin a session of `owner`. Raises 404 for an unknown topic that is not waited for, 400 when `lenient` leaves
+        none, 429 at the cap."""
         maximum = self._settings.max_watch_sessions
         if maximum and len(self._sessions) >= maximum:
             raise self._registry.throttle("max_watch_sessions", maximum)
@@ -193,11 +193,11 @@ class Watching:
         members = []
         for name, start in request.topics.items():
             topic = self._registry.topics.get(name)
-            if topic is None:
+            if topic is None and not request.create:
                 if request.lenient:
                     continue
                 raise topic_not_found(name)
-            feed = _begin(topic, start, request)
+            feed = _begin(name, topic, start, request)
             members.append(feed)
             found[name] = watched(topic, feed.position)
         if not members:
@@ -224,14 +224,14 @@ class Watching:
 
     def stream_of(self, name: str, request: WatchRequest, last_event_id: str | None) -> Session:
         """A session of one topic that ends with its connection. `last_event_id` is its cursor. Raises 404 and 400."""
-        topic = self._registry.topic(name)
-        feed = _begin(topic, request.topics[name], self._keeping_nodes(request))
+        topic = self._topic(name, request)
+        feed = _begin(name, topic, request.topics[name], self._keeping_nodes(request))
         session = Session("", [feed], request.heartbeat_ms)
         if last_event_id is not None:
             positions = session.read_id(last_event_id).positions
             if name not in positions:
                 raise invalid("Last-Event-ID", "is not an id of this stream")
-            feed.sent = Mark(positions[name], topic.id)
+            feed.sent = Mark(positions[name], GONE if topic is None else topic.id)
             feed.go_back(feed.sent)
         return session
 
@@ -317,6 +317,10 @@ class Watching:
         if not self._sessions_of[session.owner]:
             del self._sessions_of[session.owner]
 
+    def _topic(self, name: str, request: WatchRequest) -> Topic | None:
+        """The topic; None where it is missing and waited for. Raises 404."""
+        return self._registry.topics.get(name) if request.create else self._registry.topic(name)
+
     def _set_idle(self, session: Session) -> None:
         session.idle_since_ms = self._registry.monotonic_ms()
         self._idle[session.wid] = session
@@ -368,8 +372,8 @@ class Watching:
             raise invalid("topics", f"would be {len(names)} on this socket, at most {maximum} are allowed", max=maximum)
         request = self._keeping_nodes(request)
         for name, start in request.topics.items():
-            topic = self._registry.topic(name)
-            feed = _begin(topic, start, request)
+            topic = self._topic(name, request)
+            feed = _begin(name, topic, start, request)
             found.append((feed, watched(topic, feed.position)))
         return found
 
@@ -412,16 +416,21 @@ class Watching:
             outbox.transport.abort()
 
 
-def _begin(topic: Topic, start: WatchStart, request: WatchRequest) -> Feed:
-    """A feed of a topic as somebody asks for it."""
+def _begin(name: str, topic: Topic | None, start: WatchStart, request: WatchRequest) -> Feed:
+    """A feed of a topic as somebody asks for it. One that is missing is waited for; all that comes then is new."""
     projection = Projection(request.include_tags, request.include_meta, request.include_data)
     wish = Wish(request.limit, request.max_batch_bytes, request.nodes, projection)
+    if topic is None:
+        mark = Mark(0 if start.tail else start.from_seq, GONE)
+        return Feed(name, wish, mark, strong=request.strong, awaits=True)
     from_seq = topic.log.head_seq if start.tail else start.from_seq
-    return Feed(topic.name, wish, Mark(from_seq, topic.id), strong=request.strong)
+    return Feed(name, wish, Mark(from_seq, topic.id), strong=request.strong)
 
 
-def watched(topic: Topic, from_seq: int) -> WatchedTopic:
+def watched(topic: Topic | None, from_seq: int) -> WatchedTopic:
     """What a watcher is told of a topic at first."""
+    if topic is None:
+        return WatchedTopic(from_seq=from_seq, head_seq=0, earliest_seq=1, epoch=None)
     return WatchedTopic(
         from_seq=from_seq, head_seq=topic.log.head_seq, earliest_seq=topic.log.earliest_seq, epoch=topic.id
     )
