@@ -28,6 +28,7 @@ Subsystem = Literal[
     "reading",
     "delivery",
     "pressure",
+    "sockets",
 ]
 SUBSYSTEMS: tuple[Subsystem, ...] = get_args(Subsystem)
 

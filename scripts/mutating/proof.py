@@ -58,6 +58,8 @@ TARGETS: Final[Mapping[str, tuple[str, ...]]] = {
     "topics/dead_letters.py": ("engine/test_queues.py",),
     "topics/exporting.py": ("engine/test_exporting.py",),
     "topics/forwarding.py": ("engine/test_routers.py", "engine/test_router_lives.py"),
+    "topics/http/connection.py": ("http/test_server.py",),
+    "topics/http/server.py": ("http/test_server.py",),
     "topics/idempotency.py": ("engine/test_idempotency.py",),
     "topics/lease_commits.py": ("engine/test_queues.py", "engine/test_queue_lives.py"),
     "topics/log/topic_log.py": ("log/test_topic_log.py",),

@@ -1384,6 +1384,39 @@ PRESSURE: Final = (
     ),
 )
 
+SOCKETS: Final = (
+    Mutation(
+        "busiest-of-the-idle-evicted",
+        "sockets",
+        "topics/http/server.py",
+        """
+            for connection in self.idle:
+                self.forget(connection)
+        """,
+        """
+            for connection in reversed(self.idle):
+                self.forget(connection)
+        """,
+        "8.7: a crowd that asks for nothing keeps nobody out",
+        "unit",
+    ),
+    Mutation(
+        "a-byte-is-progress",
+        "sockets",
+        "topics/http/connection.py",
+        """
+            if taken - self._progress >= PROGRESS_BYTES:
+                self._progress, self._progress_at = taken, now
+        """,
+        """
+            if taken != self._progress:
+                self._progress, self._progress_at = taken, now
+        """,
+        "8.7: a reader that takes a byte now and then holds no answer for hours",
+        "unit",
+    ),
+)
+
 MUTATIONS: Final = (
     *WAL,
     *DIRECTORIES,
@@ -1401,5 +1434,6 @@ MUTATIONS: Final = (
     *READING,
     *DELIVERY,
     *PRESSURE,
+    *SOCKETS,
 )
 """All of them."""

@@ -172,6 +172,11 @@ class Outbox:
         self._queue = deque(entry for entry in self._queue if entry.feed is None)
         self._bytes = sum(entry.size for entry in (*self._flight, *self._queue))
 
+    def discard(self) -> None:
+        """Let go of what waits: the connection is gone. What refers to it may be collected much later."""
+        self._queue.clear()
+        self._rest = b""
+
     def _notify(self) -> None:
         if self._wake is not None:
             self._wake.set()
@@ -213,10 +218,12 @@ class Outbox:
                 entries.append(self._queue.popleft())
                 size += entries[-1].size
             self._begin_flight(entries, b"".join(map(_wire, entries)))
-        rest = self._rest
-        piece = len(rest) if self.transport.whole_frames else PIECE_BYTES
-        for at in range(0, len(rest), piece):
-            await self.transport.send(rest[at : at + piece])
+            del entries
+        size = len(self._rest)
+        piece = size if self.transport.whole_frames else PIECE_BYTES
+        # No local variable: the frame of a task that is cancelled here may live for long.
+        for at in range(0, size, piece):
+            await self.transport.send(self._rest[at : at + piece])
             self._stalled_since = trio.current_time()
         self.transport.done()
         flight, self._flight = self._flight, []

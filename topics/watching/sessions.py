@@ -331,6 +331,7 @@ class Watching:
         del self._delivery.outboxes[outbox]
         self._delivery.sending.pop(outbox, None)
         outbox.cold.clear()
+        outbox.discard()
         outbox.closing = True
         outbox.closed.set()
 
