@@ -137,7 +137,7 @@ NEVER_MS = 31_536_000_000
 HOLD_MS = 600_000
 """The longest hold there is: as long as it lasts, no file is checkpointed, reclaimed or moved."""
 
-METRICS_REQUEST = b"GET /v0/metrics HTTP/1.1\r\nHost: bench\r\nAccept: application/json\r\n\r\n"
+METRICS_REQUEST = b"GET /v0/metrics HTTP/1.1\r\nHost: localhost\r\nAccept: application/json\r\n\r\n"
 
 _SEGMENTS = re.compile(rb'^topics_segments\{tier="([a-z]+)"\} ([0-9.]+)', re.MULTILINE)
 

@@ -193,7 +193,7 @@ def _upload(port: int, topic: str, seconds: float) -> Moved:
     lines = (plain_record(0) + "\n").encode() * PIECE_RECORDS
     chunk = b"%x\r\n%b\r\n" % (len(lines), lines)
     connection = Connection(port)
-    head = f"POST /v0/topics/{topic} HTTP/1.1\r\nHost: bench\r\nContent-Type: {LINES}\r\n"
+    head = f"POST /v0/topics/{topic} HTTP/1.1\r\nHost: localhost\r\nContent-Type: {LINES}\r\n"
     connection.send(f"{head}Transfer-Encoding: chunked\r\n\r\n".encode())
     records, began = 0, time.perf_counter()
     while not records or time.perf_counter() - began < seconds:
@@ -222,7 +222,7 @@ def _export_for(port: int, topic: str, seconds: float, accept: str) -> Moved:
     control = Control(port)
     count = control.state(topic)["count"]
     control.close()
-    request = f"GET /v0/topics/{topic}/records HTTP/1.1\r\nHost: bench\r\nAccept: {accept}\r\n\r\n".encode()
+    request = f"GET /v0/topics/{topic}/records HTTP/1.1\r\nHost: localhost\r\nAccept: {accept}\r\n\r\n".encode()
     connection = Connection(port)
     records, began = 0, time.perf_counter()
     while not records or time.perf_counter() - began < seconds:

@@ -38,7 +38,7 @@ class Answer:
 
 def request_bytes(method: str, target: str, body: bytes = b"") -> bytes:
     """One HTTP/1.1 request, ready to be sent."""
-    head = f"{method} {target} HTTP/1.1\r\nHost: bench\r\n"
+    head = f"{method} {target} HTTP/1.1\r\nHost: localhost\r\n"
     if body:
         head += f"Content-Type: application/json\r\nContent-Length: {len(body)}\r\n"
     elif method != "GET":

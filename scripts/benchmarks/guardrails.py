@@ -31,7 +31,7 @@ def run(bench: Bench) -> list[Figure]:
 
 def with_key(request: bytes) -> bytes:
     """The same request, of somebody with a key."""
-    return request.replace(b"Host: bench\r\n", b"Host: bench\r\nAuthorization: Bearer %b\r\n" % KEY.encode(), 1)
+    return request.replace(b"Host: localhost\r\n", b"Host: localhost\r\nAuthorization: Bearer %b\r\n" % KEY.encode(), 1)
 
 
 def _access(bench: Bench) -> list[Figure]:

@@ -14,6 +14,7 @@ returns. Of each attack three figures are made:
 from __future__ import annotations
 
 import contextlib
+import gzip
 import socket
 import struct
 import time
@@ -170,7 +171,7 @@ def literal(*fields: tuple[str, str]) -> bytes:
 
 def block(path: str, *fields: tuple[str, str], method: str = "GET") -> bytes:
     """The headers of a request."""
-    return literal((":method", method), (":scheme", "http"), (":path", path), (":authority", "x"), *fields)
+    return literal((":method", method), (":scheme", "http"), (":path", path), (":authority", "localhost"), *fields)
 
 
 def get2(stream: int, path: str, *fields: tuple[str, str]) -> bytes:
@@ -189,7 +190,7 @@ def nothing(target: Target) -> None:
 def byte_behind_a_stream(target: Target) -> None:
     """Event streams with a byte behind their heads, closed again at once."""
     for _ in range(200):
-        connection = target.connect(f"GET /v0/topics/{TOPIC}/stream HTTP/1.1\r\nhost: x\r\n\r\nG".encode())
+        connection = target.connect(f"GET /v0/topics/{TOPIC}/stream HTTP/1.1\r\nhost: localhost\r\n\r\nG".encode())
         connection.recv(1)
         connection.close()
     target.wait()
@@ -208,7 +209,7 @@ def unread_answers(target: Target) -> None:
 
 def _indexed_block(path: str) -> bytes:
     """The headers of a GET; path and authority go into the table, where they are 63 and 62."""
-    return b"\x82\x86\x44" + _string(path) + b"\x41" + _string("x")
+    return b"\x82\x86\x44" + _string(path) + b"\x41" + _string("localhost")
 
 
 def _string(text: str) -> bytes:
@@ -251,7 +252,7 @@ def commas_by_reference(target: Target) -> None:
 
 def trailers(target: Target) -> None:
     """47,000 trailer fields behind a chunked body."""
-    head = f"POST /v0/topics/{TOPIC}/diff HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\n"
+    head = f"POST /v0/topics/{TOPIC}/diff HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n"
     upload = head.encode() + b"transfer-encoding: chunked\r\n\r\n2\r\n{}\r\n0\r\n" + b"a:b\r\n" * 47_000 + b"\r\n"
     for _ in range(5):
         target.drain(target.connect(upload), target.seconds / 5)
@@ -259,7 +260,7 @@ def trailers(target: Target) -> None:
 
 def header_fields(target: Target) -> None:
     """Heads of as many fields as there may be, over HTTP/1.1."""
-    request = b"GET /v0/health HTTP/1.1\r\nhost: x\r\n" + b"a:b\r\n" * 990 + b"\r\n"
+    request = b"GET /v0/health HTTP/1.1\r\nhost: localhost\r\n" + b"a:b\r\n" * 990 + b"\r\n"
     for _ in range(5):
         target.drain(target.connect(request * 20), target.seconds / 5)
 
@@ -296,7 +297,7 @@ def websocket_pings(target: Target) -> None:
 
 def _websocket(target: Target) -> socket.socket:
     connection = target.connect(
-        b"GET /v0/ws HTTP/1.1\r\nhost: x\r\nconnection: upgrade\r\nupgrade: websocket\r\n"
+        b"GET /v0/ws HTTP/1.1\r\nhost: localhost\r\nconnection: upgrade\r\nupgrade: websocket\r\n"
         b"sec-websocket-version: 13\r\nsec-websocket-key: AAAAAAAAAAAAAAAAAAAAAA==\r\n\r\n"
     )
     if not connection.recv(4096).startswith(b"HTTP/1.1 101 "):
@@ -317,6 +318,116 @@ def idle_connections(target: Target) -> None:
     target.wait()
 
 
+def _call(target: Target, method: str, path: str, body: bytes, *fields: str) -> None:
+    """One request on a connection of its own, and its answer."""
+    head = [f"{method} {path} HTTP/1.1", "host: localhost", "content-type: application/json", *fields]
+    connection = target.connect("\r\n".join([*head, f"content-length: {len(body)}", "", ""]).encode())
+    target.send(connection, body)
+    with contextlib.suppress(OSError):
+        connection.recv(1 << 16)
+
+
+def repeated_seqs(target: Target) -> None:
+    """Acks of one seq, again and again: as many as a call may hold, and 50 MB of them."""
+    for size in (250 << 10, 50 << 20):
+        body = b'{"node":"n","seqs":[%b1]}' % (b"1," * (size // 2))
+        for _ in range(3):
+            _call(target, "POST", f"/v0/topics/{TOPIC}/ack", body)
+
+
+def watched_topics(target: Target) -> None:
+    """Watches of more topics than there may be."""
+    for count in (20_000, 2_000_000):
+        body = b'{"topics":{%b}}' % b",".join(b'"%x":{}' % number for number in range(count))
+        for _ in range(3):
+            _call(target, "POST", "/v0/watch", body)
+
+
+def unknown_key(target: Target) -> None:
+    """A key of 60 MB that no topic has in its configuration, alone and inside an append."""
+    key = b'{"%b":1}' % (b"k" * (60 << 20))
+    for _ in range(3):
+        _call(target, "PUT", f"/v0/topics/{TOPIC}", key)
+        _call(target, "PUT", f"/v0/topics/{TOPIC}", b'{"%b":1}' % (b"k" * (255 << 10)))
+
+
+def long_patterns(target: Target) -> None:
+    """Filters and matches of 60 MB, and of as much as a call may hold."""
+    for size in (250 << 10, 60 << 20):
+        pattern = b'["tag","Glob","%b*"]' % (b"p" * size)
+        _call(target, "POST", f"/v0/topics/{TOPIC}/delete", b'{"match":%b}' % pattern)
+        _call(target, "PUT", "/v0/routers/r", b'{"source":"%b","dest":"d","filter":%b}' % (TOPIC.encode(), pattern))
+
+
+def node_lists(target: Target) -> None:
+    """Watch sessions that leave out 1,000 nodes each, as long as they may be."""
+    connection = target.connect()
+    for number in range(2000):
+        nodes = ",".join(f'"{number:06}-{i:04}-{"n" * 100}"' for i in range(1000))
+        body = f'{{"topics":{{"{TOPIC}":{{}}}},"node":[{nodes}]}}'.encode()
+        target.send(connection, request_bytes("POST", "/v0/watch", body))
+        connection.recv(1 << 16)
+
+
+def empty_members(target: Target) -> None:
+    """A body that is a million gzip members without content, and one of a million with a byte each."""
+    for content in (b"", b" "):
+        body = gzip.compress(content) * 1_000_000
+        _call(target, "POST", f"/v0/topics/{TOPIC}/diff", body, "content-encoding: gzip")
+        _call(target, "POST", f"/v0/topics/{TOPIC}", body, "content-encoding: gzip")
+
+
+def small_chunks(target: Target) -> None:
+    """A body in a million chunks of two bytes."""
+    head = f"POST /v0/topics/{TOPIC} HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n"
+    connection = target.connect(head.encode() + b"transfer-encoding: chunked\r\n\r\n")
+    target.send(connection, b"2\r\n  \r\n" * 1_000_000)
+
+
+def long_heads(target: Target) -> None:
+    """Heads of 120 KiB: parameters, segments of a path, percent signs, ids, cursors, cookies, kinds of answers."""
+    size = 120 << 10
+    connection = target.connect()
+    for path, fields in [
+        (f"/v0/topics/{TOPIC}/diff?" + "a&" * (size // 2), []),
+        (f"/v0/topics/{TOPIC}/diff?node=" + "%41" * (size // 3), []),
+        ("/v0/topics/" + "%41" * (size // 3), []),
+        ("/%41" * (size // 4), []),
+        ("/v0/topics?cursor=" + "dDph" * (size // 4), []),
+        (f"/v0/topics/{TOPIC}/diff", ["accept: " + "," * size]),
+        (f"/v0/topics/{TOPIC}/stream", ["accept: " + "a;" * (size // 2)]),
+        (f"/v0/topics/{TOPIC}", ["cookie: " + "a=b;" * (size // 4)]),
+        (f"/v0/topics/{TOPIC}", ["if-none-match: " + '"a",' * (size // 4)]),
+        (f"/v0/topics/{TOPIC}", ["authorization: Bearer " + "a" * size]),
+    ]:
+        request = "\r\n".join([f"GET {path} HTTP/1.1", "host: localhost", *fields, "", ""])
+        for _ in range(3):
+            target.send(connection, request.encode())
+            target.drain(connection, 0.1)
+    head = f"GET /v0/topics/{TOPIC}/stream HTTP/1.1\r\nhost: localhost\r\nlast-event-id: "
+    target.connect(head.encode() + b"eyJ9" * (size // 4) + b"\r\n\r\n")
+    target.wait()
+
+
+def deep_calls(target: Target) -> None:
+    """Bodies of calls that are nothing but brackets, or strings of brackets."""
+    for piece in (b"[],", b'["["],', b"{},", b'"[",', b'"",'):
+        body = b'{"x":[%b1]}' % (piece * ((250 << 10) // len(piece)))
+        for _ in range(3):
+            _call(target, "POST", f"/v0/topics/{TOPIC}/diff", body)
+
+
+def too_many_records(target: Target) -> None:
+    """Appends of a MiB with 90,000 records, or with a meta of 90,000 keys."""
+    keys = b",".join(b'"%x":""' % number for number in range(90_000))
+    for body in (
+        b'{"records":[%b{"data":1}]}' % (b'{"data":1},' * 90_000),
+        b'{"records":[{"data":1,"meta":{%b}}]}' % keys,
+    ):
+        for _ in range(3):
+            _call(target, "POST", f"/v0/topics/{TOPIC}", body)
+
+
 ATTACKS = (
     Attack("nothing", "no attack, for comparison", nothing),
     Attack("a byte behind a stream", "200 streams with a byte behind the head, then a close", byte_behind_a_stream),
@@ -331,4 +442,14 @@ ATTACKS = (
     Attack("websocket pings", "100,000 pings over a WebSocket that reads nothing", websocket_pings),
     Attack("idle connections", "3,000 connections that ask for nothing", idle_connections, 128),
     Attack("unread refusals", "6,000 refusals over HTTP/2 with a window of 0", unread_refusals),
+    Attack("repeated seqs", "acks of one seq, 128,000 and 25,000,000 times", repeated_seqs),
+    Attack("watched topics", "watches of 20,000 and 2,000,000 topics", watched_topics),
+    Attack("an unknown key", "60 MB of one key", unknown_key),
+    Attack("long patterns", "matches and filters of 250 KiB and 60 MB", long_patterns),
+    Attack("node lists", "2,000 watch sessions that leave out 1,000 nodes each", node_lists, 192),
+    Attack("empty members", "bodies of a million gzip members", empty_members),
+    Attack("small chunks", "a body in a million chunks of two bytes", small_chunks),
+    Attack("long heads", "heads of 120 KiB of many kinds", long_heads),
+    Attack("brackets", "calls of nothing but brackets", deep_calls),
+    Attack("too many records", "appends of a MiB with 90,000 records, or keys of one meta", too_many_records),
 )

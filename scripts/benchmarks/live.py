@@ -343,7 +343,7 @@ class EventWatcher(Watcher):
 
 
 _UPGRADE = (
-    b"GET /v0/ws HTTP/1.1\r\nHost: bench\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n"
+    b"GET /v0/ws HTTP/1.1\r\nHost: localhost\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n"
     b"Sec-WebSocket-Key: AAAAAAAAAAAAAAAAAAAAAA==\r\nSec-WebSocket-Version: 13\r\n\r\n"
 )
 _TEXT, _CLOSE, _PING, _PONG = 1, 8, 9, 10
