@@ -49,6 +49,7 @@ from wsproto.events import CloseConnection, Message, Ping
 from wsproto.frame_protocol import CloseReason
 
 from topics.http.connection import Connection
+from topics.http.message_buffer import MessageBuffer
 from topics.http.patience import BODY_BYTES_PER_S, BODY_GRACE_S, BODY_IDLE_S
 
 # Request headers up to 128 KiB are promised; the request line, and what h2 adds for each field, come on top.
@@ -470,13 +471,14 @@ class _WSStream(WSStream):
     """Answers what is no WebSocket, or no UTF-8, with a close that says so, where hypercorn hangs up; counts the bytes
     of messages, where hypercorn counts characters; and takes them in against the budget of all requests as they come.
 
-    The application gets a message with its `size`, which it gives back, or in place of one that there was no room for
-    one that is `refused`. The next one is not taken in before it asks for it (`take_next_message`): what a client sends
-    that reads no answers waits in the client, and not in the memory of all.
+    The application gets a message, text as `utf8`, with its `size`, which it gives back, or in place of one that there
+    was no room for one that is `refused`. The next one is not taken in before it asks for it (`take_next_message`):
+    what a client sends that reads no answers waits in the client, and not in the memory of all.
     """
 
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
+        self._message = MessageBuffer()
         self._size = 0
         """Of the message that has begun."""
         self._held = 0
@@ -534,17 +536,18 @@ class _WSStream(WSStream):
         self._size += size
         if self._refused or (size and not await self._connection.hold(size)):
             self._refused = True
-            self.buffer.clear()
+            self._message.clear()
             self._forget()
         else:
             self._held += size
-            self.buffer.extend(event)
+            self._message.extend(event)
         if not event.message_finished:
             return
         message: Any = {"type": "websocket.receive", "refused": True}
         if not self._refused:
-            message = {**self.buffer.to_message(), "size": self._held}
-        self.buffer.clear()
+            content, is_text = self._message.take()
+            message = {"type": "websocket.receive", "utf8" if is_text else "bytes": content, "size": self._held}
+        self._message.clear()
         held, self._size, self._held, self._refused = self._held, 0, 0, False
         self._may_take = trio.Event()
         assert self.app_put is not None

@@ -187,19 +187,18 @@ class WebSocket:
         while (message := await self._receive())["type"] != "websocket.disconnect":
             if message["type"] == "websocket.receive":
                 self._held = message.get("size", 0)
-                await self._handle(message.get("text"), refused=message.get("refused", False))
+                await self._handle(message.get("utf8"), refused=message.get("refused", False))
                 take_next_message(self._send)
         scope.cancel()
 
-    async def _handle(self, text: str | None, *, refused: bool) -> None:
+    async def _handle(self, raw: bytes | None, *, refused: bool) -> None:
         """Carry out one command; whatever is wrong with it is told, and the socket stays."""
         request_id: RequestId = UNSET
         try:
             if refused:
                 raise throttled("max_inflight_bytes", self._engine.settings.max_inflight_bytes)
-            if text is None:
+            if raw is None:
                 raise invalid("message", "must be a text message")
-            raw = text.encode()
             command = bodies.decode_json(_command, raw)
             if command.request_id is not UNSET and len(command.request_id) > MAX_REQUEST_ID:
                 raise invalid("request_id", f"is longer than {MAX_REQUEST_ID} bytes", max=MAX_REQUEST_ID)
