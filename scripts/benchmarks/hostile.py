@@ -377,6 +377,18 @@ def empty_members(target: Target) -> None:
         _call(target, "POST", f"/v0/topics/{TOPIC}", body, "content-encoding: gzip")
 
 
+def large_message(target: Target) -> None:
+    """Commands of 60 MB over four WebSockets, with one character far out, and no end."""
+    text = "\U0001f600".encode() + b"x" * (15 << 20)
+    for _ in range(4):
+        connection = _websocket(target)
+        size = len(text).to_bytes(8, "big")
+        target.send(connection, bytes((0x01, 0xFF)) + size + bytes(4) + text)
+        for _ in range(3):
+            target.send(connection, bytes((0x00, 0xFF)) + size + bytes(4) + text)
+    target.wait()
+
+
 def small_chunks(target: Target) -> None:
     """A body in a million chunks of two bytes."""
     head = f"POST /v0/topics/{TOPIC} HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n"
@@ -448,6 +460,7 @@ ATTACKS = (
     Attack("long patterns", "matches and filters of 250 KiB and 60 MB", long_patterns),
     Attack("node lists", "2,000 watch sessions that leave out 1,000 nodes each", node_lists, 192),
     Attack("empty members", "bodies of a million gzip members", empty_members),
+    Attack("large messages", "60 MB over each of four WebSockets", large_message, 512),
     Attack("small chunks", "a body in a million chunks of two bytes", small_chunks),
     Attack("long heads", "heads of 120 KiB of many kinds", long_heads),
     Attack("brackets", "calls of nothing but brackets", deep_calls),

@@ -292,6 +292,13 @@ def test_a_path_of_many_segments_is_not_taken_apart(monkeypatch: pytest.MonkeyPa
     assert error_from(RouteTable().find, "GET", b"/%41" * 30_000).code == "not_found"
 
 
+def test_of_a_long_segment_no_more_is_decoded_than_a_name_may_have() -> None:
+    found = RouteTable().find("GET", b"/v0/topics/" + b"%41" * 255)
+    assert found.params() == {"topic": "A" * 255}
+    error = error_from(RouteTable().find("GET", b"/v0/topics/" + b"%41" * 40_000).params)
+    assert error.detail["field"] == "topic"
+
+
 def test_the_audit_log_takes_little_of_a_query() -> None:
     entry = make_entry(now_ms=0, request_id="r", key="k", peer=None, call="c", query=b"a=%41&token=secret&" * 9000,
                        status=200, ms=0.0)  # fmt: skip

@@ -17,6 +17,8 @@ from topics.errors import ApiError, invalid
 from topics.keys import ANY_KEY, Scope
 from topics.log.names import check_router_name, check_topic_name
 
+MAX_SEGMENT: Final = 4096
+"""Bytes of a segment that are decoded; a name of 255 characters has 765 at most, and what is cut is no name either."""
 MAX_LOGGED: Final = 300
 """Bytes of a parameter that is not checked yet; a good name has 255."""
 
@@ -179,7 +181,7 @@ class RouteTable:
         segments = raw_path[1:].split(b"/", self._longest)
         if b"%" in raw_path and len(segments) <= self._longest:
             # Decoded after the split: an encoded slash is part of a name (and makes it a bad one), not a separator.
-            segments = [unquote_to_bytes(segment) for segment in segments]
+            segments = [unquote_to_bytes(segment[:MAX_SEGMENT]) for segment in segments]
         for shape in self._by_length.get(len(segments), ()):
             if not shape.fits(segments):
                 continue
