@@ -31,6 +31,7 @@ from hypercorn.typing import ASGIFramework
 from topics import __version__
 from topics.audit import AuditLog
 from topics.clock import SystemClock
+from topics.collector import building
 from topics.config import Settings
 from topics.engine import Engine
 from topics.http.app import make_app
@@ -295,7 +296,8 @@ class Daemon:
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._show_progress)
             try:
-                await engine.recover()
+                with building():
+                    await engine.recover()
             except (Damage, DataDirError, UnknownFrameType) as error:
                 raise Refused(str(error)) from error
             except OSError as error:

@@ -97,6 +97,11 @@ TARGETS: Final[Mapping[str, tuple[str, ...]]] = {
         "simulation/test_segment_models.py",
         "simulation/test_unguarded_rules.py",
     ),
+    "topics/storage/manifests.py": (
+        "storage/test_compactor.py",
+        "simulation/test_recovery_rules.py",
+        "simulation/test_unguarded_rules.py",
+    ),
     "topics/storage/segment_store.py": ("storage/test_segment_store.py",),
     "topics/storage/snapshot.py": ("storage/test_snapshot.py", "simulation/test_damage.py"),
     "topics/storage/store.py": ("simulation/test_recovery_rules.py", "simulation/test_unguarded_rules.py"),

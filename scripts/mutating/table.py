@@ -233,13 +233,13 @@ DIRECTORIES: Final = (
     Mutation(
         "manifest-name-not-synced",
         "directories",
-        "topics/storage/storing.py",
+        "topics/storage/manifests.py",
         """
-            for directory, _, _ in manifests:
-                self._fs.sync_dir(directory)
+            for one in manifests:
+                self._fs.sync_dir(self._datadir.topic_dir(one.topic_id))
         """,
         """
-            for directory, _, _ in manifests:
+            for one in manifests:
                 pass
         """,
         "rule 8: a topic's part is durable before replay begins behind it",
@@ -445,14 +445,14 @@ CHECKPOINT: Final = (
     Mutation(
         "manifest-renamed-before-sync",
         "checkpoint",
-        "topics/storage/storing.py",
+        "topics/storage/manifests.py",
         """
-            if sync:
-                handle.fdatasync()
+                if sync:
+                    handle.fdatasync()
         """,
         """
-            if sync:
-                pass
+                if sync:
+                    pass
         """,
         "rule 8: a manifest is the old one or the new one, whole",
         "crash",
@@ -598,7 +598,7 @@ RECOVERY: Final = (
         "names-relied-on-not-synced",
         "recovery",
         "topics/storage/store.py",
-        "self._sync_manifests(recovered.replayed)",
+        "self._sync_manifests(at_work)",
         "pass",
         "8.6, rule 2: what recovery has relied on is there for the next",
         "crash",

@@ -16,7 +16,13 @@ from topics.offload import Kind
 from topics.storage import storing
 from topics.storage.datadir import DataDir
 from topics.storage.frames import FrameType
-from topics.storage.snapshot import decode_part, encode_part, load_newest, snapshot_numbers
+from topics.storage.snapshot import (
+    decode_manifest,
+    decode_part,
+    encode_part,
+    load_newest,
+    snapshot_numbers,
+)
 
 pytestmark = pytest.mark.trio
 
@@ -232,3 +238,48 @@ async def test_a_clean_stop_leaves_a_snapshot_of_everything(autojump_clock: Any)
             for name in ("memory", "disk", "fsync"):
                 assert (await life.seqs(name), (await life.all(name))[1]) == ([1, 2], [])
             assert await life.all("ephemeral") == ([], [(1, 2, "lost")])
+
+
+async def test_a_topic_without_a_segment_costs_no_call_of_the_file_system(autojump_clock: Any) -> None:
+    """Neither a checkpoint nor a start, whether or not the snapshot has it yet: there are a hundred thousand such."""
+
+    async def calls(topics: int) -> list[int]:
+        fs = SimFs()
+        counts = []
+        async with living(fs=fs, config=SMALL) as life:
+            for i in range(topics):
+                await life.put(f"t{i}", ttl_ms=1000 + i)
+            killed = fs.after_process_kill()
+            before = len(fs.ops)
+            await life.compactor.checkpoint()
+            counts.append(len(fs.ops) - before)
+            assert fs.listdir(WHERE.topics_dir) == []
+            stopped = fs.after_process_kill()
+        for left in (killed, stopped):
+            before = len(left.ops)
+            async with living(fs=left, config=SMALL) as life:
+                counts.append(len(left.ops) - before)
+                assert [life.engine.registry.topic(f"t{i}").config.ttl_ms for i in range(topics)] == [
+                    1000 + i for i in range(topics)
+                ]
+        return counts
+
+    assert await calls(40) == await calls(20)
+
+
+async def test_a_topic_keeps_its_manifest_when_its_last_segment_has_gone(autojump_clock: Any) -> None:
+    """Else the next start would find the manifest of before beside files that are not there any more."""
+    fs = SimFs()
+    async with living(fs=fs, config=SMALL) as life:
+        await life.append("t", 1, 2)
+        await life.compactor.checkpoint()
+        await life.delete("t", before_seq=3)
+        await life.compactor.checkpoint()
+        await life.engine.reclaimer.pass_over()
+        await life.compactor.checkpoint()
+        part = decode_manifest(fs.read(WHERE.manifest_path(life.engine.registry.topic("t").id)))
+        assert (part.segments, part.log["earliest_seq"]) == ([], 3)
+        killed = fs.after_process_kill()
+    async with living(fs=killed, config=SMALL) as life:
+        assert (await life.append("t", 3)).first_seq == 3
+        life.check()

@@ -7,6 +7,7 @@ from array import array
 from typing import Any
 
 import cbor2
+import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -18,6 +19,8 @@ from topics.model import TopicConfig
 from topics.storage.datadir import DataDir, open_data_dir
 from topics.storage.shelf import Segment
 from topics.storage.snapshot import (
+    USUAL_CONFIG,
+    USUAL_LOG,
     Snapshot,
     SnapshotDamaged,
     TopicPart,
@@ -188,3 +191,18 @@ def test_a_crash_at_any_operation_leaves_a_snapshot_that_reads(kind: Any) -> Non
         assert newest is not None
         assert newest.number in (2, 3)
         assert damaged == []
+
+
+def test_a_part_leaves_out_what_is_usual_and_an_old_one_is_read_all_the_same() -> None:
+    config = config_to_wire(TopicConfig(cap_records=3))
+    part = TopicPart(id=5, name="t", config=config, end=[0, 7], log=TopicLog().dump(raw=False))
+    blob = encode_part(part)
+    assert cbor2.loads(blob) == {"id": 5, "name": "t", "end": [0, 7], "config": {"cap_records": 3}}
+    whole = cbor2.dumps(msgspec.structs.asdict(part), canonical=True)
+    assert decode_part(blob) == decode_part(whole) == part
+
+
+def test_the_usual_of_a_part_is_that_of_a_new_topic() -> None:
+    """A part with other defaults than these would be larger, not wrong."""
+    assert config_to_wire(TopicConfig()) == USUAL_CONFIG
+    assert TopicLog().dump(raw=False) == USUAL_LOG

@@ -8,7 +8,8 @@ snapshots and manifests atomically, and whatever is replaced between two looks i
 Which part counts. The newest snapshot that verifies names the topics of the last checkpoint; a manifest that is not
 older than a topic's part in it replaces that, as in a recovery. A directory that the snapshot does not know is of a
 topic that was made later, or of a deleted one whose files are still needed by copies; ids are never reused, so the
-snapshot's `next_topic_id` tells one from the other. A topic whose directory has gone was deleted since.
+snapshot's `next_topic_id` tells one from the other. A topic with segments whose directory has gone was deleted since;
+one without a segment has no directory, so the next checkpoint tells.
 
 A cold directory has copies of manifests, each as of when the topic's last segment went there, and neither a snapshot
 nor the newest segments. Segments that were merged, rewritten or dropped since have not changed the copy. So by itself
@@ -21,6 +22,7 @@ from __future__ import annotations
 from array import array
 from bisect import bisect_left
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from itertools import islice, pairwise
 from typing import Any, Final, NamedTuple
@@ -185,20 +187,24 @@ class Directory:
 
     def topic(self, fs: Fs, topic_id: int) -> StoredTopic | None:
         """One topic as it is by now; None if it is gone. Raises SnapshotDamaged, OSError."""
-        try:
-            return self._newest(fs, topic_id, None)
-        except SnapshotDamaged:
-            return self._newest(fs, topic_id, self._candidates(fs).get(topic_id))
+        with suppress(SnapshotDamaged):
+            found = self._newest(fs, topic_id, None)
+            if found is not None:
+                return found
+        return self._newest(fs, topic_id, self._candidates(fs).get(topic_id))
 
     def _candidates(self, fs: Fs) -> dict[int, TopicPart | None]:
         """The ids of the topics of the last checkpoint, with their part in the snapshot; None: only their manifest
         says."""
-        listed = [found for name in fs.listdir(self.layout.topics_dir) if (found := parse_topic_name(name)) is not None]
+        names = fs.listdir(self.layout.topics_dir)
+        listed = [topic_id for name in names if (topic_id := parse_topic_name(name)) is not None]
         snapshot = self._snapshot(fs)
         if snapshot is None:
             return dict.fromkeys(listed)
         parts = {part.id: part for part in map(decode_part, snapshot.topics)}
-        return {found: parts.get(found) for found in listed if found in parts or found >= snapshot.next_topic_id}
+        found = {one: parts.get(one) for one in listed if one in parts or one >= snapshot.next_topic_id}
+        found.update((part.id, part) for part in parts.values() if not part.segments)  # those have no directory
+        return found
 
     def _snapshot(self, fs: Fs) -> Snapshot | None:
         """The newest that verifies. Raises SnapshotDamaged if there are some and none does."""
@@ -218,7 +224,7 @@ class Directory:
         try:
             manifest = decode_manifest(fs.read(path))
         except FileNotFoundError:
-            if not fs.exists(self.layout.topic_dir(topic_id)):
+            if (part is None or part.segments) and not fs.exists(self.layout.topic_dir(topic_id)):
                 return None
         except SnapshotDamaged as error:
             if part is None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from functools import partial
 from itertools import pairwise
 from typing import Final, NamedTuple
@@ -214,8 +215,14 @@ class Compactor:
         Nothing waits between the last look at what has changed and the return.
         """
         skipped: set[LiveTopic] = set()
-        for topic in list(self._source.changed):
+        for i, topic in enumerate(list(self._source.changed), 1):
             shelf = _shelf_of(topic)
+            if i % SLICE_TOPICS == 0:
+                await trio.lowlevel.checkpoint()
+            with suppress(trio.WouldBlock):  # nearly always there is nobody to wait for
+                shelf.upkeep.acquire_nowait()
+                taken[topic] = shelf
+                continue
             with trio.move_on_after(LOCK_WAIT_S) as patience:
                 await shelf.upkeep.acquire()
             if patience.cancelled_caught:
@@ -263,6 +270,8 @@ class Compactor:
                 topic.floor_logged = floor
                 kind, payload = FrameType.EVICT_WATERMARK, {"below": floor, "reason": "ttl"}
             elif ephemeral or topic.applied_end is None or topic.applied_end == topic.part_end:
+                if topic.id not in self._store.manifests and not ephemeral:
+                    continue  # it has no manifest, and nothing that would give it one
                 kind, payload = FrameType.CHECKPOINT_MARK, {}
             else:
                 continue
@@ -332,7 +341,8 @@ class Compactor:
             names += [datadir.relative(file.path) for file in files if file.ordinal < end]
         for i, topic in enumerate(topics, 1):
             if topic.part is not None or topic.base is not None:
-                names.append(_RELATIVE.manifest_path(topic.id))
+                if topic.id in self._store.manifests:
+                    names.append(_RELATIVE.manifest_path(topic.id))
                 if topic.shelf is not None:
                     copied = needed.get(topic.id, ())
                     gone = [segment for segment in topic.shelf.gone if segment.first not in copied]

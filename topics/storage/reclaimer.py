@@ -395,6 +395,7 @@ class Reclaimer:
         tiers = self._storing.tiers
         async with self._upkeep.files_of(shelf):
             await self._offload.run(Kind.FILES, partial(tiers.hot.delete_topic, topic_id))
+            self._storing.forget_files(topic_id)
         self.cold.remove_topic(topic_id)
 
     # -- flags of cold segments --------------------------------------------------------------------------------------

@@ -67,11 +67,11 @@ class RecoveredTopic:
         "used_at",
     )
 
-    def __init__(self, topic_id: int, name: str, config: TopicConfig) -> None:
+    def __init__(self, topic_id: int, name: str, config: TopicConfig, log: TopicLog | None = None) -> None:
         self.id = topic_id
         self.name = name
         self.config = config
-        self.log = TopicLog()
+        self.log = log if log is not None else TopicLog()
         self.ceiling = 0
         self.end = Position(-1, 0)
         self.keys: DedupeWindow | None = None
@@ -287,6 +287,8 @@ class Recovered(NamedTuple):
     """The snapshot is from a change of the shard count; files of the old layout may still be there."""
     replayed: set[int]
     """Ids of topics with frames in the range that was replayed: work on their files may have been cut short."""
+    directories: set[int]
+    """Ids of topics, gone ones among them, that have a directory."""
     columns: Columns
     copied_topics: set[int]
     """Topics, gone ones among them, with segments that copies are made of."""

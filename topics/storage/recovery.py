@@ -51,6 +51,7 @@ from topics.storage.datadir import (
     DataDirError,
     FoundShard,
     discover_shards,
+    parse_topic_name,
     parse_wal_name,
     segment_name,
     wal_path,
@@ -74,6 +75,7 @@ from topics.storage.recovered import (
 from topics.storage.segment_reader import Tiers, load_tags
 from topics.storage.shelf import Segment
 from topics.storage.snapshot import (
+    USUAL_LOG,
     ShardPosition,
     Snapshot,
     SnapshotDamaged,
@@ -168,6 +170,7 @@ def _recover(
         replay.positions,
         snapshot is not None and snapshot.new_layout,
         replay.consulted,
+        replay.directories,
         replay.columns,
         replay.copied_topics(),
         missing,
@@ -275,6 +278,9 @@ class _Replay:
         self.first_ordinal = 0
         """Files below it belong to an old layout."""
         self.consulted: set[int] = set()
+        self.directories = {
+            topic_id for name in fs.listdir(datadir.topics_dir) if (topic_id := parse_topic_name(name)) is not None
+        }
         self._fs = fs
         self._datadir = datadir
         self._snapshot = snapshot
@@ -311,10 +317,10 @@ class _Replay:
                 self._load_part(decode_part(blob), blob)
 
     def _load_part(self, part: TopicPart, blob: bytes | None) -> None:
-        topic = RecoveredTopic(part.id, part.name, config_from_wire(part.config))
+        log = TopicLog.load(part.log) if part.log != USUAL_LOG else TopicLog()
+        topic = RecoveredTopic(part.id, part.name, config_from_wire(part.config), log)
         topic.part = blob
         topic.base = encode_part(part) if blob is None else blob
-        topic.log = TopicLog.load(part.log)
         topic.segments = [Segment.from_wire(part.id, entry) for entry in part.segments]
         for span, segment in zip(topic.log.stored_spans(), topic.segments, strict=False):
             span.segment = segment
@@ -448,8 +454,9 @@ class _Replay:
                     batch.controls += controls
                     taken = end
                     count += self._weight(batch)
-                    batch_at, batch_count = batch.last.end, count
-                    ended = batch.last.type == FrameType.FILE_END or self._is_last_filler(batch)
+                    last = batch.last
+                    batch_at, batch_count = last.end, count
+                    ended = last.type == FrameType.FILE_END or self._is_last_filler(batch)
                     self._apply(shard, file, batch)
                     batch = self._next_batch(batch)
                 batch.rows += scan.rows[taken:]
@@ -488,14 +495,15 @@ class _Replay:
     @staticmethod
     def _weight(batch: _Batch) -> int:
         """How many frames a batch stands for: a salvage filler stands for those that it replaces."""
-        if len(batch.rows) == 1 and batch.first.type == FrameType.SHARD_OPEN:
+        if len(batch.rows) == 1 and batch.rows[0][2] == FrameType.SHARD_OPEN:
             return int(batch.extras[batch.first.offset].get("replaces", 1))
         return len(batch.rows)
 
     @staticmethod
     def _is_last_filler(batch: _Batch) -> bool:
-        only = batch.last
-        return only.type == FrameType.SHARD_OPEN and bool(batch.extras[only.offset].get("ends_file"))
+        if batch.rows[-1][2] != FrameType.SHARD_OPEN:
+            return False
+        return bool(batch.extras[batch.last.offset].get("ends_file"))
 
     # -- frames
     # -------------------------------------------------------------------------------------------------------
@@ -581,7 +589,9 @@ class _Replay:
         return self.topics.get(topic_id) if topic_id not in self._doomed else None
 
     def _consult(self, topic_id: int, topic: RecoveredTopic | None) -> RecoveredTopic | None:
-        """The topic as of its manifest, if that is newer than what the snapshot has."""
+        """The topic as of its manifest, if it has one and that is newer than what the snapshot has."""
+        if topic_id not in self.directories and (topic is None or not topic.segments):
+            return topic
         try:
             part = decode_manifest(self._fs.read(self._datadir.manifest_path(topic_id)))
         except FileNotFoundError as error:

@@ -11,6 +11,7 @@ Taking a snapshot of the running daemon is `compactor`'s business, making topics
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
 import cbor2
@@ -61,8 +62,8 @@ class TopicPart(msgspec.Struct, kw_only=True):
     config: dict[str, Any]
     end: list[int]
     """`[file ordinal, offset]` behind the last frame that is in here."""
-    ceiling: int
-    last_ts: int
+    ceiling: int = 0
+    last_ts: int = 0
     last_write: int | None = None
     last_read: int | None = None
     log: dict[str, Any]
@@ -83,23 +84,85 @@ class TopicPart(msgspec.Struct, kw_only=True):
     """The commits of stages that are remembered (`CommitKeys.dump`)."""
 
 
+USUAL_PART: Final[Sequence[tuple[str, Any]]] = (
+    ("ceiling", 0),
+    ("last_ts", 0),
+    ("last_write", None),
+    ("last_read", None),
+    ("segments", []),
+    ("keys", []),
+    ("routers", []),
+    ("origins", None),
+    ("queue", None),
+    ("stage", None),
+    ("commits", []),
+)
+USUAL_CONFIG: Final[dict[str, Any]] = {
+    "type": "log",
+    "ttl_ms": 0,
+    "cap_records": 0,
+    "cap_bytes": 0,
+    "discard": "old",
+    "durable": False,
+    "durability": "disk",
+    "priority": None,
+    "auto_priority": True,
+    "auto_create": True,
+    "idempotency_window_ms": 120_000,
+    "dedupe_node": True,
+    "lease_ms": 30_000,
+    "claim_jitter_ms": 0,
+    "max_deliveries": 0,
+    "dead_letter": None,
+    "leases_durable": False,
+}
+USUAL_LOG: Final[dict[str, Any]] = {
+    "head_seq": 0,
+    "earliest_seq": 1,
+    "evict_floor": 1,
+    "last_ts": 0,
+    "spans": [],
+    "tags": None,
+    "tags_from": None,
+    "holes": [],
+    "causes": {},
+    "deleted": b"",
+}
+"""What is left out of a part where it is this. Bytes on disk depend on these tables: no value in them may ever change,
+whatever becomes of the defaults of a configuration."""
+
+
 class SnapshotDamaged(Exception):
     """A snapshot file that does not verify."""
 
 
 def encode_part(part: TopicPart) -> bytes:
-    """The bytes that stand in `Snapshot.topics`."""
-    fields = msgspec.structs.asdict(part)
-    for name in ("routers", "origins", "queue", "stage", "commits"):  # most topics have none
-        if fields[name] is None or (name in ("routers", "commits") and not fields[name]):
-            del fields[name]
+    """The bytes that stand in `Snapshot.topics`. Fields that have their default are left out."""
+    fields: dict[str, Any] = {"id": part.id, "name": part.name, "end": part.end}
+    for name, usual in USUAL_PART:
+        value = getattr(part, name)
+        if value != usual:
+            fields[name] = value
+    if part.config != USUAL_CONFIG:
+        fields["config"] = _unusual(part.config, USUAL_CONFIG)
+    if part.log != USUAL_LOG:
+        fields["log"] = _unusual(part.log, USUAL_LOG)
     return cbor2.dumps(fields, canonical=True)
+
+
+def _unusual(fields: Mapping[str, Any], usual: Mapping[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in fields.items() if key not in usual or value != usual[key]}
 
 
 def decode_part(blob: bytes) -> TopicPart:
     """The inverse. Raises SnapshotDamaged."""
     try:
-        return msgspec.convert(cbor2.loads(blob), TopicPart)
+        fields = cbor2.loads(blob)
+        config, log = fields.get("config"), fields.get("log")
+        fields["config"] = {**USUAL_CONFIG, **config} if config is not None else USUAL_CONFIG.copy()
+        # The lists and maps anew: whoever takes the part may change them.
+        fields["log"] = {**USUAL_LOG, "spans": [], "holes": [], "causes": {}, **(log or {})}
+        return msgspec.convert(fields, TopicPart)
     except Exception as error:  # any malformed CBOR ends here: what it raises depends on the bytes
         raise SnapshotDamaged(f"a topic part does not decode: {error}") from error
 

@@ -28,6 +28,7 @@ from topics.storage.datadir import DataDir, DataDirError, lock_data_dir, open_da
 from topics.storage.frames import NOTHING, FrameType, Unsealed, joined
 from topics.storage.free_space import FreeSpace
 from topics.storage.fs import TEMPORARY_SUFFIX, Fs, LockHandle, write_atomic
+from topics.storage.manifests import Manifests
 from topics.storage.recovered import Damage, Progress, Recovered, RecoveredShard, shard_of, understood
 from topics.storage.salvage import finish_repairs, repair
 from topics.storage.segment_reader import Tiers
@@ -77,6 +78,7 @@ class Store:
         self.cold_dir = ColdDirectory(settings, fs, offload, cold, data_root=self.datadir.root)
         self.cold = self.cold_dir.store
         self.tiers = Tiers(DirectorySegmentStore(fs, self.datadir.root), self.cold)
+        self.manifests = Manifests(fs, self.datadir, offload)
         self.progress = Progress()
         self.snapshot_number = 0
         self.salvaged = False
@@ -131,6 +133,7 @@ class Store:
         raise_format(fs, self.datadir)
         shards = max((shard.shards for shard in recovered.shards), default=0) or self._settings.wal_shards
         self.files = recovered.files
+        self.manifests.adopt(recovered.directories)
         self.snapshot_number = recovered.snapshot_number
         self._starts = recovered.starts
         restored_now = restored.is_restored(fs, self.datadir.root, recovered, self.identity)
@@ -150,7 +153,8 @@ class Store:
         by_number = {shard.shard: shard for shard in recovered.shards}
         # What recovery relied on is made durable first: names may have been visible that no crash would have left.
         fs.sync_dir(self.datadir.meta_dir)
-        self._sync_manifests(recovered.replayed)
+        at_work = recovered.replayed & recovered.directories
+        self._sync_manifests(at_work)
         witness.prepare()
         openings = [
             self._open_shard(number, shards, by_number.get(number), verdicts.get(number, []))
@@ -168,7 +172,7 @@ class Store:
         witness.begin()
         if recovered.new_layout:
             self._remove_old_layout(shards, recovered.starts[0].ordinal)
-        for topic_id in recovered.replayed:
+        for topic_id in at_work:
             topic = recovered.topics.get(topic_id)
             if topic is not None:
                 tidy_topic(fs, self.datadir, topic_id, topic.segments)
@@ -257,8 +261,7 @@ class Store:
             fs.sync_all(datadir.topics_dir)
             return
         for topic_id in sorted(topic_ids):
-            if fs.exists(datadir.topic_dir(topic_id)):
-                fs.sync_dir(datadir.topic_dir(topic_id))
+            fs.sync_dir(datadir.topic_dir(topic_id))
         fs.sync_dir(datadir.topics_dir)
 
     def _shard_directories(self) -> list[str]:

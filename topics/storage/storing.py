@@ -36,8 +36,9 @@ from topics.offload import Kind, Offload
 from topics.queue.events import Instant
 from topics.storage.copying import dressed, open_frames, read_window
 from topics.storage.frames import Seeds
-from topics.storage.fs import TEMPORARY_SUFFIX, File, Fs, join, write_all
+from topics.storage.fs import File, Fs, join, write_all
 from topics.storage.index_cache import IndexCache
+from topics.storage.manifests import FEW_FILES, ManifestWrite, UncertainManifests
 from topics.storage.segment_reader import Tiers, scan_segment
 from topics.storage.segments import (
     DELETED_FLAG,
@@ -58,7 +59,7 @@ from topics.storage.segments import (
     tags_of_data,
 )
 from topics.storage.shelf import Limits, Piece, Segment, Shelf, Tier, divide
-from topics.storage.snapshot import TopicPart, encode_manifest, encode_part
+from topics.storage.snapshot import TopicPart, encode_part
 from topics.storage.store import Store
 from topics.storage.tidy import tidy_topic
 from topics.storage.unsynced_files import UnsyncedFiles
@@ -91,11 +92,6 @@ SMALL_RECORDS: Final = 100
 SMALL_BYTES: Final = 64 << 10
 SMALL_TOPICS: Final = 16
 """Topics with no more new records and bytes than this are written by so many in one thread call."""
-
-FEW_FILES: Final = 8
-"""Up to so many files are synced one by one; more by one sync of the file system."""
-
-MANIFESTS_PER_CALL: Final = 64
 
 _REASON_CODES: Final = {"lost": HOLE_LOST, "corrupt": HOLE_CORRUPT, "source_trim": HOLE_SOURCE_TRIM}
 
@@ -341,6 +337,10 @@ class Storing:
         """Topics whose manifest may be on disk or not, because renaming or syncing it has failed. What it may name must
         not be written again, so they are not stored any more in this life; their WAL stays."""
 
+    def forget_files(self, topic_id: int) -> None:
+        """The directory of a deleted topic is gone."""
+        self._store.manifests.forget(topic_id)
+
     @property
     def tiers(self) -> Tiers:
         """Where segments are."""
@@ -366,9 +366,10 @@ class Storing:
         self._slice_from = self._clock.perf_ns()
         try:
             for topic in topics:
-                with trio.move_on_after(WORKING_WAIT_S):
-                    while (event := topic.unsettled()) is not None:
-                        await event.wait()
+                if topic.unsettled() is not None:
+                    with trio.move_on_after(WORKING_WAIT_S):
+                        while (event := topic.unsettled()) is not None:
+                            await event.wait()
                 if topic.unsettled() is not None:
                     # What it waits for may be the lock that our caller holds, to read once more what looks damaged.
                     raise OSError(errno.EAGAIN, f"topic {topic.name!r} is being worked on")
@@ -426,6 +427,8 @@ class Storing:
 
     def _is_small(self, captured: _Captured) -> bool:
         """Whether a topic has nothing but a few records for one segment that stays open, or nothing at all."""
+        if not (captured.unflagged or captured.runs or captured.spans):
+            return True
         if captured.unflagged or sum(len(run.flags) for run in captured.runs) > SMALL_RECORDS:
             return False
         if sum(sum(run.frame_len) for run in captured.runs) > SMALL_BYTES:
@@ -818,6 +821,9 @@ class Storing:
     def _finish_part(self, captured: _Captured, moved: Segment | None, tier: Tier) -> None:
         """Say in the part what its segments are once everything is written."""
         part, shelf = captured.part, captured.topic.shelf
+        if captured.has_no_segment:
+            captured.encoded = encode_part(part)
+            return
         spans: list[Any] = part.log["spans"]
         entries = [
             _entry(span.segment, moved, tier, sealed=span.segment is captured.sealed)
@@ -846,52 +852,19 @@ class Storing:
         captured.encoded = encode_part(part)
 
     async def _write_manifests(self, captured: Sequence[_Captured]) -> None:
-        """Each topic's `topic.cbor`, atomically; all are durable when it returns."""
-        datadir = self._store.datadir
+        """The manifests of those that have files; the parts of the others stand in the snapshot alone."""
+        manifests = self._store.manifests
         todo = [
-            (datadir.topic_dir(one.topic.id), datadir.manifest_path(one.topic.id), one.encoded)
+            ManifestWrite(one.topic.id, one.encoded)
             for one in captured
-            if not one.topic.deleted
+            if not one.topic.deleted and (one.part.segments or one.topic.id in manifests)
         ]
-        for at in range(0, len(todo), MANIFESTS_PER_CALL):
-            part = todo[at : at + MANIFESTS_PER_CALL]
-            await self._offload.run(Kind.FILES, partial(self._write_temporaries, part, sync=len(todo) <= FEW_FILES))
-        if len(todo) > FEW_FILES:
-            await self._offload.run(Kind.FILES, partial(self._fs.sync_all, datadir.topics_dir))
         try:
-            for at in range(0, len(todo), MANIFESTS_PER_CALL):
-                part = todo[at : at + MANIFESTS_PER_CALL]
-                rename = partial(self._rename_temporaries, part, sync=len(todo) <= FEW_FILES)
-                await self._offload.run(Kind.FILES, rename)
-            if len(todo) > FEW_FILES:
-                await self._offload.run(Kind.FILES, partial(self._fs.sync_all, datadir.topics_dir))
-        except OSError as error:
+            await manifests.write(todo)
+        except UncertainManifests as error:
             self.stuck.update(one.topic for one in captured)
             log.error("manifests_uncertain", topics=len(captured), error=str(error))
             raise
-
-    def _write_temporaries(self, manifests: Sequence[tuple[str, str, bytes]], *, sync: bool) -> None:
-        """In a worker thread."""
-        for directory, path, part in manifests:
-            self._fs.mkdir(directory)
-            handle = self._fs.open(path + TEMPORARY_SUFFIX, create=True)
-            try:
-                handle.truncate(0)
-                write_all(handle, encode_manifest(part), 0)
-                if sync:
-                    handle.fdatasync()
-            finally:
-                handle.close()
-
-    def _rename_temporaries(self, manifests: Sequence[tuple[str, str, bytes]], *, sync: bool) -> None:
-        """In a worker thread."""
-        for _, path, _ in manifests:
-            self._fs.rename(path + TEMPORARY_SUFFIX, path)
-        if sync:
-            for directory, _, _ in manifests:
-                self._fs.sync_dir(directory)
-            if manifests:
-                self._fs.sync_dir(self._store.datadir.topics_dir)
 
     # -- what it means in memory ------------------------------------------------------------------------------------
 

@@ -39,6 +39,7 @@ def decide(
     `restored`: the directory is a copy, and this is its first start."""
     verdicts: dict[int, list[Verdict]] = {}
     by_number = {shard.shard: shard for shard in recovered.shards}
+    noted = {number for number in range(shards) if failed(number)}
     for topic in recovered.topics.values():
         number = shard_of(topic.id, shards)
         shard = by_number.get(number)
@@ -47,7 +48,7 @@ def decide(
             and shard.boot_id == boot_id
             and shard.identity == identity
             and number not in recovered.failed
-            and not failed(number)
+            and number not in noted
         )
         verdict = _decide_topic(topic, recovered.columns, stayed_up=stayed_up, skipped=SKIPPED_SEQS if restored else 0)
         lost = recovered.missing.get(topic.id)

@@ -354,7 +354,7 @@ class Verification:
         manifest, problem = self._manifest(path, topic_id)
         if manifest is None:
             # A topic that no checkpoint has finished with has none; what files it has do not count.
-            needed = part is not None or self._fs.exists(path)
+            needed = (part is not None and bool(part.part.segments)) or self._fs.exists(path)
             return part, [Finding(path, None, str(problem), "damage")] if needed else []
         if part is not None and manifest.end < part.end:
             older = f"is of {tuple(manifest.end)}, older than the snapshot's part, {tuple(part.end)}"
