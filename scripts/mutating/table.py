@@ -535,7 +535,7 @@ CHECKPOINT: Final = (
         "uncertain-manifest-trusted",
         "checkpoint",
         "topics/storage/storing.py",
-        "self.stuck.update(one.topic for one in captured)",
+        "self.stuck.update(one.topic for one in captured if one.topic.id in written)",
         "pass",
         "rule 8: what a manifest that may be on disk names is not written again",
         "crash",

@@ -125,7 +125,7 @@ def part_files(life: Life) -> tuple[set[str], set[str]]:
     may: set[str] = set()
     for topic in life.engine.by_id.values():
         hot, cold = (f"{root}/topics/{topic.id:016x}/" for root in (ROOT, COLD))
-        may |= {hot + "topic.cbor", cold + "topic.cbor"}
+        may |= {life.engine.store.manifests.path(topic.id), cold + "topic.cbor"}
         if topic.part is None:
             continue
         for first, _n, _bytes, _frames, _opened, _sealed, tier in decode_part(topic.part).segments:

@@ -6,9 +6,9 @@ from __future__ import annotations
 
 import errno
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from functools import partial
-from os.path import dirname
+from os.path import basename, dirname
 from pathlib import Path
 from typing import Any, Final
 
@@ -23,14 +23,17 @@ from tests.simulation.segment_lives import exactly
 from tests.simulation.test_crash_sweep import see
 from tests.simulation.test_damage import appended, corrupt, frames_of, salvaged, wal_files
 from tests.simulation.test_recovery_rules import lived, lives_on
-from tests.simulation.world import Life, World, settings
+from tests.simulation.world import End, Life, World, settings
 from tests.storage.test_verify import damage
+from topics.errors import ApiError
 from topics.model import RouterPatch
 from topics.offload import Kind
 from topics.storage.frames import FrameType
 from topics.storage.recovered import shard_of
+from topics.storage.snapshot import decode_part
 
 APPEND, FORWARDED = FrameType.APPEND, FrameType.FORWARDED
+ENDS: Final[tuple[End, ...]] = ("kill", "drop", "keep", "reorder")
 HOLD_S: Final = 5.0
 """Longer than a checkpoint waits for a topic's files."""
 RECOVERY_OPERATIONS: Final = 40
@@ -175,12 +178,64 @@ def test_rule_8_what_a_manifest_names_that_may_be_on_disk_is_not_written_again(o
             await life.compactor.checkpoint()
         await client.delete("a", match=exactly("x"))
         life.fs.crash_at = life.fs.mutations + operations
+        with suppress(ApiError):  # the writer of the log may be the first to meet it
+            await life.compactor.checkpoint()
+
+    for end in ENDS:
+        world = World(config=settings())
+        world.live(script, end="kill")
+        again = world.after(end)
+        view = see(again)["a"]
+        assert (sorted(view.records), view.gaps) == ([1, 3, 4], [])
+        assert see(again.after("drop"))["a"] == view
+
+
+@pytest.mark.parametrize("stored_before", [False, True])
+def test_rule_8_a_topic_with_an_uncertain_manifest_is_in_the_next_checkpoint(stored_before: bool) -> None:
+    """It was in none before a restart, and the log of its shard grew meanwhile."""
+    held: dict[str, Any] = {}
+
+    async def script(life: Life) -> None:
+        client = Client(life.engine, History())
+        await client.create("a", durability="fsync")
+        await client.append("a", 2)
+        if stored_before:
+            await life.compactor.checkpoint()
+            await client.append("a", 1)
+
+        def is_behind_one(op: Op) -> bool:
+            last = life.fs.ops[-2]
+            return last.name == "rename" and last.path.endswith(".cbor.tmp") and "/topics/" in last.path
+
+        failing = Fault(name="sync_dir", path="/data/topics/*", error=errno.EIO, when=is_behind_one, times=2)
+        life.fs.inject(failing)
+        with pytest.raises(OSError, match="Input/output error"):
+            await life.compactor.checkpoint()
+        topic = life.engine.registry.topic("a")
+        before = topic.part
+        await client.append("a", 1)
+        with suppress(OSError):  # the disk has not recovered
+            await life.compactor.checkpoint()
+        assert (failing.hits, topic.part) == (2, before)
         await life.compactor.checkpoint()
+        assert topic.part is not None
+        held["part"] = decode_part(topic.part)
+        await life.compactor.checkpoint()
+        names = life.fs.listdir(dirname(life.engine.store.manifests.path(topic.id)))
+        assert [name for name in names if name.startswith("topic.")] == [
+            basename(life.engine.store.manifests.path(topic.id))
+        ]
+        held["position"] = (await life.compactor.checkpoint()).positions[topic.shard]
 
     world = World(config=settings())
     world.live(script, end="kill")
-    view = see(world.after("kill"))["a"]
-    assert (sorted(view.records), view.gaps) == ([1, 3, 4], [])
+    part = held["part"]
+    assert part.log["head_seq"] == 3 + stored_before
+    assert held["position"] >= part.end
+    assert part.generation == (2 if stored_before else 0)
+    for end in ENDS:
+        view = see(world.after(end))["a"]
+        assert (sorted(view.records), view.gaps) == ([*range(1, 4 + stored_before)], [])
 
 
 def is_behind_a_rename(fs: SimFs) -> Callable[[Op], bool]:

@@ -31,6 +31,7 @@ from topics.log.index import Span, little_endian
 from topics.log.topic_log import TopicLog
 from topics.storage.datadir import DataDir, DataDirError, parse_segment_name, parse_topic_name, read_format
 from topics.storage.fs import Fs, join
+from topics.storage.manifests import read_manifest
 from topics.storage.snapshot import (
     Snapshot,
     SnapshotDamaged,
@@ -222,7 +223,8 @@ class Directory:
         path = self.layout.manifest_path(topic_id)
         part = of_snapshot
         try:
-            manifest = decode_manifest(fs.read(path))
+            path, blob = read_manifest(fs, self.layout, topic_id)
+            manifest = decode_manifest(blob)
         except FileNotFoundError:
             if (part is None or part.segments) and not fs.exists(self.layout.topic_dir(topic_id)):
                 return None

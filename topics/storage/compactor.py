@@ -145,8 +145,7 @@ class Compactor:
             skipped = await self._take(topics)
             starts = [Start(*writer.synced_position()) for writer in self._store.writers]
             written = [writer.figures.bytes_written for writer in self._store.writers]
-            for topic in skipped | self._upkeep.busy | self._storing.stuck | set(self._source.delayed):
-                starts[topic.shard] = self._previous(topic.shard)
+            passed_over = skipped | self._upkeep.busy | set(self._source.delayed)
             try:
                 await self._storing.store(topics, sync_shards=marks)
             except BaseException:
@@ -155,6 +154,9 @@ class Compactor:
         finally:
             with trio.CancelScope(shield=True):
                 await self._give_back(topics)
+        self._storing.stuck = {topic for topic in self._storing.stuck if not topic.deleted}
+        for topic in passed_over | self._storing.stuck:
+            starts[topic.shard] = self._previous(topic.shard)
         checkpoint = await self._write_snapshot(starts)
         for writer, covered in zip(self._store.writers, written, strict=True):
             writer.stored(covered)
@@ -342,7 +344,7 @@ class Compactor:
         for i, topic in enumerate(topics, 1):
             if topic.part is not None or topic.base is not None:
                 if topic.id in self._store.manifests:
-                    names.append(_RELATIVE.manifest_path(topic.id))
+                    names.append(_RELATIVE.manifest_path(topic.id, self._store.manifests.generation(topic.id)))
                 if topic.shelf is not None:
                     copied = needed.get(topic.id, ())
                     gone = [segment for segment in topic.shelf.gone if segment.first not in copied]

@@ -37,6 +37,7 @@ _WAL_NAME = re.compile(r"wal-([0-9]{20})\.log")
 _SNAPSHOT_NAME = re.compile(r"snapshot\.(0|[1-9][0-9]*)\.cbor")
 _SHARD_NAME = re.compile(r"shard-([0-9]{2,})")
 _TOPIC_NAME = re.compile(r"[0-9a-f]{16}")
+_MANIFEST_NAME = re.compile(r"topic(?:\.([1-9][0-9]{0,8}))?\.cbor")
 _SEGMENT_NAME = re.compile(r"seg-([0-9]{20})\.(data|idx|tags|idx\.cold|tags\.cold)")
 _SEGMENT_KINDS: Final = ("data", "idx", "tags", "idx.cold", "tags.cold")
 
@@ -110,9 +111,9 @@ class DataDir:
         """Manifest and segments of a topic."""
         return join(self.topics_dir, f"{topic_id:016x}")
 
-    def manifest_path(self, topic_id: int) -> str:
-        """A topic's manifest."""
-        return join(self.topic_dir(topic_id), "topic.cbor")
+    def manifest_path(self, topic_id: int, generation: int = 0) -> str:
+        """A topic's manifest; of those that are there the one of the highest generation counts."""
+        return join(self.topic_dir(topic_id), manifest_name(generation))
 
     def segment_path(self, topic_id: int, first_seq: int, kind: str) -> str:
         """A file of the segment that starts at `first_seq`; `kind` as in `segment_name`."""
@@ -158,6 +159,17 @@ def segment_name(first_seq: int, kind: str) -> str:
     """
     assert kind in _SEGMENT_KINDS, kind
     return f"seg-{first_seq:020d}.{kind}"
+
+
+def manifest_name(generation: int) -> str:
+    """The name of a manifest: `topic.cbor`, of later generations `topic.<n>.cbor`."""
+    return f"topic.{generation}.cbor" if generation else "topic.cbor"
+
+
+def parse_manifest_name(name: str) -> int | None:
+    """The generation in a manifest's name; None for any other name."""
+    found = _MANIFEST_NAME.fullmatch(name)
+    return int(found[1] or 0) if found else None
 
 
 def parse_segment_name(name: str) -> int | None:

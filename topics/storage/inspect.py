@@ -27,6 +27,7 @@ from topics.storage.datadir import DataDir, DataDirError, discover_shards, parse
 from topics.storage.frame_search import FrameSearch, LogFile
 from topics.storage.frames import Frame, FrameType, decode_append
 from topics.storage.fs import WINDOW_BYTES, File, Fs, join
+from topics.storage.manifests import read_manifest
 from topics.storage.parts import Hole, Part, holes_of, load_part
 from topics.storage.readonly import ReadOnlyFs, size_of
 from topics.storage.recovered import Damage, Progress, shard_of, understood
@@ -377,9 +378,9 @@ class Inspection:
             with suppress(SnapshotDamaged):
                 yield load_part("the snapshot", decode_part(blob))
         for topic_id in self._tiers.hot.topics():
-            path = self._datadir.manifest_path(topic_id)
             with suppress(SnapshotDamaged, FileNotFoundError):
-                yield load_part(path, decode_manifest(self._fs.read(path)))
+                path, blob = read_manifest(self._fs, self._datadir, topic_id)
+                yield load_part(path, decode_manifest(blob))
 
     def _of_part(self, part: Part, names: dict[int, str], snapshot: Snapshot | None) -> TopicFacts:
         shards = snapshot.shards if snapshot is not None else len(discover_shards(self._fs, self._datadir))

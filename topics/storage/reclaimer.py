@@ -711,7 +711,10 @@ def flag_in_store(tiers: Tiers, segment: Segment, seqs: Sequence[int]) -> list[F
     def read(length: int, offset: int) -> bytes:
         return store.read_range(segment.topic_id, index, offset, length)
 
-    patches = list(flag_patches(read, segment.first, seqs))
+    try:
+        patches = list(flag_patches(read, segment.first, seqs))
+    except FileNotFoundError:  # nobody knows where the flags are: the part goes on saying what is deleted
+        return array("Q")
     flags = [(at, bytes((DELETED_FLAG,))) for patch in patches for at in patch.flags_at]
     if flags:
         store.patch(segment.topic_id, data, flags)

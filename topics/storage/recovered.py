@@ -289,6 +289,8 @@ class Recovered(NamedTuple):
     """Ids of topics with frames in the range that was replayed: work on their files may have been cut short."""
     directories: set[int]
     """Ids of topics, gone ones among them, that have a directory."""
+    generations: dict[int, int]
+    """By topic id, of the manifests that count, where it is not 0."""
     columns: Columns
     copied_topics: set[int]
     """Topics, gone ones among them, with segments that copies are made of."""

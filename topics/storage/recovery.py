@@ -51,6 +51,7 @@ from topics.storage.datadir import (
     DataDirError,
     FoundShard,
     discover_shards,
+    manifest_name,
     parse_topic_name,
     parse_wal_name,
     segment_name,
@@ -58,8 +59,9 @@ from topics.storage.datadir import (
 )
 from topics.storage.file_header import FILE_HEADER_BYTES
 from topics.storage.frames import HAS_ORIGIN, HAS_TAG, Frame, FrameType, Row, Scan
-from topics.storage.fs import Fs
+from topics.storage.fs import Fs, join
 from topics.storage.log_end import WAL_FILE_BYTES, LogEnds, Stop
+from topics.storage.manifests import newest_generation
 from topics.storage.recovered import (
     MALFORMED,
     NO_LEASES_RUN,
@@ -171,6 +173,7 @@ def _recover(
         snapshot is not None and snapshot.new_layout,
         replay.consulted,
         replay.directories,
+        replay.generations,
         replay.columns,
         replay.copied_topics(),
         missing,
@@ -281,6 +284,7 @@ class _Replay:
         self.directories = {
             topic_id for name in fs.listdir(datadir.topics_dir) if (topic_id := parse_topic_name(name)) is not None
         }
+        self.generations: dict[int, int] = {}
         self._fs = fs
         self._datadir = datadir
         self._snapshot = snapshot
@@ -324,6 +328,8 @@ class _Replay:
         topic.segments = [Segment.from_wire(part.id, entry) for entry in part.segments]
         for span, segment in zip(topic.log.stored_spans(), topic.segments, strict=False):
             span.segment = segment
+        if part.generation:
+            self.generations[topic.id] = max(part.generation, self.generations.get(topic.id, 0))
         topic.ceiling = part.ceiling
         topic.end = Position(*part.end)
         topic.last_write, topic.last_read = part.last_write, part.last_read
@@ -592,8 +598,12 @@ class _Replay:
         """The topic as of its manifest, if it has one and that is newer than what the snapshot has."""
         if topic_id not in self.directories and (topic is None or not topic.segments):
             return topic
+        directory = self._datadir.topic_dir(topic_id)
+        generation = newest_generation(self._fs.listdir(directory)) or 0
+        if generation:
+            self.generations[topic_id] = max(generation, self.generations.get(topic_id, 0))
         try:
-            part = decode_manifest(self._fs.read(self._datadir.manifest_path(topic_id)))
+            part = decode_manifest(self._fs.read(join(directory, manifest_name(generation))))
         except FileNotFoundError as error:
             if topic is None or all(segment.tier != "cold" for segment in topic.segments):
                 return topic

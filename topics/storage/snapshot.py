@@ -62,6 +62,8 @@ class TopicPart(msgspec.Struct, kw_only=True):
     config: dict[str, Any]
     end: list[int]
     """`[file ordinal, offset]` behind the last frame that is in here."""
+    generation: int = 0
+    """Of the manifest that it was written for (`manifests`)."""
     ceiling: int = 0
     last_ts: int = 0
     last_write: int | None = None
@@ -85,6 +87,7 @@ class TopicPart(msgspec.Struct, kw_only=True):
 
 
 USUAL_PART: Final[Sequence[tuple[str, Any]]] = (
+    ("generation", 0),
     ("ceiling", 0),
     ("last_ts", 0),
     ("last_write", None),

@@ -78,7 +78,7 @@ class Store:
         self.cold_dir = ColdDirectory(settings, fs, offload, cold, data_root=self.datadir.root)
         self.cold = self.cold_dir.store
         self.tiers = Tiers(DirectorySegmentStore(fs, self.datadir.root), self.cold)
-        self.manifests = Manifests(fs, self.datadir, offload)
+        self.manifests = Manifests(fs, self.datadir, offload, self.tiers.hot)
         self.progress = Progress()
         self.snapshot_number = 0
         self.salvaged = False
@@ -133,7 +133,7 @@ class Store:
         raise_format(fs, self.datadir)
         shards = max((shard.shards for shard in recovered.shards), default=0) or self._settings.wal_shards
         self.files = recovered.files
-        self.manifests.adopt(recovered.directories)
+        self.manifests.adopt(recovered.directories, recovered.generations)
         self.snapshot_number = recovered.snapshot_number
         self._starts = recovered.starts
         restored_now = restored.is_restored(fs, self.datadir.root, recovered, self.identity)

@@ -335,7 +335,8 @@ class Storing:
         self._slice_from = 0
         self.stuck: set[LiveTopic] = set()
         """Topics whose manifest may be on disk or not, because renaming or syncing it has failed. What it may name must
-        not be written again, so they are not stored any more in this life; their WAL stays."""
+        not be written again before the one from before is on disk in its place (`Manifests.supersede`), which the next
+        checkpoint tries first; until then their WAL stays."""
 
     def forget_files(self, topic_id: int) -> None:
         """The directory of a deleted topic is gone."""
@@ -373,8 +374,10 @@ class Storing:
                 if topic.unsettled() is not None:
                     # What it waits for may be the lock that our caller holds, to read once more what looks damaged.
                     raise OSError(errno.EAGAIN, f"topic {topic.name!r} is being worked on")
-                if topic.deleted or topic in self.stuck:
+                if topic.deleted:
                     self._source.changed.discard(topic)
+                    continue
+                if topic in self.stuck and not await self._has_superseded(topic):
                     continue
                 captured.append(self._capture(topic, moved))
                 await self._breathe()
@@ -403,6 +406,22 @@ class Storing:
             for one in captured:
                 one.topic.mark_changed()
             raise
+
+    async def _has_superseded(self, topic: LiveTopic) -> bool:
+        """Make the manifest from before the doubtful one count. False: the disk does not take it now; the topic stays
+        changed, so the next checkpoint tries again."""
+        try:
+            with trio.CancelScope(shield=True):
+                part = await self._store.manifests.supersede(topic.id, topic.part or topic.base)
+        except OSError as error:
+            log.warning("manifest_still_uncertain", topic=topic.name, error=str(error))
+            return False
+        if topic.part is not None:
+            topic.part = part
+        elif topic.base is not None:
+            topic.base = part
+        self.stuck.discard(topic)
+        return True
 
     def _capture(self, topic: LiveTopic, moved: Segment | None) -> _Captured:
         captured = _Captured(topic, self._source.instant(), self._source.now_ms())
@@ -580,7 +599,7 @@ class Storing:
         have lost their names, and no later one would make them durable.
         """
         directory = self._store.datadir.topic_dir(segment.topic_id)
-        if first and not self._fs.exists(self._store.datadir.manifest_path(segment.topic_id)):
+        if first and not self._fs.exists(self._store.manifests.path(segment.topic_id)):
             if self._fs.exists(directory):
                 for name in self._fs.listdir(directory):
                     self._fs.unlink(join(directory, name))
@@ -821,6 +840,7 @@ class Storing:
     def _finish_part(self, captured: _Captured, moved: Segment | None, tier: Tier) -> None:
         """Say in the part what its segments are once everything is written."""
         part, shelf = captured.part, captured.topic.shelf
+        part.generation = self._store.manifests.generation(part.id)
         if captured.has_no_segment:
             captured.encoded = encode_part(part)
             return
@@ -862,8 +882,9 @@ class Storing:
         try:
             await manifests.write(todo)
         except UncertainManifests as error:
-            self.stuck.update(one.topic for one in captured)
-            log.error("manifests_uncertain", topics=len(captured), error=str(error))
+            written = {one.topic_id for one in todo}
+            self.stuck.update(one.topic for one in captured if one.topic.id in written)
+            log.error("manifests_uncertain", topics=len(todo), error=str(error))
             raise
 
     # -- what it means in memory ------------------------------------------------------------------------------------

@@ -10,8 +10,9 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 
 from topics.logs import get_logger
-from topics.storage.datadir import DataDir, segment_name
+from topics.storage.datadir import DataDir, manifest_name, segment_name
 from topics.storage.fs import Fs, join
+from topics.storage.manifests import newest_generation
 from topics.storage.segment_reader import Tiers
 from topics.storage.segment_store import SegmentStore
 from topics.storage.segments import INDEX_ENTRY_BYTES
@@ -27,14 +28,15 @@ def tidy_topic(fs: Fs, datadir: DataDir, topic_id: int, segments: Sequence[Segme
     cold copy (`tidy_cold`).
     """
     directory = datadir.topic_dir(topic_id)
-    wanted = {"topic.cbor"}
+    names = fs.listdir(directory)
+    wanted = {manifest_name(newest_generation(names) or 0)}
     for segment in segments:
         if segment.tier == "gone":
             continue
         kinds = ("data", "idx", "tags") if segment.tier == "hot" else ("data", "idx.cold", "tags.cold")
         wanted.update(segment_name(segment.first, kind) for kind in kinds)
     removed = False
-    for name in fs.listdir(directory):
+    for name in names:
         if name not in wanted:
             fs.unlink(join(directory, name))
             removed = True

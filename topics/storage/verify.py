@@ -31,6 +31,7 @@ from topics.storage.datadir import (
     DataDir,
     DataDirError,
     discover_shards,
+    manifest_name,
     parse_segment_file,
     parse_snapshot_name,
     parse_topic_name,
@@ -42,6 +43,7 @@ from topics.storage.datadir import (
 from topics.storage.finding import DAMAGE, NOTE, Finding
 from topics.storage.frames import UnknownFrameType
 from topics.storage.fs import TEMPORARY_SUFFIX, Fs, join
+from topics.storage.manifests import newest_generation, read_manifest
 from topics.storage.parts import Part, holes_of, load_part
 from topics.storage.readonly import ReadOnlyFs, size_of
 from topics.storage.recovered import Damage, Progress, Recovered, shard_of
@@ -189,9 +191,9 @@ class Verification:
         for blob in self._parts.values():
             self._mention_part("the snapshot", decode_part(blob))
         for topic_id in self._tiers.hot.topics():
-            path = self._datadir.manifest_path(topic_id)
             try:
-                part = decode_manifest(self._fs.read(path))
+                path, blob = read_manifest(self._fs, self._datadir, topic_id)
+                part = decode_manifest(blob)
             except (SnapshotDamaged, FileNotFoundError):
                 continue
             self._mention_part(path, part)
@@ -350,8 +352,7 @@ class Verification:
         """The newer part of a topic, and what is wrong with its parts."""
         blob = self._parts.get(topic_id)
         part = load_part("the snapshot", decode_part(blob)) if blob is not None else None
-        path = self._datadir.manifest_path(topic_id)
-        manifest, problem = self._manifest(path, topic_id)
+        path, manifest, problem = self._manifest(self._datadir, topic_id)
         if manifest is None:
             # A topic that no checkpoint has finished with has none; what files it has do not count.
             needed = (part is not None and bool(part.part.segments)) or self._fs.exists(path)
@@ -361,20 +362,21 @@ class Verification:
             return part, [Finding(path, None, older, "damage")]
         return manifest, []
 
-    def _manifest(self, path: str, topic_id: int) -> tuple[Part | None, str | None]:
-        """A manifest, or what is wrong with it."""
+    def _manifest(self, place: DataDir, topic_id: int) -> tuple[str, Part | None, str | None]:
+        """Where a topic's manifest is, and what is in it or wrong with it."""
+        path = place.manifest_path(topic_id)
         try:
-            blob = self._fs.read(path)
+            path, blob = read_manifest(self._fs, place, topic_id)
             found = load_part(path, decode_manifest(blob))
         except FileNotFoundError:
-            return None, "is missing"
+            return path, None, "is missing"
         except SnapshotDamaged as error:
-            return None, str(error)
+            return path, None, str(error)
         if not _is_canonical(blob, "manifest"):
-            return None, "the map around it is not what was written"
+            return path, None, "the map around it is not what was written"
         if found.part.id != topic_id:
-            return None, f"is about topic {found.part.id}"
-        return found, None
+            return path, None, f"is about topic {found.part.id}"
+        return path, found, None
 
     def _segments(self, topic_id: int, found: Part) -> Iterator[Finding]:
         """The segments of a part."""
@@ -435,7 +437,8 @@ class Verification:
 
     def _files(self, topic_id: int, found: Part | None) -> Iterator[Finding]:
         """Files that no segment of the part has; and the copy of the manifest in the cold store."""
-        hot, cold = {MANIFEST}, {MANIFEST}
+        newest = newest_generation(self._fs.listdir(self._datadir.topic_dir(topic_id)))
+        hot, cold = {manifest_name(newest or 0)}, {MANIFEST}
         for segment in found.segments if found is not None else ():
             if segment.tier == "hot":
                 hot.update(segment_name(segment.first, kind) for kind in ("data", "idx", "tags"))
@@ -451,8 +454,7 @@ class Verification:
                     what = "a segment that the part does not have" if parse_segment_file(name) else "of nobody"
                     yield Finding(join(directory, name), None, what, "note")
         if self._cold_dir is not None and self._fs.exists(self._cold_dir.manifest_path(topic_id)):
-            path = self._cold_dir.manifest_path(topic_id)
-            copy, problem = self._manifest(path, topic_id)
+            path, copy, problem = self._manifest(self._cold_dir, topic_id)
             if problem is not None:
                 yield Finding(path, None, problem, "damage")
             elif copy is not None and found is not None and copy.end > found.end:
