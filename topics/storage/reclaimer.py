@@ -714,7 +714,7 @@ def flag_in_store(tiers: Tiers, segment: Segment, seqs: Sequence[int]) -> list[F
     try:
         patches = list(flag_patches(read, segment.first, seqs))
     except FileNotFoundError:  # nobody knows where the flags are: the part goes on saying what is deleted
-        return array("Q")
+        return []
     flags = [(at, bytes((DELETED_FLAG,))) for patch in patches for at in patch.flags_at]
     if flags:
         store.patch(segment.topic_id, data, flags)
