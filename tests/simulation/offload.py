@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
-from typing import TypeVar
+from typing import Final, TypeVar
 
 import trio
 
@@ -13,6 +13,9 @@ from topics.attempts import Attempt, CallHangs, Patience
 from topics.offload import COLD, Kind
 
 T = TypeVar("T")
+
+WAIT_STEP_S: Final = 0.1
+"""How soon a thread that waits notices that it is to wait no longer."""
 
 
 class InlineOffload:
@@ -31,7 +34,7 @@ class InlineOffload:
         """What `busy_share` answers; a test of the governor sets it."""
         self.hangs = 0
         """Calls that have never returned."""
-        self._waited_s = 0.0
+        self._waits: list[Patience] = []
 
     async def run(self, kind: Kind, call: Callable[[], T]) -> T:
         """Run `call` on the loop after a checkpoint. The only cancellation point is before `call`."""
@@ -41,17 +44,13 @@ class InlineOffload:
         try:
             result = call()
         finally:
-            waited_s, self._waited_s = self._waited_s, 0.0
-            assert not waited_s or kind in COLD or kind is Kind.CPU, f"a call of kind {kind} waits for the cold store"
+            waits, self._waits = self._waits, []
+            assert not waits or kind in COLD or kind is Kind.CPU, f"a call of kind {kind} waits for the cold store"
             with trio.CancelScope(shield=True):
-                await self._wait(waited_s)
+                for patience in waits:
+                    await _wait(patience)
         await self._turns()
         return result
-
-    async def _wait(self, seconds: float) -> None:
-        """What a thread that waits for a store costs: time, and nobody else's."""
-        if seconds:
-            await trio.sleep(seconds)
 
     def attempt(self, call: Callable[[Attempt[T]], T], patience: Patience, late: Callable[[], None]) -> T:
         """Make the call at once. One that hangs (`SimHang` out of the disk) is over for its caller, who is told so when
@@ -63,7 +62,7 @@ class InlineOffload:
             hang.thaw()
             one.give_up()
             self.hangs += 1
-            self._waited_s += patience.seconds
+            self._waits.append(patience)
             raise CallHangs(patience.seconds) from None
 
     def post(self, call: Callable[[], None]) -> None:
@@ -77,3 +76,13 @@ class InlineOffload:
         if self._random is not None:
             for _ in range(self._random.randrange(3)):
                 await trio.lowlevel.cancel_shielded_checkpoint()
+
+
+async def _wait(patience: Patience) -> None:
+    """What a thread that waits for a call costs: time, and nobody else's.
+
+    A patience that ends sooner than it was to ends the wait.
+    """
+    began = trio.current_time()
+    while (left := began + patience.seconds - trio.current_time()) > 0:  # noqa: ASYNC110
+        await trio.sleep(min(left, WAIT_STEP_S))

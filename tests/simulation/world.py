@@ -97,6 +97,8 @@ class World:
         """What makes the `Offload` of a life, given the seed; None for `InlineOffload`."""
         self.events: list[dict[str, Any]] = []
         """What the daemon has logged, in all lives here."""
+        self.drain_s = 0.0
+        """How long the last clean stop has taken, in the world's time."""
 
     def live(self, scenario: Scenario, *, end: Literal["stop", "kill"] = "stop") -> bool:
         """Start, run `scenario`, end. False if the machine died before; any other exception is raised as it was."""
@@ -143,7 +145,9 @@ class World:
                 await scenario(Life(engine, fs, clock))
                 if end == "stop":
                     background.cancel()
+                    began = trio.current_time()
                     await _drain(engine)
+                    self.drain_s = trio.current_time() - began
                 daemon.cancel_scope.cancel()
         finally:
             engine.store.unlock()

@@ -39,6 +39,7 @@ class Totals:
     operations: int = 0
     faults: int = 0
     rot: int = 0
+    hangs: int = 0
     ends: Counter[str] = field(default_factory=Counter)
     checked: Counter[str] = field(default_factory=Counter)
     failed: list[int] = field(default_factory=list)
@@ -52,6 +53,7 @@ class Totals:
         self.operations += figures.operations
         self.faults += figures.faults
         self.rot += figures.rot
+        self.hangs += figures.hangs
         self.ends.update(figures.ends)
         self.checked.update(figures.checked)
         if outcome.problem is not None:
@@ -66,6 +68,7 @@ class Totals:
             "disk operations": self.operations,
             "faults": self.faults,
             "bits changed": self.rot,
+            "calls that never returned": self.hangs,
             "ends": dict(self.ends),
             "checked": dict(self.checked),
             "failed": self.failed,

@@ -97,6 +97,8 @@ class Clients:
         self.memory = memory
         self._offset_ms = offset_ms
         self._upkeep = trio.Lock()
+        self._cold_upkeep = trio.Lock()
+        """What waits for the cold store is a task of its own, as in the daemon."""
         self.followers: list[Follower] = []
 
     async def run(self, actors: list[Actor]) -> None:
@@ -537,12 +539,15 @@ class Clients:
         """As the reclaimer does."""
         async with self._upkeep:
             with suppress(ApiError, OSError):
-                await self.life.reclaimer.pass_over()
+                await self.life.reclaimer.hot_pass()
+        async with self._cold_upkeep:
+            with suppress(ApiError, OSError):
+                await self.life.reclaimer.cold_pass()
 
     async def do_relocate(self, _actor: str, _what: Mapping[str, Any]) -> None:
         """As the relocator does, where there is a cold directory."""
         if self.engine.settings.cold_dir is not None:
-            async with self._upkeep:
+            async with self._cold_upkeep:
                 with suppress(ApiError, OSError):
                     await self.life.relocator.pass_over()
 

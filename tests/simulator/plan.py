@@ -61,6 +61,17 @@ class Trouble(msgspec.Struct, frozen=True):
     keep_some: bool = False
 
 
+class Hang(msgspec.Struct, frozen=True):
+    """Calls of the cold store that never return: `times` of them (0: all) from its `nth` operation of a life on.
+
+    With `start`, also those of a start between this life and the next one, all of them.
+    """
+
+    nth: int
+    times: int = 1
+    start: bool = False
+
+
 class Rot(msgspec.Struct, frozen=True):
     """A bit that changes while the daemon is down, in a file of some kind: which one and where are shares of what there
     is. With `cuts` the file ends there from then on."""
@@ -99,6 +110,7 @@ class LifePlan(msgspec.Struct, frozen=True):
     rot: list[Rot] = []
     down_ms: int = 0
     clock_step: int = 0
+    hang: Hang | None = None
 
 
 class Plan(msgspec.Struct, frozen=True):
@@ -113,7 +125,9 @@ class Plan(msgspec.Struct, frozen=True):
     def size(self) -> int:
         """What shrinking makes smaller: steps, faults, lives."""
         steps = sum(len(actor.steps) for life in self.lives for actor in life.actors)
-        extras = sum(len(life.troubles) + len(life.rot) + bool(life.slow) for life in self.lives)
+        extras = sum(
+            len(life.troubles) + len(life.rot) + bool(life.slow) + (life.hang is not None) for life in self.lives
+        )
         return steps + extras + len(self.lives)
 
 
@@ -218,7 +232,16 @@ class _Maker:
             rot=list(self.rot()) if rotten else [],
             down_ms=rng.choice((0, 0, 50, 5000, 100_000)),
             clock_step=rng.choice((0, 0, 0, 0, -5000, 3_000, -3_600_000)),
+            hang=self.hang(number),
         )
+
+    def hang(self, number: int) -> Hang | None:
+        """Drawn by itself, so that the rest of a seed's plan is what it was before there were hangs."""
+        rng = random.Random(f"hang {self.seed} {number}")
+        if rng.random() < 0.5:
+            return None
+        nth = rng.choice((0, 0, rng.randrange(12), rng.randrange(100)))
+        return Hang(nth, rng.choice((1, 2, 0, 0)), rng.random() < 0.4)
 
     def troubles(self) -> Iterator[Trouble]:
         rng = self.random

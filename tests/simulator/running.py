@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -28,10 +29,11 @@ from tests.simulation.world import COLD, ROOT, End, Life, World, settings
 from tests.simulator.clients import Clients, Memory, exported
 from tests.simulator.judging import judge_arrivals, judge_salvaged
 from tests.simulator.known import Broken, Fate, broken
-from tests.simulator.plan import TOLD, LifePlan, Plan, Rot, Trouble
+from tests.simulator.plan import TOLD, Hang, LifePlan, Plan, Rot, Trouble
 from tests.simulator.truth import Truth
 from topics.config import Settings
 from topics.engine import Engine
+from topics.errors import ApiError
 from topics.model import ClaimRequest, HeldRequest, Performance, QueueState, RouterState, TopicConfigPatch
 from topics.offload import Kind
 from topics.storage.datadir import DataDir, DataDirError, lock_data_dir
@@ -48,6 +50,9 @@ STRANGER: Final = "stranger"
 CLAIM_ROUNDS: Final = 60
 LONGEST_S: Final = 1000
 """Of a life, in its own time."""
+COLD_TIMEOUT_MS: Final = 3000
+SOON_S: Final = 10.0
+"""How long a checkpoint and a stop may take while the cold store hangs; `TOPICS_DRAIN_MS` by default."""
 
 
 @dataclass(slots=True)
@@ -60,6 +65,8 @@ class Figures:
     """Changes of the disk."""
     faults: int = 0
     rot: int = 0
+    hangs: int = 0
+    """Calls that have never returned."""
     ends: Counter[str] = field(default_factory=Counter)
     checked: Counter[str] = field(default_factory=Counter)
 
@@ -109,6 +116,7 @@ class _Run:
 
     def _settings(self, life: LifePlan | None) -> Settings:
         changes: dict[str, Any] = dict(self.plan.settings)
+        changes |= {"cold_timeout_ms": COLD_TIMEOUT_MS}
         changes |= {"segment_max_age_ms": 0, "rewrite_live_ratio": 0.8, "min_free_bytes": 0, "stage_ttl_ms": 86_400_000}
         changes["max_tag_bytes"] = 4096
         changes["cold_dir"] = Path(COLD) if self.plan.cold else None
@@ -120,6 +128,7 @@ class _Run:
     def _live(self, life: LifePlan) -> None:
         world, fs = self.world, self.world.fs
         faults = [_fault(trouble, world) for trouble in life.troubles]
+        hang = _hang(life.hang) if life.hang is not None and self.plan.cold else None
         if life.slow:
             kinds = {Kind(kind): 0.2 for kind in life.slow}
             world.offload = partial(SlowOffload, kinds, (life.slow_ms / 1000, 0.001))
@@ -128,7 +137,7 @@ class _Run:
         clients: list[Clients] = []
 
         async def scenario(running: Life) -> None:
-            for fault in faults:
+            for fault in [hang, *faults] if hang is not None else faults:
                 fs.inject(fault)
             if life.intruder:
                 _intrude(fs)
@@ -147,6 +156,8 @@ class _Run:
                 if life.rot:
                     await trio.sleep(1)  # what is on the disk is vouched for, and the log silent
                 nursery.cancel_scope.cancel()
+            if hang is not None and hang.hits and not fs.dead:
+                await _checkpoint_soon(running)
             if life.end == "stop":
                 check_logs(running)
             elif not fs.dead:
@@ -154,6 +165,10 @@ class _Run:
 
         stopped = self._run_life(world, scenario, end="stop" if life.end == "stop" else "kill")
         fs.capacity = fs.inodes = None
+        if hang is not None:
+            self.figures.hangs += hang.hits
+            if stopped and life.end == "stop" and hang.hits and world.drain_s > SOON_S:
+                broken(f"a stop has taken {world.drain_s} s while the cold store hung")
         failed = bool(life.room or life.inodes) or any(
             trouble.error and fault.hits for trouble, fault in zip(life.troubles, faults, strict=True)
         )
@@ -186,6 +201,8 @@ class _Run:
         fate: Fate = "stop" if before.end == "stop" else "kill" if end == "kill" else "machine"
         self._go_on(self.world.after(end, before.end_seed), before.down_ms, before.clock_step)
         fate = self._crash_in_recovery(before, fate)
+        if before.hang is not None and before.hang.start and self.plan.cold and not before.rot:
+            self._start_hanging()
         for rot in before.rot:
             self._decay(rot)
         if following is not None:
@@ -231,6 +248,24 @@ class _Run:
         self._go_on(self.world.after(kind, before.end_seed + 1), 0, 0)
         self.figures.recoveries += 1
         return fate if kind == "kill" else "machine"
+
+    def _start_hanging(self) -> None:
+        """A start gets ready though no call of the cold store returns; then the process is killed."""
+        fs = self.world.fs
+        hang = fs.inject(Fault(hangs=True, path=f"{COLD}*", times=None))
+        took: list[float] = []
+
+        async def ready(_life: Life) -> None:
+            took.append(trio.current_time())
+            fs.crash()
+
+        self.world.offload = None
+        self._run_life(self.world, ready, end="kill")
+        if took[0] > SOON_S:  # the clock of a life begins at 0
+            broken(f"a start has taken {took[0]} s while the cold store hung, in {hang.hits} calls")
+        self.figures.hangs += hang.hits
+        self.figures.recoveries += 1
+        self._go_on(self.world.after("kill"), 0, 0)
 
     def _see(self, world: World) -> Shown:
         """What a recovery shows before anything is moved; then the process is killed."""
@@ -431,6 +466,19 @@ def _intrude(fs: SimFs) -> None:
     except DataDirError:
         return
     broken("a second daemon may begin")
+
+
+async def _checkpoint_soon(life: Life) -> None:
+    """Checkpoints go on while the cold store hangs."""
+    with trio.move_on_after(SOON_S) as limit, suppress(ApiError, OSError):
+        await life.compactor.checkpoint()
+    if limit.cancelled_caught:
+        broken(f"a checkpoint waits for the cold store, more than {SOON_S} s")
+
+
+def _hang(hang: Hang) -> Fault:
+    """Calls of the cold store that never return, as they are planned."""
+    return Fault(hangs=True, path=f"{COLD}*", nth=hang.nth, times=hang.times or None)
 
 
 def _fault(trouble: Trouble, world: World) -> Fault:

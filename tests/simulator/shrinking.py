@@ -54,6 +54,8 @@ def _smaller_lives(life: LifePlan) -> Iterator[LifePlan]:
         yield replace(life, troubles=life.troubles[:i] + life.troubles[i + 1 :])
     for i in range(len(life.rot)):
         yield replace(life, rot=life.rot[:i] + life.rot[i + 1 :])
+    if life.hang is not None:
+        yield replace(life, hang=None)
     if life.slow:
         yield replace(life, slow=[])
     if life.crash_in_recovery is not None:
