@@ -391,7 +391,7 @@ class Engine:
         await self._offload.run(Kind.FILES, self.store.write_clock_mark)
         if self.store.layout_differs:
             await self.compactor.change_layout()
-        elif self.store.salvaged:
+        elif self.store.salvaged or self.store.short_of_snapshots:
             for _ in range(KEPT):  # what salvage has decided is in both snapshots before anybody is served
                 await self.compactor.checkpoint(marks=False)
 

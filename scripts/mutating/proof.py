@@ -68,6 +68,7 @@ TARGETS: Final[Mapping[str, tuple[str, ...]]] = {
     "topics/sched/workers.py": ("sched/test_workers.py",),
     "topics/stage_commits.py": ("engine/test_staging.py", "simulation/test_staging_crashes.py"),
     "topics/storage/compactor.py": (
+        "simulation/test_damage.py",
         "storage/test_compactor.py",
         "simulation/test_recovery_rules.py",
         "simulation/test_unguarded_rules.py",

@@ -326,7 +326,7 @@ DAMAGES: Final[tuple[Harm, ...]] = (
     *rows("wal-middle-boundary", in_the_middle, dict.fromkeys(("bit", "sector", "truncated"), REFUSED), at_a_boundary),
     *rows("wal-last-boundary", the_last, dict.fromkeys(("bit", "sector", "truncated"), REFUSED), at_a_boundary),
     *rows("snapshot-newest", the_newest_snapshot, all_ways(UNHARMED)),
-    *rows("snapshot-both", snapshots, but_older(BEYOND)),
+    *rows("snapshot-both", snapshots, but_older(UNHARMED)),
     *rows("manifest", named(f"{VICTIM}/topic.cbor"), all_ways(UNHARMED)),
     *rows("data-sealed", sealed(".data"), all_ways(HOLES, older=UNHARMED)),
     *rows("data-active", active(".data"), all_ways(HOLES)),

@@ -15,7 +15,7 @@ from tests.simulation.disk import SimFs
 from tests.simulation.model import Client, History, Oracle, View
 from tests.simulation.test_crash_sweep import see
 from tests.simulation.wal_content import salt_of, scan_of, sealed_for
-from tests.simulation.world import Life, World, all_ends, settings, wrecks_of
+from tests.simulation.world import End, Life, World, all_ends, settings, wrecks_of
 from topics.config import Settings
 from topics.errors import ApiError
 from topics.storage import frames
@@ -373,26 +373,100 @@ def test_two_damaged_snapshots_do_no_harm_while_the_log_reaches_back_to_its_star
     assert see(world) == whole
 
 
-def test_two_damaged_snapshots_are_refused_when_the_log_does_not_reach_back_to_its_start() -> None:
+def cut_log() -> World:
+    """The log was cut; there is a topic without a record besides."""
     history = History()
     world = World(config=settings())
 
     async def scenario(life: Life) -> None:
         client = Client(life.engine, history)
+        await client.create("empty", durability="fsync")
         await client.create("capped", durability="fsync", cap_records=4)
+        await client.create("whole", durability="disk")
         for _ in range(4):
             for _ in range(20):
                 await client.append("capped", 1, size=900)
+            await client.append("whole", 2)
             await life.compactor.checkpoint()
+        await client.append("whole", 1)
 
     assert world.live(scenario, end="kill")
-    left = world.after("drop")
+    left = world.after("keep")
     assert not wal_files(left.fs)[0].endswith("0" * 20 + ".log"), "no file was dropped"
     Oracle(history).judge(see(left.after("kill")), "machine", now_ms=0)
-    for path in [path for path in left.fs.tree() if path.startswith("/data/meta/snapshot")]:
+    return left
+
+
+def snapshots(world: World) -> list[str]:
+    return [path for path in world.fs.tree() if path.startswith("/data/meta/") and path.endswith(".cbor")]
+
+
+@pytest.mark.parametrize("harm", ["flipped", "empty", "missing"])
+def test_two_bad_snapshots_are_made_up_for_by_the_one_in_reserve(harm: str) -> None:
+    left = cut_log()
+    whole = see(left.after("kill"))
+    *both, reserve = sorted(snapshots(left), key=lambda path: "reserve" in path)
+    assert (len(both), reserve) == (2, "/data/meta/reserve.cbor")
+    for path in both:
+        if harm == "missing":
+            left.fs.unlink(path)
+            continue
         left.fs.flip_bit(path, 40, 0)
-    with pytest.raises(DataDirError, match=r"no snapshot can be read.*does not reach back"):
+        if harm == "empty":
+            handle = left.fs.open(path)
+            handle.truncate(0)
+            handle.fdatasync()
+            handle.close()
+    left.fs.sync_dir("/data/meta")
+    assert see(left) == whole
+    again = left.after("drop")
+    assert see(again) == whole
+    assert len([path for path in again.fs.tree() if path.endswith(".damaged")]) == (0 if harm == "missing" else 2)
+    for path in ("/data/meta/reserve.cbor",):  # by now it is not needed any more
+        again.fs.flip_bit(path, 40, 0)
+    assert see(again) == whole
+
+
+def test_without_any_snapshot_a_cut_log_is_refused_and_salvage_takes_the_manifests() -> None:
+    left = cut_log()
+    whole = see(left.after("kill"))
+    for path in snapshots(left):
+        left.fs.flip_bit(path, 40, 0)
+    with pytest.raises(DataDirError, match=r"no snapshot can be read.*does not reach back.*TOPICS_RECOVERY=salvage"):
         see(left)
+    left.settings = settings(recovery="salvage")
+    newest = max(view.epoch for view in whole.values())
+    del whole["empty"]
+    assert see(left) == whole
+    assert any(event["event"] == "rebuilt_from_manifests" for event in left.events)
+    left.settings = settings()
+    again = left.after("drop")
+    assert see(again) == whole
+
+    async def make_again(life: Life) -> None:
+        await Client(life.engine, History()).create("empty", durability="fsync")
+        assert life.engine.registry.topic("empty").id > newest + 1000
+
+    assert again.live(make_again, end="kill")
+
+
+@pytest.mark.parametrize("operations", range(1, 60, 3))
+def test_a_crash_while_salvage_takes_the_manifests_changes_nothing(operations: int) -> None:
+    left = cut_log()
+    whole = see(left.after("kill"))
+    del whole["empty"]
+    for path in snapshots(left):
+        left.fs.flip_bit(path, 40, 0)
+    left.settings = settings(recovery="salvage")
+    left.fs.crash_at = left.fs.mutations + operations
+
+    async def nothing(life: Life) -> None:
+        pass
+
+    left.live(nothing, end="kill")
+    ends: tuple[End, ...] = ("drop", "keep", "reorder")
+    for end in ends:
+        assert see(left.after(end)) == whole
 
 
 def test_a_frame_of_an_unknown_type_is_refused_by_its_number() -> None:

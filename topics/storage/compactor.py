@@ -25,7 +25,7 @@ from topics.storage.datadir import DataDir
 from topics.storage.frames import FrameType, encode_control
 from topics.storage.fs import Fs
 from topics.storage.shelf import Segment, Shelf
-from topics.storage.snapshot import KEPT, Snapshot, snapshot_numbers, write_snapshot
+from topics.storage.snapshot import KEPT, Snapshot, snapshot_numbers, write_reserve, write_snapshot
 from topics.storage.store import Start, Store
 from topics.storage.storing import LiveTopic, Source, Storing
 from topics.storage.upkeep import Upkeep
@@ -79,6 +79,8 @@ class Compactor:
         self._wake = trio.Event()
         self._kept: list[list[Start]] = []
         """Where the replay of the snapshots on disk begins, oldest first, as far as this life knows."""
+        self._reserve: list[Start] | None = None
+        """Where the replay of the snapshot in reserve begins, if this life has written it."""
         self._last: Checkpoint | None = None
         self._failures = 0
         """Checkpoints that have failed since the last one that did not."""
@@ -183,6 +185,7 @@ class Compactor:
         starts = self._store.new_layout_starts()
         for _ in range(KEPT):
             await self._write_snapshot(starts, new_layout=True)
+        await self._keep_reserve()
         await self._offload.run(Kind.FILES, partial(self._store.switch_layout, starts))
         for topic in self._source.by_id.values():
             topic.shard = self._store.shard_of(topic.id)
@@ -305,10 +308,20 @@ class Compactor:
                 if any(kept[writer.shard].position.ordinal < following.ordinal for kept in self._kept):
                     break
                 droppable.append(file)
+            if droppable:
+                await self._keep_reserve()
             for file in droppable:
                 await self._offload.run(Kind.FILES, partial(self._fs.unlink, file.path))
                 self._store.files.drop(file)
                 log.info("wal_file_dropped", shard=writer.shard, file=file.path)
+
+    async def _keep_reserve(self) -> None:
+        """Before the log is cut: have a third snapshot that the log behind the cut is enough for. Raises OSError."""
+        newest = self._kept[-1]
+        if self._reserve != newest:
+            write = partial(write_reserve, self._fs, self._store.datadir, self._store.snapshot_number)
+            await self._offload.run(Kind.FILES, write)
+            self._reserve = newest
 
     # -- what a copy of the directory consists of ---------------------------------------------------------------------
 
@@ -337,6 +350,8 @@ class Compactor:
         names = ["FORMAT", *self._store.cold_dir.identity_files()]
         numbers = await self._offload.run(Kind.FILES, partial(snapshot_numbers, self._fs, datadir))
         names += [datadir.relative(datadir.snapshot_path(number)) for number in numbers]
+        if await self._offload.run(Kind.FILES, partial(self._fs.exists, datadir.reserve_path)):
+            names.append(datadir.relative(datadir.reserve_path))
         for writer in self._store.writers:
             end = cuts[writer.shard].ordinal if cuts else math.inf
             files = self._store.files.of_shard(writer.shard)

@@ -89,6 +89,11 @@ class DataDir:
         return join(self.meta_dir, f"snapshot.{number}.cbor")
 
     @property
+    def reserve_path(self) -> str:
+        """A copy of the snapshot that was the newest when the log was cut last."""
+        return join(self.meta_dir, "reserve.cbor")
+
+    @property
     def wal_dir(self) -> str:
         """The WAL of all shards."""
         return join(self.root, "wal")

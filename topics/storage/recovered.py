@@ -279,6 +279,8 @@ class Recovered(NamedTuple):
     now: Instant
     """The moment from which leases and windows run on."""
     snapshot_number: int
+    snapshots_damaged: bool
+    """Whether there are some that cannot be read, or that are missing."""
     failed: set[int]
     """Shards of which others have noted that they failed."""
     starts: dict[int, ShardPosition]

@@ -62,6 +62,7 @@ from topics.storage.frames import HAS_ORIGIN, HAS_TAG, Frame, FrameType, Row, Sc
 from topics.storage.fs import Fs, join
 from topics.storage.log_end import WAL_FILE_BYTES, LogEnds, Stop
 from topics.storage.manifests import newest_generation
+from topics.storage.rebuilding import NoSnapshot, rebuilt_snapshot
 from topics.storage.recovered import (
     MALFORMED,
     NO_LEASES_RUN,
@@ -86,6 +87,7 @@ from topics.storage.snapshot import (
     decode_part,
     encode_part,
     load_newest,
+    snapshot_numbers,
 )
 from topics.storage.wal import Position, WalFile, WalFiles
 from topics.storage.wal_head import read_heads, scans, wal_format
@@ -102,17 +104,20 @@ def recover(
     *,
     windows_by_wall: bool = True,
     file_bytes: int = WAL_FILE_BYTES,
+    without_snapshot: bool = False,
 ) -> Recovered:
     """Read everything. Changes nothing on disk. `now` is the moment from which leases run on, `file_bytes` how long
     files of the log are made (which says how much one has held that has lost its end).
 
     `windows_by_wall` says that the clock of windows has no mark: then it is not behind the retention clock.
+    `without_snapshot`: where no snapshot can be read and the log was cut, the manifests stand in for it (`rebuilding`);
+    else that is NoSnapshot.
 
     Raises `Damage` for the first bad range below a synced position, `DataDirError` where the directory cannot be used
     at all, or holds what nobody has written, checksums or not, `UnknownFrameType` for frames of a newer version.
     """
     with understood(f"the log of {datadir.root}"):
-        return _recover(fs, datadir, tiers, progress, now, windows_by_wall, file_bytes)
+        return _recover(fs, datadir, tiers, progress, now, windows_by_wall, file_bytes, without_snapshot)
 
 
 def _recover(
@@ -123,19 +128,20 @@ def _recover(
     now: Instant,
     windows_by_wall: bool,
     file_bytes: int,
+    without_snapshot: bool,
 ) -> Recovered:
     snapshot, damaged = load_newest(fs, datadir)
     for sentence in damaged:
         log.error("snapshot_damaged", problem=sentence)
+    shards = [found for found in discover_shards(fs, datadir) if _ordinals(fs, found.path)]
+    if snapshot is None and any(_ordinals(fs, found.path)[0] for found in shards):
+        snapshot = _stand_in(fs, datadir, shards, damaged, without_snapshot)
     try:
         replay = _Replay(fs, datadir, tiers, snapshot, progress, now, windows_by_wall, file_bytes)
     except (SnapshotDamaged, *MALFORMED) as error:  # its checksum holds, so it was written like this
         raise DataDirError(f"the newest snapshot of {datadir.root} cannot be understood: {error}") from error
-    shards = [found for found in discover_shards(fs, datadir) if _ordinals(fs, found.path)]
     if snapshot is not None and snapshot.new_layout:
         replay.first_ordinal, shards = _new_layout(datadir, snapshot, shards, fs)
-    if snapshot is None and damaged and not all(_ordinals(fs, found.path)[0] == 0 for found in shards):
-        raise DataDirError(f"no snapshot can be read ({damaged[0]}), and the WAL does not reach back to its start")
     if len({found.path == datadir.wal_dir for found in shards}) > 1:
         raise DataDirError(f"{datadir.wal_dir} holds WAL files of two layouts")
     for found in shards:
@@ -153,6 +159,7 @@ def _recover(
     recovered = [replay.shard(found) for found in shards]
     replay.check_files()
     replay.drop_superseded()
+    numbers = snapshot_numbers(fs, datadir)
     missing = replay.resolve_copies({shard.shard: shard for shard in recovered})
     replay.check_routers()
     known = {shard.shard for shard in recovered}
@@ -164,10 +171,11 @@ def _recover(
         replay.topics,
         recovered,
         replay.files,
-        replay.next_topic_id,
+        max([replay.next_topic_id, *(topic_id + 1 for topic_id in replay.unknown if without_snapshot)]),
         replay.clock,
         replay.now,
-        snapshot.number if snapshot is not None else 0,
+        max([snapshot.number if snapshot is not None else 0, *numbers]),
+        bool(damaged) or (snapshot is not None and snapshot.number not in numbers),
         {number for shard in recovered for number in shard.failed_shards},
         replay.positions,
         snapshot is not None and snapshot.new_layout,
@@ -178,6 +186,25 @@ def _recover(
         replay.copied_topics(),
         missing,
     )
+
+
+def _stand_in(
+    fs: Fs, datadir: DataDir, shards: Sequence[FoundShard], damaged: Sequence[str], without_snapshot: bool
+) -> Snapshot:
+    """What takes the place of a snapshot, if it may."""
+    if not damaged:  # then it may be a file of the log that is missing, and nobody knows what was in it
+        raise DataDirError("the WAL does not reach back to its start, and there is no snapshot")
+    found = f"no snapshot can be read ({damaged[0]})"
+    numbers = {shard.shard for shard in shards}
+    if len({shard.path == datadir.wal_dir for shard in shards}) > 1 or numbers != set(range(len(numbers))):
+        raise DataDirError(f"{found}, and the WAL files of some shards are missing or of another layout")
+    if not without_snapshot:
+        raise NoSnapshot(
+            f"{found}, and the WAL does not reach back to its start. Restore a file of {datadir.meta_dir} from a copy, "
+            f"or start with TOPICS_RECOVERY=salvage: topics with segments are rebuilt whole from their manifests and "
+            f"the log, others that were made before the log begins are given up"
+        )
+    return rebuilt_snapshot(fs, datadir, {shard.shard: _ordinals(fs, shard.path)[0] for shard in shards}, len(numbers))
 
 
 def _ordinals(fs: Fs, directory: str, least: int = 0) -> list[int]:
@@ -307,7 +334,7 @@ class _Replay:
         """By name, the highest id that the log has a creation for."""
         self.clock = 0
         self.positions: dict[int, ShardPosition] = {}
-        self._unknown: set[int] = set()
+        self.unknown: set[int] = set()
         self._sources: dict[int, int] = {}
         """By source, the highest seq that any router has dealt with."""
         self._doomed: set[int] = set()
@@ -530,9 +557,9 @@ class _Replay:
             if creates:
                 topic = self._create(topic, first, batch.extras[first.offset])
             if topic is None:
-                if topic_id not in self._unknown and topic_id >= self.next_topic_id:
+                if topic_id not in self.unknown and topic_id >= self.next_topic_id:
                     log.warning("frames_of_unknown_topic", topic_id=topic_id, file=file.path, offset=first.offset)
-                self._unknown.add(topic_id)
+                self.unknown.add(topic_id)
                 return
             if topic_id in self._doomed:
                 if any(row[2] == FrameType.TOPIC_DELETE for row in batch.rows):

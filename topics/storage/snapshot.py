@@ -11,6 +11,7 @@ Taking a snapshot of the running daemon is `compactor`'s business, making topics
 
 from __future__ import annotations
 
+import errno
 from collections.abc import Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
@@ -226,12 +227,40 @@ def snapshot_numbers(fs: Fs, datadir: DataDir) -> list[int]:
 
 
 def load_newest(fs: Fs, datadir: DataDir) -> tuple[Snapshot | None, list[str]]:
-    """Blocking: the newest snapshot that verifies, and a sentence about each newer one that does not."""
+    """Blocking: the newest snapshot that verifies, the one in reserve if no other does; and a sentence about each newer
+    one that does not."""
     damaged: list[str] = []
-    for number in reversed(snapshot_numbers(fs, datadir)):
-        path = datadir.snapshot_path(number)
+    paths = [datadir.snapshot_path(number) for number in reversed(snapshot_numbers(fs, datadir))]
+    if fs.exists(datadir.reserve_path):
+        paths.append(datadir.reserve_path)
+    for path in paths:
         try:
             return decode_snapshot(fs.read(path)), damaged
         except SnapshotDamaged as error:
             damaged.append(f"{path}: {error}")
     return None, damaged
+
+
+def write_reserve(fs: Fs, datadir: DataDir, number: int) -> None:
+    """Blocking: keep a copy of snapshot `number`, atomically, for when the last two cannot be read. To be called before
+    the log is cut. Raises OSError, also if the snapshot does not verify."""
+    path = datadir.snapshot_path(number)
+    blob = fs.read(path)
+    try:
+        decode_snapshot(blob)
+    except SnapshotDamaged as error:
+        raise OSError(errno.EIO, f"it cannot be kept in reserve: {error}", path) from error
+    write_atomic(fs, datadir.reserve_path, blob)
+
+
+def set_damaged_aside(fs: Fs, datadir: DataDir) -> None:
+    """Blocking: give the snapshots that do not verify a name that nobody reads, so that they do not count among those
+    that are kept. The caller syncs `meta/`."""
+    paths = [datadir.snapshot_path(number) for number in snapshot_numbers(fs, datadir)]
+    if fs.exists(datadir.reserve_path):
+        paths.append(datadir.reserve_path)
+    for path in paths:
+        try:
+            decode_snapshot(fs.read(path))
+        except SnapshotDamaged:
+            fs.rename(path, path + ".damaged")

@@ -29,12 +29,13 @@ from topics.storage.frames import NOTHING, FrameType, Unsealed, joined
 from topics.storage.free_space import FreeSpace
 from topics.storage.fs import TEMPORARY_SUFFIX, Fs, LockHandle, write_atomic
 from topics.storage.manifests import Manifests
+from topics.storage.rebuilding import NoSnapshot
 from topics.storage.recovered import Damage, Progress, Recovered, RecoveredShard, shard_of, understood
 from topics.storage.salvage import finish_repairs, repair
 from topics.storage.segment_reader import Tiers
 from topics.storage.segment_store import DirectorySegmentStore, SegmentStore
-from topics.storage.snapshot import ShardPosition
-from topics.storage.tidy import remove_unknown_topics, tidy_topic
+from topics.storage.snapshot import ShardPosition, set_damaged_aside
+from topics.storage.tidy import remove_unknown_topics, set_unknown_aside, tidy_topic
 from topics.storage.verdicts import Verdict, decide, secure_end, settle_queues
 from topics.storage.wal import ControlBatch, Position, ShardWriter, WalFiles
 from topics.storage.witness import Witness
@@ -83,6 +84,9 @@ class Store:
         self.snapshot_number = 0
         self.salvaged = False
         self.space = FreeSpace(settings, self.datadir.root, fs=fs, offload=offload)
+        self._rebuilt = False
+        self.short_of_snapshots = False
+        """Some cannot be read: two new ones are due before anybody is served."""
         self._settings = settings
         self._fs = fs
         self._clock = clock
@@ -152,6 +156,9 @@ class Store:
         self._log_found(recovered, verdicts, (self._clock.perf_ns() - began_ns) / 1e6)
         by_number = {shard.shard: shard for shard in recovered.shards}
         # What recovery relied on is made durable first: names may have been visible that no crash would have left.
+        self.short_of_snapshots = recovered.snapshots_damaged
+        if recovered.snapshots_damaged and not self._rebuilt:  # else nothing but they says that the log was cut
+            set_damaged_aside(fs, self.datadir)
         fs.sync_dir(self.datadir.meta_dir)
         at_work = recovered.replayed & recovered.directories
         self._sync_manifests(at_work)
@@ -176,6 +183,8 @@ class Store:
             topic = recovered.topics.get(topic_id)
             if topic is not None:
                 tidy_topic(fs, self.datadir, topic_id, topic.segments)
+        if self._rebuilt:
+            set_unknown_aside(fs, self.datadir, recovered.topics.keys() | recovered.copied_topics)
         remove_unknown_topics(self.tiers.hot, recovered.topics.keys() | recovered.copied_topics)
         self.cold_dir.join_at_start(recovered)
         recovered.columns.forget_all()
@@ -224,6 +233,10 @@ class Store:
         for _ in range(MAX_REPAIRS):
             try:
                 return self._replay()
+            except NoSnapshot:
+                if self._settings.recovery != "salvage" or self._rebuilt:
+                    raise
+                self.salvaged = self._rebuilt = True
             except Damage as damage:
                 if self._settings.recovery != "salvage":
                     raise
@@ -246,6 +259,7 @@ class Store:
             now,
             windows_by_wall=mark is None,
             file_bytes=self._settings.wal_file_bytes,
+            without_snapshot=self._rebuilt,
         )
         self.windows.start(recovered.now)
         return recovered

@@ -10,9 +10,10 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 
 from topics.logs import get_logger
-from topics.storage.datadir import DataDir, manifest_name, segment_name
+from topics.storage.datadir import DataDir, manifest_name, parse_topic_name, segment_name
 from topics.storage.fs import Fs, join
 from topics.storage.manifests import newest_generation
+from topics.storage.rebuilding import DAMAGED_SUFFIX
 from topics.storage.segment_reader import Tiers
 from topics.storage.segment_store import SegmentStore
 from topics.storage.segments import INDEX_ENTRY_BYTES
@@ -90,3 +91,14 @@ def remove_unknown_topics(store: SegmentStore, known: Collection[int]) -> None:
                 store.delete_topic(topic_id)
     except OSError as error:
         log.warning("removal_incomplete", error=str(error))
+
+
+def set_unknown_aside(fs: Fs, datadir: DataDir, known: Collection[int]) -> None:
+    """Rename the directories of topics that nobody knows, rather than remove them: their manifests may have been
+    damaged."""
+    for name in fs.listdir(datadir.topics_dir):
+        topic_id = parse_topic_name(name)
+        if topic_id is not None and topic_id not in known:
+            fs.rename(join(datadir.topics_dir, name), join(datadir.topics_dir, name + DAMAGED_SUFFIX))
+            log.error("directory_kept_aside", topic_id=topic_id, directory=name + DAMAGED_SUFFIX)
+    fs.sync_dir(datadir.topics_dir)

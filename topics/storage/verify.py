@@ -178,6 +178,17 @@ class Verification:
                 continue
             self._mention_positions(path, snapshot)
 
+    def _reserve(self) -> Iterator[Finding]:
+        """The snapshot that counts if the others cannot be read."""
+        path = self._datadir.reserve_path
+        try:
+            for part in decode_snapshot(self._fs.read(path)).topics:
+                load_part(path, decode_part(part))
+        except FileNotFoundError:
+            yield Finding(path, None, "is gone by now", "note")
+        except SnapshotDamaged as error:
+            yield Finding(path, None, str(error), "damage")
+
     def _mention_positions(self, path: str, snapshot: Snapshot) -> None:
         """Its positions have to be in the log, so that replay can begin there."""
         for shard, position in snapshot.positions.items():
@@ -484,6 +495,10 @@ class Verification:
                 yield from self._clock_mark()
             elif name == "witness":
                 continue  # one that cannot be read proves nothing, which is safe
+            elif name.endswith(".damaged"):
+                yield Finding(join(datadir.meta_dir, name), None, "was damaged, and is kept aside", "note")
+            elif name == "reserve.cbor":
+                yield from self._reserve()
             elif parse_snapshot_name(name) is None and not name.endswith(TEMPORARY_SUFFIX):
                 yield Finding(join(datadir.meta_dir, name), None, "of nobody", "note")
         directories = {datadir.wal_dir, *(found.path for found in discover_shards(fs, datadir))}
