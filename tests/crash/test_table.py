@@ -219,7 +219,7 @@ def test_every_row_has_a_name_of_its_own_and_every_kind_of_file_is_damaged_in_mo
     for row in DAMAGES:
         name, _, way = row.name.rpartition("-")
         files.setdefault(name, set()).add(way)
-    assert len(files) == 20
+    assert len(files) == 21
     assert all({"bit", "sector", "truncated"} <= ways <= set(WAYS | LOG_WAYS) for ways in files.values())
 
 
