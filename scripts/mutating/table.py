@@ -91,12 +91,12 @@ WAL: Final = (
         "wal",
         "topics/storage/wal.py",
         """
-            write_all(handle, encode_file_header(salt, ordinal), 0)
-            handle.fdatasync()
+                write_all(handle, encode_file_header(self._spare_salt, ordinal), 0)
+                handle.fdatasync()
         """,
         """
-            write_all(handle, encode_file_header(salt, ordinal), 0)
-            pass
+                write_all(handle, encode_file_header(self._spare_salt, ordinal), 0)
+                pass
         """,
         "8.1: no crash leaves a named file whose frames nobody can verify",
         "crash",

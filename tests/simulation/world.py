@@ -226,11 +226,14 @@ class Wreck:
     known: int
     """How many entries the history had."""
     now_ms: int
+    up_ms: int
+    """How long the machine had been up."""
 
     def world(self, end: End, seed: int, config: Settings) -> World:
         """The machine after this way to end at this moment; asked as often as one likes."""
         fs = disk_after(self.fs, end, seed)
-        return World(seed, config=config, fs=fs, now_ms=self.now_ms)
+        up_ms = self.up_ms if end in ("kill", "remount") else 0
+        return World(seed, config=config, fs=fs, now_ms=self.now_ms, up_ms=up_ms)
 
     def __str__(self) -> str:
         op = self.op
@@ -247,7 +250,9 @@ def wrecks_of(world: World, known: Callable[[], int], *, stride: int = 1, first:
 
     def look(op: Op) -> None:
         if op.mutation is not None and op.mutation % stride == first % stride:
-            wrecks.append(Wreck(op.mutation, op, world.fs.after_process_kill(), known(), world.clock.now_ms()))
+            clock = world.clock
+            left = world.fs.after_process_kill()
+            wrecks.append(Wreck(op.mutation, op, left, known(), clock.now_ms(), clock.boottime_ms()))
 
     world.fs.subscribe(look)
     return wrecks
