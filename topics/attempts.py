@@ -11,11 +11,14 @@ import errno
 import threading
 import time
 from collections.abc import Callable
-from typing import Generic, TypeVar
+from typing import Final, Generic, TypeVar
 
 import trio
 
 T = TypeVar("T")
+
+THREAD_NAME: Final = "bounded call"
+"""Of the thread of a call while it lasts, as `top -H` and `/proc` show it."""
 
 
 class CallHangs(OSError):
@@ -103,5 +106,5 @@ def attempt(call: Callable[[Attempt[T]], T], patience: Patience, late: Callable[
     can end it, and `late` is called in its thread when it has returned. The threads do not keep the process alive.
     """
     one: Attempt[T] = Attempt(patience, late)
-    trio.lowlevel.start_thread_soon(lambda: one.run(call), lambda _: None)
+    trio.lowlevel.start_thread_soon(lambda: one.run(call), lambda _: None, THREAD_NAME)
     return one.wait()

@@ -94,6 +94,7 @@ TARGETS: Final[Mapping[str, tuple[str, ...]]] = {
     ),
     "topics/storage/identity.py": ("storage/test_identity.py",),
     "topics/storage/relocator.py": (
+        "simulation/test_cold_hangs.py",
         "simulation/test_segment_damage.py",
         "simulation/test_segment_models.py",
         "simulation/test_unguarded_rules.py",

@@ -12,6 +12,7 @@ import pytest
 
 from tests.end_to_end.test_segments import daemon_in
 from tests.end_to_end.test_sigkill import Client, Daemon
+from topics.attempts import THREAD_NAME
 
 pytestmark = pytest.mark.slow
 
@@ -75,6 +76,18 @@ def metric(client: Client, name: str) -> float:
     return float(found[0].split()[1])
 
 
+def calls_in_flight(daemon: Daemon) -> int:
+    """Threads that are in a call of the cold store."""
+    assert daemon._process is not None
+    names = []
+    for thread in Path(f"/proc/{daemon._process.pid}/task").iterdir():
+        try:
+            names.append((thread / "comm").read_text().strip())
+        except OSError:
+            continue  # it has ended
+    return names.count(THREAD_NAME)
+
+
 def test_while_cold_calls_hang_all_that_is_hot_goes_on_and_cold_reads_are_answered_503(tmp_path: Path) -> None:
     with daemon_in(tmp_path, TOPICS_COLD_TIMEOUT_MS="300", TOPICS_DRAIN_MS="10000") as daemon:
         head = make_cold(daemon)
@@ -107,7 +120,7 @@ def test_a_stop_is_done_within_its_bound_while_reads_and_changes_hang(tmp_path: 
         append(Client(daemon.port), 200)  # there is something to be moved
         reader = Client(daemon.port)
         reader._connection.request("GET", "/v0/topics/t/diff?from_seq=0&limit=10")
-        # Neither call is given up before the stop, so both are told of then.
+        until(lambda: calls_in_flight(daemon) >= 2, "the reader and the relocator do not ask the cold store")
         code, _ = daemon.terminate()
         assert code == 0
         said = (tmp_path / "log").read_text()
