@@ -1273,7 +1273,7 @@ DELIVERY: Final = (
         "topics/watching/delivery.py",
         "for feed in self._awaited.take(topic.name):",
         "for feed in []:",
-        "a watcher who waits for a topic is given all of it",
+        "api 8: a watcher who waits for a topic is given all of it",
         "unit",
     ),
     Mutation(
