@@ -500,7 +500,7 @@ class Forwarding:
         # Nobody is to depend on a cold store but those who read what is in it: copies of that are logged.
         hot = opened.segment.tier == "hot"
         place = ("segment", source.id, opened.segment.first)
-        return take_opened(source, opened, self._store.files.file_of(place) if hot else None)
+        return take_opened(source, opened, self._store.files.file_of(place, opened.segment.read_salt) if hot else None)
 
     async def _open(self, forwarder: Forwarder, first: int, last: int) -> None:
         forwarder.opened = await self._loader.open_stored(forwarder.source, first, last, BATCH_BYTES)

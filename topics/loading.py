@@ -247,9 +247,11 @@ class Loader:
     async def _open(self, window: bytes, wanted: FrameRange, topic: Topic) -> list[OpenedRecord]:
         """Take records apart, letting others run in between; not all of them if one does not verify."""
         records: list[OpenedRecord] = []
+        salt = _salt_of(wanted)
         for at in range(0, len(wanted.seqs), COLD_DECODE_RECORDS):
             part = slice(at, at + COLD_DECODE_RECORDS)
-            opened = open_records(window, wanted.starts[part], wanted.frame_lens[part], topic.id)
+            places, sizes = wanted.starts[part], wanted.frame_lens[part]
+            opened = open_records(window, places, sizes, topic.id, salt=salt, base=wanted.offset)
             records += [record for record in opened if record is not None]
             await trio.lowlevel.checkpoint()
         return records
@@ -329,10 +331,12 @@ class Loader:
         """Take records apart and encode them as blocks of at most `most`, letting others run in between."""
         blocks: list[Block] = []
         damaged: list[int] = []
+        salt = _salt_of(wanted)
         for at in range(0, len(wanted.seqs), most):
             began = self._clock.perf_ns()
             part = slice(at, at + most)
-            records, bad = decode_records(window, wanted.starts[part], wanted.frame_lens[part], wanted.seqs[part])
+            places, sizes, seqs = wanted.starts[part], wanted.frame_lens[part], wanted.seqs[part]
+            records, bad = decode_records(window, places, sizes, seqs, salt=salt, base=wanted.offset)
             damaged += bad
             if records:
                 blocks.append(block_of_records(records))
@@ -379,6 +383,13 @@ def _is_cold(topic: Topic, seqs: Sequence[int]) -> bool:
     """Whether any of these records is in a cold segment."""
     segments = (span.segment for seq in seqs if (span := topic.log.stored_span_at(seq)) is not None)
     return any(isinstance(segment, Segment) and segment.tier == "cold" for segment in segments)
+
+
+def _salt_of(wanted: FrameRange) -> int | None:
+    """The salt of the segment that records are read from. If the segment is replaced meanwhile, they do not verify, and
+    are read again."""
+    assert isinstance(wanted.segment, Segment)
+    return wanted.segment.read_salt
 
 
 def _unavailable(topic: Topic, error: OSError) -> ApiError:

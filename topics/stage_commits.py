@@ -277,7 +277,7 @@ class StageCommits:
             segment = span.segment
             assert isinstance(segment, Segment)
             stored = await self._loader.prepared(stage, partial(log.columns_of, span))
-            file = self._store.files.file_of(("segment", segment.topic_id, segment.first))
+            file = self._store.files.file_of(("segment", segment.topic_id, segment.first), segment.read_salt)
             files = array("I", (file,)) * span.n
             take(span.first, files, stored.offset, stored.frame_len, stored.size, stored.flags)
         for at in range(log.stored_to + 1, log.head_seq + 1, FRAME_RECORDS):

@@ -35,6 +35,7 @@ from topics.storage.inspect import Inspection
 from topics.storage.parts import load_part
 from topics.storage.recovered import Damage
 from topics.storage.segment_reader import Tiers, load_columns, load_tags
+from topics.storage.segment_scan import BadBytes, frames_of, layout_of
 from topics.storage.segment_store import DirectorySegmentStore
 from topics.storage.segments import (
     SegmentDamaged,
@@ -42,7 +43,6 @@ from topics.storage.segments import (
     decode_index,
     decode_records,
     decode_tags,
-    find_frame,
     open_records,
     scan_data,
 )
@@ -261,8 +261,13 @@ def _scan_segment(data: bytes) -> None:
     records, bad = decode_records(data, scan.offset, scan.frame_len, scan.seq)
     assert len(records) + len(bad) == rows
     open_records(data, scan.offset, scan.frame_len, 1)
-    found = find_frame(data, min(scan.stop + 1, len(data)))
-    assert -1 <= found < max(len(data), 1)
+    for salt in (None, 7):
+        layout = layout_of(data[:32], 1, salt)
+        at = 0
+        for part in frames_of(lambda offset, length: data[offset : offset + length], layout, len(data), range(1, 99)):
+            start, stop = part[:2] if isinstance(part, BadBytes) else (part.offset[0], part.stop)
+            assert at <= start < stop <= len(data) or (start, stop) == (0, len(data))
+            at = stop
     scan_data(data[: len(data) // 2], 0, end=len(data))
 
 
@@ -311,7 +316,7 @@ def _spark_segment(data: bytes) -> None:
     from topics.spark.segment_columns import TYPES, NotDecodable, decode  # noqa: PLC0415 (takes pyarrow)
 
     with suppress(NotDecodable):
-        decoded = decode(data, TYPES)
+        decoded = decode(data, TYPES, seqs=range(1, 1 << 40))
         for column in decoded.columns.values():
             assert len(column) == len(decoded.seq)
             column.validate(full=True)

@@ -28,6 +28,7 @@ from topics.log.match import Match
 from topics.model import AppendRequest, Performance, ReadRequest, RecordIn, TopicConfigPatch
 from topics.storage import index_cache
 from topics.storage.datadir import segment_name
+from topics.storage.file_header import FILE_HEADER_BYTES
 from topics.storage.segments import MIN_FRAME_BYTES
 
 TAGS = ["a", "ab", "abc", "b", "b*", "c:1", "c:2", "é"]
@@ -547,7 +548,7 @@ def test_a_cold_segment_without_its_flags_is_not_rewritten_over_and_over() -> No
         await settle_upkeep(life)
         assert await _seqs(life) == [1, *range(8, 21)]
         segment = next(path for path in data_files(world) if path.startswith(COLD))
-        assert data_files(world)[segment] == 2 * (MIN_FRAME_BYTES + 3)
+        assert data_files(world)[segment] == FILE_HEADER_BYTES + 2 * (MIN_FRAME_BYTES + 3)
 
     world = World(config=COLD_SETTINGS)
     assert world.live(scenario)

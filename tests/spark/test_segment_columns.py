@@ -7,16 +7,19 @@ import random
 import struct
 from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
+from functools import partial
 from typing import Any
 
 import pytest
 import xxhash
 
-from topics.spark.segment_columns import RUN_FRAMES, TYPES, Decoded, NotDecodable, decode
+from topics.spark import segment_columns
+from topics.spark.segment_columns import RUN_FRAMES, TYPES, Decoded, NotDecodable
 from topics.storage.frames import HAS_NODE, HAS_ORIGIN, HAS_TAG
 from topics.storage.segments import DELETED_FLAG, LIVE_FLAG
 
 Record = dict[str, Any]
+decode = partial(segment_columns.decode, seqs=range(1, 1 << 40))
 NONE_OF_IT: Record = {"node": None, "tag": None, "meta": None, "data": "1", "origin": None, "flag": LIVE_FLAG}
 
 TEXTS = (None, None, "a", "u:1", "\u00fc\U0001f600", "x" * 300)
@@ -40,7 +43,7 @@ def some_records(chance: random.Random) -> list[Record]:
     ]
 
 
-def framed(record: Record, seq: int) -> bytes:
+def framed(record: Record, seq: int, seed: int = 0) -> bytes:
     """A frame, by the table in `storage.md` section 4."""
     node, tag = (str(record[name] or "").encode() for name in ("node", "tag"))
     meta = json.dumps(record["meta"]).encode() if record["meta"] is not None else b""
@@ -48,11 +51,24 @@ def framed(record: Record, seq: int) -> bytes:
     payload = struct.pack("<QQB", *record["origin"]) if record["origin"] else b""
     payload += struct.pack("<I", len(meta)) + meta + str(record["data"]).encode()
     body = struct.pack("<BQQHHI", flags, seq, 1000 + seq, len(node), len(tag), len(payload)) + node + tag + payload
-    return struct.pack("<I", len(body) + 9) + body + struct.pack("<QB", xxhash.xxh3_64_intdigest(body), record["flag"])
+    return (
+        struct.pack("<I", len(body) + 9)
+        + body
+        + struct.pack("<QB", xxhash.xxh3_64_intdigest(body, seed), record["flag"])
+    )
 
 
 def file_of(given: Sequence[Record]) -> list[bytes]:
     return [framed(record, seq) for seq, record in enumerate(given, 1)]
+
+
+def salted(given: Sequence[Record], salt: int) -> bytes:
+    """A file of version 2, by `storage.md` section 6."""
+    head = b"TOPICS2\0" + struct.pack("<QQ", salt, 1)
+    content = head + struct.pack("<Q", xxhash.xxh3_64_intdigest(head))
+    for seq, record in enumerate(given, 1):
+        content += framed(record, seq, salt ^ len(content))
+    return content
 
 
 def shown(found: Decoded) -> list[dict[str, Any]]:
@@ -65,7 +81,8 @@ def shown(found: Decoded) -> list[dict[str, Any]]:
 @pytest.mark.parametrize("seed", range(40))
 def test_each_record_is_what_was_written(seed: int) -> None:
     given = some_records(random.Random(seed))
-    found = decode(b"".join(file_of(given)), TYPES)
+    content = salted(given, random.Random(seed).getrandbits(64)) if seed % 2 else b"".join(file_of(given))
+    found = decode(content, TYPES)
     assert found.bad == []
     assert list(found.seq) == list(range(1, len(given) + 1))
     assert list(found.deleted) == [(record["flag"] ^ DELETED_FLAG).bit_count() <= 2 for record in given]

@@ -31,6 +31,7 @@ from pyspark.sql.datasource import (
 
 from tests.conformance.client import Client, body_of, until
 from tests.spark.conftest import StartDaemon
+from tests.storage.data_file import rows_of
 from tests.storage.made import made
 from topics.spark.errors import DataLoss
 from topics.spark.options import OptionError, ReadOptions
@@ -40,7 +41,7 @@ from topics.spark.segments import FilesError, FileTask, PushingSegmentReader, se
 from topics.spark.source import TopicsDataSource
 from topics.storage.checkpointed import Directory, Lost, StoredSegment
 from topics.storage.fs import OsFs
-from topics.storage.segments import DELETED_FLAG, LIVE_FLAG, DataScan, scan_data
+from topics.storage.segments import DELETED_FLAG, LIVE_FLAG, DataScan
 
 SEEDS = (1, 2)
 SMALL = {
@@ -139,7 +140,7 @@ def one_with_deleted(left: Path) -> tuple[StoredSegment, DataScan]:
         segment = segment_of(left, "tagged", number)
         assert segment.path is not None
         content = Path(segment.path).read_bytes()
-        rows = scan_data(content, 0, end=len(content))
+        rows = rows_of(content)
         if DELETED_FLAG in rows.delete_flag:
             return segment, rows
     raise AssertionError("there is none")
@@ -231,7 +232,7 @@ def test_a_bad_frame_is_loss_that_names_file_and_offset(left: Path) -> None:
     lost = segment.first
     with pytest.raises(DataLoss, match=f"records {lost} to {lost} .*corrupt") as raised:
         joined_of({"path": str(left), "topic": "quick"})
-    assert re.search(rf"{re.escape(str(segment.path))}.* 0 to \d+", str(raised.value.__cause__))
+    assert re.search(rf"{re.escape(str(segment.path))}.* 32 to \d+", str(raised.value.__cause__))
     rows = of_files(left, topics="quick")
     assert gaps_of(rows) == [(lost, lost, "corrupt")]
     assert [row for row in rows if row["seq"]] == [row for row in before if row["seq"] != lost]

@@ -10,11 +10,12 @@ import pytest
 
 from tests.simulation.disk import SimFs
 from tests.simulation.world import World, wrecks_of
+from tests.storage.data_file import rows_of
 from tests.storage.made import COLD, CONFIG, ROOT, made
 from topics.storage.checkpointed import Directory, Lost, StoredTopic
 from topics.storage.datadir import DataDir, DataDirError
 from topics.storage.fs import Fs, write_all
-from topics.storage.segments import READS_AS_DELETED, scan_data
+from topics.storage.segments import READS_AS_DELETED
 from topics.storage.snapshot import SnapshotDamaged, decode_manifest, encode_manifest, encode_part
 
 DIRS = DataDir(ROOT)
@@ -65,7 +66,7 @@ def test_segments_say_what_is_live_in_their_files(fs: SimFs) -> None:
         for segment in topic.segments:
             assert segment.path is not None
             content = fs.read(segment.path)
-            rows = scan_data(content, 0, end=len(content))
+            rows = rows_of(content)
             dead = set(segment.deleted) | {s for hole in segment.lost for s in range(hole.first, hole.last + 1)}
             seen = zip(rows.seq, rows.delete_flag, strict=True)
             live = [seq for seq, flag in seen if not READS_AS_DELETED[flag] and segment.start <= seq <= segment.last]
@@ -205,6 +206,6 @@ def test_whatever_a_crash_leaves_can_be_read(count: int) -> None:
                 content = fs.read(segment.path)
                 if not segment.sealed:
                     content = content[: segment.data_bytes]
-                rows = scan_data(content, 0, end=len(content))
+                rows = rows_of(content)
                 there = [seq for seq in rows.seq if segment.start <= seq <= segment.last]
                 assert len(there) >= segment.live, (str(wreck), kind, topic.name)

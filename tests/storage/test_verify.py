@@ -31,6 +31,7 @@ from tests.simulation.world import World, quiet, wrecks_of
 from tests.storage.made import COLD, CONFIG, ROOT, Maker, made
 from topics.log.topic_log import Summary
 from topics.storage.datadir import DataDir
+from topics.storage.file_header import FILE_HEADER_BYTES
 from topics.storage.finding import SECTOR, Finding
 from topics.storage.frames import CHECKSUM_BYTES, FrameType, encode_control
 from topics.storage.fs import join, write_all
@@ -442,7 +443,7 @@ def test_a_deleted_record_that_has_come_back_is_damage(stopped: SimFs) -> None:
 
 
 def _flags_at(content: bytes) -> Iterator[int]:
-    at = 0
+    at = FILE_HEADER_BYTES
     while at < len(content):
         at += 4 + int.from_bytes(content[at : at + 4], "little")
         yield at - 1

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Collection
+from functools import partial
 from operator import itemgetter
 from struct import Struct
 from typing import Final, NamedTuple
@@ -24,10 +25,11 @@ from typing import Final, NamedTuple
 import msgspec
 import pyarrow as pa
 import pyarrow.compute as pc
-import xxhash
 
+from topics.storage.file_header import FILE_HEADER_BYTES
 from topics.storage.frames import HAS_NODE, HAS_ORIGIN, HAS_TAG, ORIGIN_BYTES
-from topics.storage.segments import HEADER_BYTES, MIN_FRAME_BYTES, READS_AS_DELETED, TRAILER_BYTES, find_frame
+from topics.storage.segment_scan import FrameSearch, layout_of
+from topics.storage.segments import HEADER_BYTES, MIN_FRAME_BYTES, READS_AS_DELETED, TRAILER_BYTES, digests
 
 RUN_FRAMES: Final = 16_384
 """Frames verified and decoded at a time: more than a segment has by default."""
@@ -48,7 +50,6 @@ _LEN_BYTES: Final = 4
 _BODY: Final = itemgetter(slice(_LEN_BYTES, _SUM_AT))
 _ORIGIN: Final = bytes(ORIGIN_BYTES if flags & HAS_ORIGIN else 0 for flags in range(256))
 _meta_of: Final = msgspec.json.Decoder(dict[str, str])
-_xxh3: Final = xxhash.xxh3_64_intdigest
 
 
 class NotDecodable(Exception):
@@ -76,17 +77,23 @@ class Decoded(NamedTuple):
     bad: list[Bad]
 
 
-def decode(data: bytes, wanted: Collection[str]) -> Decoded:
-    """Verify and take apart all frames of a file, given its valid bytes (below 2 GiB). Raises NotDecodable."""
+def decode(data: bytes, wanted: Collection[str], *, seqs: range, salt: int | None = None) -> Decoded:
+    """Verify and take apart all frames of a file, given its valid bytes (below 2 GiB). `seqs` is what the segment may
+    hold, `salt` what its entry in the part has. Raises NotDecodable."""
     seq: array[int] = array("Q")
     deleted: list[bytes] = []
     chunks: dict[str, list[pa.Array]] = {name: [] for name in TYPES if name in wanted}
     bad: list[Bad] = []
     buffer = pa.py_buffer(data)
-    at, end = 0, len(data)
+    layout = layout_of(data[:FILE_HEADER_BYTES], seqs.start, salt)
+    salt, at, end = layout.salt, layout.start, len(data)
+    if salt is None and layout.damage is not None and data:
+        bad.append(Bad(0, end, 0))
+        at = end
+    search = FrameSearch(partial(_slice, data), end, seqs, salt=salt)
     while at < end:
         places = _follow(data, at)
-        valid = _verified(data, places) if len(places) > 1 else 0
+        valid = _verified(data, places, salt) if len(places) > 1 else 0
         if valid:
             run = _Run(buffer, places[: valid + 1])
             seq.frombytes(run.fixed(5, 8))
@@ -95,8 +102,7 @@ def decode(data: bytes, wanted: Collection[str]) -> Decoded:
                 arrays.append(run.column(name))
             at = places[valid]
         if valid < len(places) - 1 or len(places) == 1:
-            found = find_frame(data, at + 1)
-            bad.append(Bad(at, found if found >= 0 else end, len(seq)))
+            bad.append(Bad(at, search.find(at, max(seq[-1], seqs.start - 1) if seq else seqs.start - 1), len(seq)))
             at = bad[-1].stop
     columns = {name: pa.chunked_array(arrays, TYPES[name]) for name, arrays in chunks.items()}
     return Decoded(seq, b"".join(deleted), columns, bad)
@@ -118,10 +124,14 @@ def _follow(data: bytes, at: int) -> array[int]:
     return places
 
 
-def _verified(data: bytes, places: array[int]) -> int:
+def _slice(data: bytes, offset: int, length: int) -> bytes:
+    return data[offset : offset + length]
+
+
+def _verified(data: bytes, places: array[int], salt: int | None) -> int:
     """How many frames from the first on have a checksum that holds."""
-    frames = map(data.__getitem__, map(slice, places, places[1:]))
-    sums = array("Q", map(_xxh3, map(_BODY, frames))).tobytes()
+    bodies = map(_BODY, map(data.__getitem__, map(slice, places, places[1:])))
+    sums = array("Q", digests(bodies, salt, places)).tobytes()
     found = _values(pc.binary_slice(_frames(pa.py_buffer(data), places), _SUM_AT, -1))
     if sums == found:
         return len(places) - 1

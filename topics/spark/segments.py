@@ -39,10 +39,12 @@ from topics.spark.options import ReadOptions
 from topics.spark.planning import Gap, Known, beginning
 from topics.spark.pushdown import EVERYTHING, Narrowing
 from topics.spark.schema import arrow_schema
-from topics.spark.segment_columns import TYPES, Decoded, NotDecodable, decode
+from topics.spark.segment_columns import TYPES, Bad, Decoded, NotDecodable, decode
 from topics.storage.checkpointed import Directory, Lost, StoredSegment, StoredTopic
 from topics.storage.datadir import DataDirError
+from topics.storage.file_header import FILE_HEADER_BYTES
 from topics.storage.fs import Fs, OsFs
+from topics.storage.segment_scan import layout_of
 from topics.storage.snapshot import SnapshotDamaged
 
 log = logging.getLogger(__name__)
@@ -292,7 +294,9 @@ def _attempt(
     if not segment.sealed and len(data) > segment.data_bytes:
         data = data[: segment.data_bytes]
     try:
-        rows = decode(data, wanted)
+        rows = decode(data, wanted, seqs=range(segment.first, segment.last + 1), salt=segment.salt)
+        if _is_shortened(data, segment):
+            rows.bad.append(Bad(len(data), segment.data_bytes, len(rows.seq)))
         shown = look(rows, segment, part.after, part.last)
     except NotDecodable as error:
         return None, f"{segment.path}: {error}"
@@ -301,6 +305,14 @@ def _attempt(
         places = ", ".join(f"{bad.start} to {bad.stop - 1}" for bad in rows.bad[:SHOWN])
         damage = f"{segment.path}: no valid frames at bytes {places}{' and more' if len(rows.bad) > SHOWN else ''}"
     return Content(rows, shown.mask, shown.lost, damage), shown.doubt
+
+
+def _is_shortened(data: bytes, segment: StoredSegment) -> bool:
+    """Return True if a file is shorter than its part says, and is not another one that has replaced it since."""
+    if len(data) >= segment.data_bytes:
+        return False
+    layout = layout_of(data[:FILE_HEADER_BYTES], segment.first, segment.salt)
+    return layout.header is None or layout.salt == segment.salt
 
 
 def _merged(one: Sequence[Lost], other: Sequence[Lost]) -> list[Lost]:

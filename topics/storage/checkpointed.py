@@ -48,7 +48,7 @@ and checkpoints are further apart than looks."""
 
 MAX_TS: Final = 2**64 - 1
 
-_SEGMENT_FIELDS: Final = 7
+_SEGMENT_FIELDS: Final = (7, 8)
 
 
 class Lost(NamedTuple):
@@ -65,7 +65,8 @@ class StoredSegment(NamedTuple):
     `live` is how many of the rest are live, None if that is not known. `data_bytes` is what counts of an unsealed
     `.data`. No record is older than `first_ts` or younger than `last_ts` (epoch ms). `unflagged` are deleted seqs whose
     flag is not in the file yet, as little-endian u64; `lost` the holes among its seqs. `path` is that of `.data`; None
-    where everything was deleted, and for a cold segment without a cold directory (`tier` tells).
+    where everything was deleted, and for a cold segment without a cold directory (`tier` tells). `salt` is that of the
+    file's checksums, None if it is of version 1 or only its header says.
     """
 
     path: str | None
@@ -80,6 +81,7 @@ class StoredSegment(NamedTuple):
     last_ts: int = MAX_TS
     unflagged: bytes = b""
     lost: tuple[Lost, ...] = ()
+    salt: int | None = None
 
     @property
     def deleted(self) -> array[int]:
@@ -258,7 +260,7 @@ class Directory:
         if len(spans) > len(part.segments):
             raise ValueError(f"{len(spans)} spans and {len(part.segments)} segments")
         for span, entry in zip(spans, part.segments, strict=False):
-            first, n, data_bytes, sealed, tier = _entry(entry)
+            first, n, data_bytes, sealed, tier, salt = _entry(entry)
             if not first <= span.first < span.end == first + n:
                 raise ValueError(f"the segment at {first} is not that of the span at {span.first}")
             root = {"hot": self.data, "cold": self.cold}.get(tier)
@@ -275,6 +277,7 @@ class Directory:
                 span.first_ts,
                 span.last_ts,
                 _unflagged(span),
+                salt=salt,
             )
 
     def _cold_alone(self, fs: Fs, part: TopicPart, log: TopicLog) -> Iterator[StoredSegment]:
@@ -282,8 +285,8 @@ class Directory:
         assert self.cold is not None
         layout = DataDir(self.cold)
         entries = [_entry(entry) for entry in part.segments]
-        ends = [first + n for first, n, _, _, tier in entries if tier in ("cold", "gone")]
-        stayed = min((first for first, _, _, _, tier in entries if tier == "hot"), default=log.head_seq + 1)
+        ends = [first + n for first, n, _, _, tier, _ in entries if tier in ("cold", "gone")]
+        stayed = min((first for first, _, _, _, tier, _ in entries if tier == "hot"), default=log.head_seq + 1)
         names = fs.listdir(layout.topic_dir(part.id))
         firsts = [first for name in names if (first := parse_segment_name(name)) is not None and first < stayed]
         unflagged = b"".join(map(_unflagged, log.stored_spans()))
@@ -294,11 +297,13 @@ class Directory:
                 yield StoredSegment(path, "cold", first, behind - 1, start, None, 0, True, unflagged=unflagged)
 
 
-def _entry(entry: Sequence[Any]) -> tuple[int, int, int, bool, str]:
-    """First seq, slots, bytes of data, whether it is sealed, and the tier of a segment in a part. Raises ValueError."""
-    if len(entry) != _SEGMENT_FIELDS or entry[6] not in ("hot", "cold", "gone"):
+def _entry(entry: Sequence[Any]) -> tuple[int, int, int, bool, str, int | None]:
+    """First seq, slots, bytes of data, whether it is sealed, the tier and the salt of a segment in a part. Raises
+    ValueError."""
+    if len(entry) not in _SEGMENT_FIELDS or entry[6] not in ("hot", "cold", "gone"):
         raise ValueError("a segment is not what it should be")
-    return int(entry[0]), int(entry[1]), int(entry[2]), bool(entry[5]), str(entry[6])
+    salt = int(entry[7]) if len(entry) > 7 and entry[7] is not None else None
+    return int(entry[0]), int(entry[1]), int(entry[2]), bool(entry[5]), str(entry[6]), salt
 
 
 def _last_of(hole: Lost) -> int:

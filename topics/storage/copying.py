@@ -22,9 +22,12 @@ from topics.log.copies import CopyRun, Kind, Look, run_of, stamped
 from topics.log.index import from_little_endian, little_endian
 from topics.log.topic_log import FrameRange
 from topics.storage.datadir import segment_name
+from topics.storage.file_header import FILE_HEADER_BYTES
 from topics.storage.frames import OpenedRecord, Seeds, StoredRecord, are_appends, open_append
 from topics.storage.fs import Fs
 from topics.storage.segment_reader import Tiers
+from topics.storage.segment_scan import layout_of
+from topics.storage.segment_store import SegmentStore
 from topics.storage.segments import open_records
 from topics.storage.wal import Place, WalFiles
 
@@ -188,15 +191,14 @@ def decode_recipe(payload: Mapping[str, Any], file_of: Callable[[Place], int]) -
 
 def read_window(fs: Fs, tiers: Tiers, files: WalFiles, file: int, offset: int, length: int) -> bytes:
     """Blocking: bytes of a file that copies are made of. FileNotFoundError when it is gone."""
-    kind, owner, first = files.place_of(file)
+    kind, _, _ = files.place_of(file)
     if kind == "segment":
-        name = segment_name(first, "data")
         try:
-            return tiers.hot.read_range(owner, name, offset, length)
+            return _read_segment(tiers.hot, files, file, offset, length)
         except FileNotFoundError:
             if tiers.cold is None:
                 raise
-            return tiers.cold.read_range(owner, name, offset, length)
+            return _read_segment(tiers.cold, files, file, offset, length)
     handle = fs.open(files.get(file).path, read_only=True)
     try:
         return handle.pread(length, offset)
@@ -204,14 +206,23 @@ def read_window(fs: Fs, tiers: Tiers, files: WalFiles, file: int, offset: int, l
         handle.close()
 
 
+def _read_segment(store: SegmentStore, files: WalFiles, file: int, offset: int, length: int) -> bytes:
+    """Bytes of a `.data`; its salt is noted in `files`."""
+    _, owner, first = files.place_of(file)
+    name = segment_name(first, "data")
+    head = store.read_range(owner, name, 0, FILE_HEADER_BYTES)
+    files.salts[file] = layout_of(head, first, files.salts.get(file)).salt
+    return store.read_range(owner, name, offset, length)
+
+
 def open_frames(
     files: WalFiles, file: int, offset: int, window: bytes, starts: Sequence[int], sizes: Sequence[int]
 ) -> list[OpenedRecord | None]:
-    """The frames of `sizes` bytes at these indices of a window, which begins at `offset` of a file; None for those that
-    do not verify."""
+    """The frames of `sizes` bytes at these indices of a window, which `read_window` has read at `offset` of a file;
+    None for those that do not verify."""
     kind, owner, _ = files.place_of(file)
     if kind == "segment":
-        return open_records(window, starts, sizes, owner)
+        return open_records(window, starts, sizes, owner, salt=files.salts.get(file), base=offset)
     seeds = Seeds(files.get(file).head.salt, offset)
     return [open_append(window, at, size, seeds) for at, size in zip(starts, sizes, strict=True)]
 

@@ -10,6 +10,7 @@ from collections import Counter
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Final
 
 import msgspec
@@ -24,16 +25,18 @@ from topics.routing.router import router_to_wire
 from topics.routing.state import Router
 from topics.storage import frames, recovery
 from topics.storage.datadir import DataDir, DataDirError, discover_shards, parse_wal_name, segment_name, wal_path
+from topics.storage.file_header import FILE_HEADER_BYTES
 from topics.storage.frame_search import FrameSearch, LogFile
 from topics.storage.frames import Frame, FrameType, decode_append
-from topics.storage.fs import WINDOW_BYTES, File, Fs, join
+from topics.storage.fs import File, Fs, join
 from topics.storage.manifests import read_manifest
 from topics.storage.parts import Hole, Part, holes_of, load_part
 from topics.storage.readonly import ReadOnlyFs, size_of
 from topics.storage.recovered import Damage, Progress, shard_of, understood
 from topics.storage.segment_reader import Tiers
+from topics.storage.segment_scan import BadBytes, frames_of, layout_of
 from topics.storage.segment_store import DirectorySegmentStore
-from topics.storage.segments import decode_records, open_records, reads_as_deleted, scan_data
+from topics.storage.segments import decode_records, open_records, reads_as_deleted
 from topics.storage.shelf import Segment
 from topics.storage.snapshot import (
     Snapshot,
@@ -455,20 +458,28 @@ class Inspection:
         try:
             length = store.length(part.part.id, name)
         except FileNotFoundError:
-            return
+            length = 0
+        read = partial(store.read_range, part.part.id, name)
+        layout = layout_of(read(0, FILE_HEADER_BYTES) if length else b"", segment.first, segment.salt)
+        replaced = layout.header is not None and layout.salt != segment.salt
         end = length if segment.sealed else min(length, segment.data_bytes)
-        at, size = 0, WINDOW_BYTES
-        while at < end:
-            window = store.read_range(part.part.id, name, at, min(size, end - at))
-            rows = scan_data(window, at, end=end)
-            records, _ = decode_records(window, [offset - at for offset in rows.offset], rows.frame_len, rows.seq)
+        for rows in frames_of(read, layout, end, range(segment.first, segment.end)):
+            if isinstance(rows, BadBytes):
+                yield _bad_bytes(path, part, "BadBytes", rows.start, rows.stop)
+                continue
+            base = rows.offset[0]
+            window = read(base, rows.stop - base)
+            places = [offset - base for offset in rows.offset]
+            salt = layout.salt
+            records, _ = decode_records(window, places, rows.frame_len, rows.seq, salt=salt, base=base)
             for i, record in enumerate(records):
                 flags = [text for bit, text in _FLAGS if rows.flags[i] & bit]
                 if reads_as_deleted(rows.delete_flag[i]):
                     flags.append("deleted")
                 origin = None
                 if rows.flags[i] & frames.HAS_ORIGIN:
-                    (opened,) = open_records(window, (rows.offset[i] - at,), (rows.frame_len[i],), part.part.id)
+                    sizes = (rows.frame_len[i],)
+                    (opened,) = open_records(window, (places[i],), sizes, part.part.id, salt=salt, base=base)
                     origin = opened.origin if opened is not None else None
                 yield FrameFacts(
                     path,
@@ -485,25 +496,14 @@ class Inspection:
                     record.tag.decode(),
                     _shown(record.meta, record.data, origin),
                 )
-            if rows.reason == "bad" or not window:
-                yield FrameFacts(
-                    path,
-                    rows.stop,
-                    None,
-                    "BadBytes",
-                    part.part.id,
-                    part.part.name,
-                    0,
-                    0,
-                    end - rows.stop,
-                    [],
-                    "",
-                    "",
-                    "",
-                )
-                return
-            size = WINDOW_BYTES if rows.stop > at else 2 * size
-            at = rows.stop
+        if length < segment.data_bytes and not replaced:
+            yield _bad_bytes(path, part, "MissingBytes", length, segment.data_bytes)
+
+
+def _bad_bytes(path: str, part: Part, kind: str, start: int, stop: int) -> FrameFacts:
+    """A range of a `.data` file that holds no valid frames, or is not there any more."""
+    of = part.part
+    return FrameFacts(path, start, None, kind, of.id, of.name, 0, 0, stop - start, [], "", "", "")
 
 
 def type_name(kind: int) -> str:

@@ -33,8 +33,10 @@ from topics.logs import get_logger
 from topics.offload import Kind, Offload
 from topics.storage.cold_upkeep import ColdUpkeep, delete_all, is_away
 from topics.storage.datadir import segment_name
+from topics.storage.file_header import FILE_HEADER_BYTES, encode_file_header
 from topics.storage.index_cache import IndexCache
 from topics.storage.segment_reader import Tiers
+from topics.storage.segment_scan import layout_of
 from topics.storage.segment_store import SegmentStore
 from topics.storage.segments import (
     DELETED_FLAG,
@@ -45,6 +47,7 @@ from topics.storage.segments import (
     SegmentTags,
     encode_index,
     encode_tags,
+    moved_frames,
 )
 from topics.storage.shelf import Segment, Shelf
 from topics.storage.span_loader import SpanLoader
@@ -325,7 +328,7 @@ class Reclaimer:
         Their frames are longer than what the summary knows of them by tags and nodes; so where that does not decide it,
         the columns do, once for each change.
         """
-        enough = self._settings.rewrite_live_ratio * segment.data_bytes
+        enough = self._settings.rewrite_live_ratio * (segment.data_bytes - segment.header_bytes)
         if span.bytes + MIN_FRAME_BYTES * span.live >= enough:
             return False
         if segment.measured is None or segment.measured[0] != span.live:
@@ -510,7 +513,8 @@ class Reclaimer:
             return None
         plan = await _plan(frozen)
         old = [span.segment for span in group if isinstance(span.segment, Segment)]
-        return _Replacement(group, old, plan, [await self._loader.tags(segment) for segment in old])
+        tags = [await self._loader.tags(segment) for segment in old]
+        return _Replacement(group, old, plan, tags, self._storing.new_salt())
 
     def _lose_track(self, topic: LiveTopic, work: _Replacement) -> None:
         """Nobody knows how far writing has come; from now on only the files say where the records are in them."""
@@ -530,11 +534,12 @@ class Reclaimer:
             topic.id,
             old[0].first,
             n=sum(segment.n for segment in old),
-            data_bytes=sum(plan.frame_len),
+            data_bytes=FILE_HEADER_BYTES + sum(plan.frame_len),
             frames=len(plan.frame_len) - plan.frame_len.count(0),
             opened_ms=old[0].opened_ms,
             sealed=True,
             tier=old[0].tier,
+            salt=work.salt,
         )
         for span, segment in zip(group, old, strict=True):
             self._cache.forget_columns(span)
@@ -578,6 +583,8 @@ class _Replacement(NamedTuple):
     old: Sequence[Segment]
     plan: _Plan
     tags: Sequence[SegmentTags]
+    salt: int
+    """Of the new `.data`."""
 
 
 class _Frozen(NamedTuple):
@@ -634,7 +641,7 @@ def _write_replacement(store: SegmentStore, work: _Replacement, ready: Callable[
     """Blocking, in the order of `crash.md` 12: derived files go, `.data` is replaced, derived files are made anew.
     Returns those, `.idx` and `.tags`. `ready` is called when all of `.data` has been written, before it counts."""
     plan, first = work.plan, work.old[0]
-    offsets, at = array("I"), 0
+    offsets, at = array("I"), FILE_HEADER_BYTES
     for size, flag, was in zip(plan.frame_len, plan.flags, plan.offset, strict=True):
         # A hole's entry has its reason in the place of the offset. One that has a place yet was found to be damaged.
         offsets.append(at if size else (was if 1 <= was <= 3 else HOLE_CORRUPT) if flag & IDX_HOLE else 0)
@@ -643,7 +650,7 @@ def _write_replacement(store: SegmentStore, work: _Replacement, ready: Callable[
     blob = encode_tags(first.first, plan.size, _surviving(plan, work.old, work.tags))
     names = [segment_name(first.first, "idx"), segment_name(first.first, "tags")]
     delete_all(store, first.topic_id, names)
-    store.put(first.topic_id, segment_name(first.first, "data"), _then(_copied(store, work.old, plan), ready))
+    store.put(first.topic_id, segment_name(first.first, "data"), _then(_copied(store, work), ready))
     _put_all(store, first.topic_id, names, [index, blob])
     return [index, blob]
 
@@ -661,32 +668,48 @@ def _put_all(store: SegmentStore, topic_id: int, names: Sequence[str], contents:
         store.put(topic_id, name, [content])
 
 
-def _copied(store: SegmentStore, old: Sequence[Segment], plan: _Plan) -> Iterator[bytes]:
-    """The surviving frames as they are, in reads of bounded size."""
+def _copied(store: SegmentStore, work: _Replacement) -> Iterator[bytes]:
+    """The new file: its header, and the surviving frames with the checksums that they have there, in reads of bounded
+    size. A frame that does not verify does not verify there either."""
+    old, plan = work.old, work.plan
     begin = end = 0
     number = 0
     pieces: list[tuple[int, int]] = []
+    written = FILE_HEADER_BYTES
+    salts = [_salt_of(store, segment) for segment in old]
 
     def flush() -> bytes:
+        nonlocal written
         name = segment_name(old[number].first, "data")
         window = store.read_range(old[number].topic_id, name, begin, end - begin)
-        return b"".join(window[at - begin : at - begin + size] for at, size in pieces)
+        starts, sizes = [at - begin for at, _ in pieces], [size for _, size in pieces]
+        moved = moved_frames(window, starts, sizes, salt=salts[number], base=begin, to=work.salt, offset=written)
+        written += len(moved)
+        return moved
 
+    yield encode_file_header(work.salt, old[0].first)
     for source, offset, size in zip(plan.source, plan.offset, plan.frame_len, strict=True):
         if not size:
             continue
         near = source == number and end <= offset <= end + READ_GAP and offset + size - begin <= COPY_BYTES
-        if not near:
+        if not near or len(pieces) >= SLICE_SLOTS:
             if pieces:
                 yield flush()
             number, begin, pieces = source, offset, []
-        if pieces and pieces[-1][0] + pieces[-1][1] == offset:
-            pieces[-1] = (pieces[-1][0], pieces[-1][1] + size)
-        else:
-            pieces.append((offset, size))
+        pieces.append((offset, size))
         end = offset + size
     if pieces:
         yield flush()
+
+
+def _salt_of(store: SegmentStore, segment: Segment) -> int | None:
+    """The salt of a segment's `.data` as its header has it; as its part has it, where the header is damaged or the file
+    is missing."""
+    try:
+        head = store.read_range(segment.topic_id, segment_name(segment.first, "data"), 0, FILE_HEADER_BYTES)
+    except FileNotFoundError:
+        return segment.salt
+    return layout_of(head, segment.first, segment.salt).salt
 
 
 def _surviving(plan: _Plan, old: Sequence[Segment], tags: Sequence[SegmentTags]) -> list[str | None]:

@@ -1,21 +1,24 @@
 """Reading segments back: the columns and tags of a span, and the bytes of records (`storage.md` section 4).
 
 An `.idx` or `.tags` that is missing or does not verify is rebuilt from `.data`; what `.data` does not give back either
-is reported as damaged, never made up. Everything here blocks; the daemon runs it in worker threads.
+is reported as damaged, never made up. So are records that `.idx` or the part know of and that a shortened `.data` does
+not have any more. Everything here blocks; the daemon runs it in worker threads.
 """
 
 from __future__ import annotations
 
 from array import array
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Final, NamedTuple
 
 from topics.log.index import DELETED, LIVE, LOST
 from topics.log.topic_log import SpanColumns
 from topics.logs import get_logger
 from topics.storage.datadir import segment_name
+from topics.storage.file_header import FILE_HEADER_BYTES
 from topics.storage.frames import HAS_NODE, HAS_ORIGIN, HAS_TAG, ORIGIN_BYTES
-from topics.storage.fs import WINDOW_BYTES
+from topics.storage.segment_scan import BadBytes, Entry, entries_of, frames_of, layout_of
 from topics.storage.segment_store import DirectorySegmentStore, SegmentStore
 from topics.storage.segments import (
     IDX_DELETED,
@@ -30,8 +33,6 @@ from topics.storage.segments import (
     decode_index,
     decode_tags,
     encode_tags,
-    find_frame,
-    scan_data,
 )
 from topics.storage.shelf import Segment
 
@@ -107,7 +108,8 @@ def load_columns(tiers: Tiers, segment: Segment, first: int, n: int) -> Loaded:
     index = _read_index(tiers, segment, first, n)
     found = _from_index(tiers, segment, index, first, n) if index is not None else None
     if found is not None:
-        return found
+        length = shortened_to(tiers, segment)
+        return found if length is None else found._replace(damaged=_beyond(found.columns, first, length))
     loaded = scan_segment(tiers, segment, first, n).loaded
     if index is None or not any(flags & IDX_HOLE for flags in index.flags):
         return loaded
@@ -115,6 +117,33 @@ def load_columns(tiers: Tiers, segment: Segment, first: int, n: int) -> Loaded:
     states = zip(index.flags, loaded.columns.frame_len, loaded.columns.dead, strict=True)
     dead = bytes(LOST if flags & IDX_HOLE and not size else state for flags, size, state in states)
     return loaded._replace(columns=loaded.columns._replace(dead=dead))
+
+
+def shortened_to(tiers: Tiers, segment: Segment) -> int | None:
+    """How long a hot `.data` is (0 if it is missing) that is shorter than its part says; None if it is not. Then it has
+    been shortened, or the part is older than the file. The cold store is not asked: a cold file that is too short is
+    found when it is read."""
+    if segment.tier != "hot":
+        return None
+    try:
+        length = tiers.hot.length(segment.topic_id, segment_name(segment.first, "data"))
+    except FileNotFoundError:
+        length = 0
+    return length if length < segment.data_bytes else None
+
+
+def _beyond(columns: SpanColumns, first: int, length: int) -> list[tuple[int, int]]:
+    """The seqs of live records whose frames end behind the first `length` bytes of `.data`, as inclusive ranges."""
+    damaged: list[tuple[int, int]] = []
+    frames = zip(columns.dead, columns.offset, columns.frame_len, strict=True)
+    for seq, (state, offset, size) in enumerate(frames, first):
+        if state != LIVE or offset + size <= length:
+            continue
+        if damaged and damaged[-1][1] == seq - 1:
+            damaged[-1] = (damaged[-1][0], seq)
+        else:
+            damaged.append((seq, seq))
+    return damaged
 
 
 def _read_index(tiers: Tiers, segment: Segment, first: int, n: int) -> IndexColumns | None:
@@ -207,8 +236,8 @@ def scan_segment(tiers: Tiers, segment: Segment, first: int, n: int) -> Scanned:
             continue
         for i, seq in enumerate(rows.seq):
             at = seq - first
-            if not 0 <= at < n:
-                continue
+            if not expected <= seq < first + n:
+                continue  # of another segment, or one that goes back
             if torn and seq > expected:
                 damaged.append((expected, seq - 1))
             torn = False
@@ -236,42 +265,38 @@ def _frames(tiers: Tiers, segment: Segment) -> Iterator[DataScan | None]:
             raise  # the store is away, or somebody has emptied it: no reason to give the records up
         yield None
         return
-    end = length if segment.sealed else min(length, segment.data_bytes)
-    at, window_bytes = 0, WINDOW_BYTES
-    while at < end:
-        window = store.read_range(segment.topic_id, name, at, min(window_bytes, end - at))
-        rows = scan_data(window, at, end=end)
-        if rows.seq:
-            yield rows
-        if rows.reason == "end":
-            at = rows.stop
-            continue
-        if rows.reason == "window":
-            window_bytes = WINDOW_BYTES if rows.stop > at else 2 * window_bytes
-            at = rows.stop
-            continue
-        yield None
-        at = _behind_damage(store, segment.topic_id, name, rows.stop + 1, end)
-    if length < segment.data_bytes and not segment.sealed:
+    read = partial(store.read_range, segment.topic_id, name)
+    layout = layout_of(read(0, FILE_HEADER_BYTES), segment.first, segment.salt)
+    if layout.damage is not None:
+        log.warning("segment_header_damaged", topic_id=segment.topic_id, file=name, problem=layout.damage)
+    segment.read_salt = layout.salt if layout.salt is not None or layout.damage is None else segment.salt
+    replaced = layout.header is not None and layout.salt != segment.salt
+    entries = partial(_entries, tiers, segment)
+    # A sealed file of version 1 may be another one than the part says, and is read whole.
+    end = length if replaced or (segment.sealed and segment.salt is None) else min(length, segment.data_bytes)
+    for found in frames_of(read, layout, end, range(segment.first, segment.end), entries):
+        yield None if isinstance(found, BadBytes) else found
+    if length < segment.data_bytes and not replaced and not _fits(segment, entries, length):
         yield None
 
 
-def _behind_damage(store: SegmentStore, topic_id: int, name: str, at: int, end: int) -> int:
-    """Where the next frame begins from `at` on; `end` if there is none.
+def _entries(tiers: Tiers, segment: Segment) -> list[Entry] | None:
+    """The frames that the segment's `.idx` names; None if it cannot be believed."""
+    try:
+        blob = _derived(tiers, segment, "idx", 0, INDEX_ENTRY_BYTES * segment.n)
+    except OSError:
+        return None
+    return entries_of(blob, segment.first, segment.n)
 
-    Windows overlap by half, and grow, so that a frame that is whole in the file is whole in one of them.
-    """
-    window_bytes = WINDOW_BYTES
-    while at < end:
-        window = store.read_range(topic_id, name, at, min(window_bytes, end - at))
-        found = find_frame(window, 0)
-        if found >= 0:
-            return at + found
-        if at + len(window) >= end:
-            return end
-        at += len(window) // 2
-        window_bytes *= 2
-    return end
+
+def _fits(segment: Segment, entries: Callable[[], list[Entry] | None], length: int) -> bool:
+    """Return True if a sealed `.data` of version 1 that is shorter than its part says is a whole one all the same: a
+    crash has left the part older than the file, and `.idx` names nothing beyond the file's end. A file of version 2
+    tells by its salt."""
+    if segment.salt is not None or not segment.sealed:
+        return False
+    named = entries()
+    return named is not None and (not named or named[-1].offset + named[-1].frame_len <= length)
 
 
 def _fill_times(ts: array[int], frame_len: array[int]) -> None:

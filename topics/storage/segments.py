@@ -1,5 +1,9 @@
 """Segment files: their byte layouts, and the only functions that write and read them (`storage.md` section 4).
 
+A `.data` of version 2 begins with a header (`file_header`), whose salt and the offset of each frame are the seed of
+that frame's checksum; one of version 1 has no header, its frames begin at offset 0 and their checksums have no seed
+(`salt` is None throughout). What a damaged header means is `segment_scan`'s business.
+
 A frame of `.data`; `delete_flag` is the only byte that is ever written again:
 
     off  size  field
@@ -46,15 +50,14 @@ comparison fails is the run halved until the frames that do not hold are found.
 
 from __future__ import annotations
 
-import re
 import struct
 from array import array
 from bisect import bisect_left, bisect_right
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from functools import partial
 from itertools import accumulate, pairwise, repeat, starmap
-from operator import add, itemgetter, le, sub
+from operator import add, itemgetter, le, sub, xor
 from typing import Final, NamedTuple, cast
 
 import cbor2
@@ -64,6 +67,7 @@ from topics.log.copies import Origin
 from topics.log.index import from_little_endian, little_endian
 from topics.log.match import Match
 from topics.storage import frames
+from topics.storage.file_header import frame_seed
 from topics.storage.frames import (
     HAS_NODE,
     HAS_ORIGIN,
@@ -83,7 +87,8 @@ KEPT_FLAGS: Final = HAS_TAG | HAS_NODE | HAS_ORIGIN
 HEADER_BYTES: Final = 29
 TRAILER_BYTES: Final = 9
 """Checksum and delete flag."""
-MIN_FRAME_BYTES: Final = HEADER_BYTES + 4 + TRAILER_BYTES
+_AROUND: Final = HEADER_BYTES + TRAILER_BYTES
+MIN_FRAME_BYTES: Final = _AROUND + 4
 """Bytes on disk of a frame without node, tag, meta and data: the payload has at least its `meta_len`."""
 
 LIVE_FLAG: Final = 0x00
@@ -123,14 +128,13 @@ _HEAD: Final = itemgetter(slice(0, _HEAD_BYTES))
 _BODY: Final = itemgetter(slice(4, -9))
 _PLAIN_DATA: Final = itemgetter(slice(_HEAD_BYTES, -9))
 _FRAME_SUM: Final = itemgetter(slice(-9, -1))
+_BEFORE_SUM: Final = itemgetter(slice(0, -9))
+_FLAG: Final = itemgetter(slice(-1, None))
 _LAST: Final = itemgetter(-1)
 _FAST_BYTES: Final = 1 << 12
 """Below that a window is scanned frame by frame: it may be a candidate that is no frame."""
 
 _record: Final = partial(tuple.__new__, StoredRecord)  # `StoredRecord._make` without its Python frame
-
-# frame_len not 0, flags of ours, seq below 2**48, ts below 2**48: looked for at every byte, hence the lookahead.
-_CANDIDATE: Final = re.compile(rb"(?=(?!\x00{4}).{4}[\x00-\x03\x20-\x23].{6}\x00\x00.{6}\x00\x00)", re.DOTALL)
 
 
 class SegmentDamaged(Exception):
@@ -174,31 +178,45 @@ class Converted(NamedTuple):
 
 
 def convert_appends(
-    window: bytes, starts: Sequence[int], frame_lens: Sequence[int], seqs: Sequence[int], seeds: Seeds = UNSEEDED
+    window: bytes,
+    starts: Sequence[int],
+    frame_lens: Sequence[int],
+    seqs: Sequence[int],
+    seeds: Seeds = UNSEEDED,
+    *,
+    salt: int | None = None,
+    offset: int = 0,
 ) -> Converted:
     """Segment frames of the WAL Append frames at these indices of `window`, all of them live. `seeds` are those of the
     WAL file.
 
-    `frame_lens` are bytes on disk. A frame that is not an Append of its seq with a checksum that holds is bad. Under
-    a microsecond per record of 100 bytes.
+    `frame_lens` are bytes on disk. The new frames are for a `.data` with this `salt`, from `offset` on. A frame that is
+    not an Append of its seq with a checksum that holds is bad. Under a microsecond per record of 100 bytes.
     """
     count = len(starts)
     if not count:
         return Converted(b"", array("I"), [])
-    converted = _convert(window, starts, frame_lens, seqs, seeds)
+    converted = _convert(window, starts, frame_lens, seqs, seeds, salt, offset)
     if converted is not None:
         return converted
     if count == 1:
         return Converted(b"", array("I", (0,)), [0])
     half = count // 2
-    left = convert_appends(window, starts[:half], frame_lens[:half], seqs[:half], seeds)
-    right = convert_appends(window, starts[half:], frame_lens[half:], seqs[half:], seeds)
+    left = convert_appends(window, starts[:half], frame_lens[:half], seqs[:half], seeds, salt=salt, offset=offset)
+    offset += len(left.data)
+    right = convert_appends(window, starts[half:], frame_lens[half:], seqs[half:], seeds, salt=salt, offset=offset)
     bad = left.bad + [half + i for i in right.bad]
     return Converted(left.data + right.data, left.frame_lens + right.frame_lens, bad)
 
 
 def _convert(
-    window: bytes, starts: Sequence[int], frame_lens: Sequence[int], seqs: Sequence[int], seeds: Seeds
+    window: bytes,
+    starts: Sequence[int],
+    frame_lens: Sequence[int],
+    seqs: Sequence[int],
+    seeds: Seeds,
+    salt: int | None,
+    offset: int,
 ) -> Converted | None:
     """The hot loop; None if any of the frames does not hold.
 
@@ -220,8 +238,8 @@ def _convert(
     same = flags.count(flags[0]) == count
     first_bytes = repeat(_BYTES[flags[0]]) if same else map(_BYTES.__getitem__, flags)
     bodies = list(map(add, first_bytes, map(_WAL_KEPT, whole)))
-    lens = array("I", [size - _SHORTER for size in frame_lens])
-    return Converted(_join(bodies, lens), lens, [])
+    lens = _each_less(frame_lens, _SHORTER)
+    return Converted(_join(bodies, lens, salt, offset), lens, [])
 
 
 def convert_derived(
@@ -234,11 +252,14 @@ def convert_derived(
     origin_seqs: Sequence[int],
     hops: int | None,
     seeds: Seeds = UNSEEDED,
+    *,
+    salt: int | None = None,
+    offset: int = 0,
 ) -> Converted | None:
     """Segment frames of copies that look like the WAL Appends that they are made of, which are those of `topic_id` and
     `origin_seqs`. None if any of them is not, does not verify, or carries an origin of its own. A microsecond each.
 
-    `hops` is None for what was staged: it has no origin."""
+    `hops` is None for what was staged: it has no origin. `salt` and `offset` as in `convert_appends`."""
     if not frames.are_appends(window, starts, frame_lens, topic_id, origin_seqs, seeds):
         return None
     bodies = []
@@ -254,11 +275,14 @@ def convert_derived(
         origin = ORIGIN.pack(topic_id, origin_seq, hops)
         bodies.append(head + window[begin:payload_at] + origin + window[payload_at : at + size - 8])
     lens = array("I", [len(body) + 4 + TRAILER_BYTES for body in bodies])
-    return Converted(_join(bodies, lens), lens, [])
+    return Converted(_join(bodies, lens, salt, offset), lens, [])
 
 
-def encode_copies(records: Sequence[StoredRecord], origins: Sequence[Origin | None]) -> Converted:
-    """Segment frames of copies, from the records as their readers see them; what was staged has no origin."""
+def encode_copies(
+    records: Sequence[StoredRecord], origins: Sequence[Origin | None], *, salt: int | None = None, offset: int = 0
+) -> Converted:
+    """Segment frames of copies, from the records as their readers see them; what was staged has no origin. `salt` and
+    `offset` as in `convert_appends`."""
     bodies = []
     for record, origin in zip(records, origins, strict=True):
         prefix = ORIGIN.pack(*origin) if origin is not None else b""
@@ -268,7 +292,7 @@ def encode_copies(records: Sequence[StoredRecord], origins: Sequence[Origin | No
         payload = prefix, _LEN.pack(len(record.meta)), record.meta, record.data
         bodies.append(b"".join((head, record.node, record.tag, *payload)))
     lens = array("I", [len(body) + 4 + TRAILER_BYTES for body in bodies])
-    return Converted(_join(bodies, lens), lens, []) if bodies else Converted(b"", lens, [])
+    return Converted(_join(bodies, lens, salt, offset), lens, []) if bodies else Converted(b"", lens, [])
 
 
 def _cut(window: bytes, starts: Sequence[int], frame_lens: Sequence[int]) -> list[bytes]:
@@ -278,9 +302,17 @@ def _cut(window: bytes, starts: Sequence[int], frame_lens: Sequence[int]) -> lis
 
 def _heads_hold(heads: bytes, stride: int, seq_at: int, frame_lens: Sequence[int], seqs: Sequence[int]) -> bool:
     """Whether these joined heads are of frames with these lengths and seqs."""
-    return _column(heads, 0, "I", stride) == array("I", [size - 4 for size in frame_lens]) and (
+    return _column(heads, 0, "I", stride) == _each_less(frame_lens, 4) and (
         _column(heads, seq_at, "Q", stride) == array("Q", seqs)
     )
+
+
+def _each_less(values: Sequence[int], by: int) -> array[int]:
+    """Each of these values below 2**32 less `by`, none of which is less than that: one subtraction of long numbers
+    borrows nothing from one value for the other."""
+    given = little_endian(values if isinstance(values, array) and values.typecode == "I" else array("I", values))
+    less = int.from_bytes(given, "little") - int.from_bytes(_LEN.pack(by) * len(values), "little")
+    return from_little_endian("I", less.to_bytes(len(given), "little"))
 
 
 def _column(heads: bytes, at: int, typecode: str, stride: int) -> array[int]:
@@ -292,13 +324,21 @@ def _column(heads: bytes, at: int, typecode: str, stride: int) -> array[int]:
     return from_little_endian(typecode, bytes(out))
 
 
-def _join(bodies: Sequence[bytes], lens: array[int]) -> bytes:
+def digests(bodies: Iterable[bytes], salt: int | None, starts: Iterable[int], base: int = 0) -> Iterator[int]:
+    """The checksums of frames with these bodies, which begin `starts` behind offset `base` of their file: what
+    `frame_seed` says of each, without a Python call for it."""
+    if salt is None:
+        return map(_xxh3, bodies)
+    return map(_xxh3, bodies, [salt ^ (base + at) for at in starts])
+
+
+def _join(bodies: Sequence[bytes], lens: array[int], salt: int | None, offset: int) -> bytes:
     """The frames around these bodies. What is between two of them is packed as one piece, as the WAL's are."""
-    sums = list(map(_xxh3, bodies))
+    sums = list(digests(bodies, salt, accumulate(lens, initial=offset)))
     parts: list[bytes] = [b""] * (2 * len(bodies) + 1)
     parts[0] = _LEN.pack(lens[0] - 4)
     parts[1::2] = bodies
-    parts[2:-1:2] = map(_TRAILER_AND_LEN.pack, sums, [size - 4 for size in lens[1:]])
+    parts[2:-1:2] = map(_TRAILER_AND_LEN.pack, sums, _each_less(lens[1:], 4))
     parts[-1] = _TRAILER.pack(sums[-1])
     return b"".join(parts)
 
@@ -352,13 +392,14 @@ class DataScan(NamedTuple):
     reason: str
 
 
-def scan_data(window: bytes, base: int, *, end: int) -> DataScan:
-    """Verify frames from the start of `window`, which lies at offset `base` of a file with `end` valid bytes.
+def scan_data(window: bytes, base: int, *, end: int, salt: int | None = None) -> DataScan:
+    """Verify frames from the start of `window`, which lies at offset `base` of a file with this `salt` and `end` valid
+    bytes.
 
     What the window has beyond `end` is not looked at.
     """
     if len(window) >= _FAST_BYTES:
-        scanned = _scan_valid(window, base, end)
+        scanned = _scan_valid(window, base, end, salt)
         if scanned is not None:
             return scanned
     unpack, unpack_sum, unpack_len, xxh3 = _HEADER.unpack_from, _SUM.unpack_from, _LEN.unpack_from, _xxh3
@@ -386,7 +427,7 @@ def scan_data(window: bytes, base: int, *, end: int) -> DataScan:
             break
         body_end = behind - TRAILER_BYTES
         if (
-            xxh3(view[at + 4 : body_end]) != unpack_sum(window, body_end)[0]
+            xxh3(view[at + 4 : body_end], frame_seed(salt, base + at)) != unpack_sum(window, body_end)[0]
             or unpack_len(window, payload_at + fixed - 4)[0] > data_len - fixed
         ):
             reason = "bad"
@@ -417,7 +458,7 @@ def scan_data(window: bytes, base: int, *, end: int) -> DataScan:
     )
 
 
-def _scan_valid(window: bytes, base: int, end: int) -> DataScan | None:
+def _scan_valid(window: bytes, base: int, end: int, salt: int | None) -> DataScan | None:
     """The same in half the time, for a window of nothing but valid frames without origins; None if it is another."""
     size = max(0, min(len(window), end - base))
     starts: list[int] = []
@@ -436,13 +477,13 @@ def _scan_valid(window: bytes, base: int, end: int) -> DataScan | None:
     if min(lens) < MIN_FRAME_BYTES:
         return None
     whole = _cut(window, starts, lens)
-    if b"".join(map(_FRAME_SUM, whole)) != little_endian(array("Q", map(_xxh3, map(_BODY, whole)))):
+    if b"".join(map(_FRAME_SUM, whole)) != little_endian(array("Q", digests(map(_BODY, whole), salt, starts, base))):
         return None
     heads = b"".join(map(_HEAD, whole))
     flags = heads[4::_HEAD_BYTES]
     if any(flag & HAS_ORIGIN for flag in set(flags)):
         return None
-    payload = [size - HEADER_BYTES - TRAILER_BYTES for size in lens]
+    payload = _each_less(lens, _AROUND).tolist()
     tags: list[str | None] = [None] * len(lens)
     names = _column(heads, 21, "I", _HEAD_BYTES)
     metas = _column(heads, 29, "I", _HEAD_BYTES)
@@ -468,12 +509,12 @@ def _scan_valid(window: bytes, base: int, end: int) -> DataScan | None:
         frame_len=array("I", lens),
         ts=_column(heads, 13, "Q", _HEAD_BYTES),
         flags=flags,
-        size=array("I", [size - 4 for size in payload]),
+        size=_each_less(payload, 4),
         tag=tags,
         delete_flag=bytearray(map(_LAST, whole)),
         stop=base + at,
         # What is left of the window is the beginning of a frame, or of none.
-        reason=scan_data(window[at:], base + at, end=end).reason
+        reason=scan_data(window[at:], base + at, end=end, salt=salt).reason
         if at < size
         else "end"
         if base + at == end
@@ -481,24 +522,47 @@ def _scan_valid(window: bytes, base: int, end: int) -> DataScan | None:
     )
 
 
-def find_frame(window: bytes, start: int) -> int:
-    """The index of the first valid frame at or behind index `start`; -1 if none lies whole in the window.
+def moved_frames(
+    window: bytes,
+    starts: Sequence[int],
+    frame_lens: Sequence[int],
+    *,
+    salt: int | None,
+    base: int,
+    to: int,
+    offset: int,
+) -> bytes:
+    """The frames at these indices of `window`, joined, as they are in a file with the salt `to` from `offset` on.
 
-    Looks at every byte; lengths must agree and the checksum hold. A caller with a file larger than its window lets
-    windows overlap by the longest frame it expects.
+    `window` lies at offset `base` of a file with the salt `salt`. A frame that does not verify does not verify there
+    either; what of one is not in the window is zeros.
     """
-    for candidate in _CANDIDATE.finditer(window, start):
-        at = candidate.start()
-        end = at + 4 + _LEN.unpack_from(window, at)[0]
-        if end - at >= MIN_FRAME_BYTES and end <= len(window) and scan_data(window[at:end], at, end=end).frame_len:
-            return at
-    return -1
+    whole = _cut(window, starts, frame_lens)
+    if sum(map(len, whole)) != sum(frame_lens):
+        whole = [frame.ljust(size, b"\0") for frame, size in zip(whole, frame_lens, strict=True)]
+    bodies = list(map(_BODY, whole))
+    found = from_little_endian("Q", b"".join(map(_FRAME_SUM, whole)))
+    before = digests(bodies, salt, starts, base)
+    behind = digests(bodies, to, accumulate(frame_lens, initial=offset))
+    sums = map(xor, map(xor, found, before), behind)  # the difference to the right one goes along
+    parts: list[bytes] = [b""] * (3 * len(whole))
+    parts[0::3] = map(_BEFORE_SUM, whole)
+    parts[1::3] = map(_SUM.pack, sums)
+    parts[2::3] = map(_FLAG, whole)
+    return b"".join(parts)
 
 
 def decode_records(
-    window: bytes, starts: Sequence[int], frame_lens: Sequence[int], seqs: Sequence[int]
+    window: bytes,
+    starts: Sequence[int],
+    frame_lens: Sequence[int],
+    seqs: Sequence[int],
+    *,
+    salt: int | None = None,
+    base: int = 0,
 ) -> tuple[list[StoredRecord], list[int]]:
-    """The records of the frames at these indices of `window`, and the seqs of those that do not verify.
+    """The records of the frames at these indices of `window`, and the seqs of those that do not verify. `window` lies
+    at offset `base` of a file with this `salt`.
 
     `frame_lens` are bytes on disk. Delete flags are not looked at: the index says what may be read. Under a microsecond
     per record of nothing but data, one and a half if the run has tags, nodes or meta.
@@ -506,25 +570,32 @@ def decode_records(
     count = len(starts)
     if not count:
         return [], []
-    records = _decode(window, starts, frame_lens, seqs)
+    records = _decode(window, starts, frame_lens, seqs, salt, base)
     if records is not None:
         return records, []
     if count == 1:
         return [], [seqs[0]]
     half = count // 2
-    records, bad = decode_records(window, starts[:half], frame_lens[:half], seqs[:half])
-    more, worse = decode_records(window, starts[half:], frame_lens[half:], seqs[half:])
+    records, bad = decode_records(window, starts[:half], frame_lens[:half], seqs[:half], salt=salt, base=base)
+    more, worse = decode_records(window, starts[half:], frame_lens[half:], seqs[half:], salt=salt, base=base)
     return records + more, bad + worse
 
 
 def open_records(
-    window: bytes, starts: Sequence[int], frame_lens: Sequence[int], topic_id: int
+    window: bytes,
+    starts: Sequence[int],
+    frame_lens: Sequence[int],
+    topic_id: int,
+    *,
+    salt: int | None = None,
+    base: int = 0,
 ) -> list[OpenedRecord | None]:
     """The records of the frames at these indices of `window`, with their origins, which are this topic and their seqs
-    where they carry no other; None for those that do not verify."""
+    where they carry no other; None for those that do not verify. `salt` and `base` as in `decode_records`."""
     whole = [i for i, at in enumerate(starts) if at + HEADER_BYTES <= len(window)]
     seqs = [_HEADER.unpack_from(window, starts[i])[2] for i in whole]
-    decoded, _ = decode_records(window, [starts[i] for i in whole], [frame_lens[i] for i in whole], seqs)
+    places, sizes = [starts[i] for i in whole], [frame_lens[i] for i in whole]
+    decoded, _ = decode_records(window, places, sizes, seqs, salt=salt, base=base)
     records = iter(decoded)
     record = next(records, None)
     opened: list[OpenedRecord | None] = [None] * len(starts)
@@ -541,7 +612,12 @@ def open_records(
 
 
 def _decode(
-    window: bytes, starts: Sequence[int], frame_lens: Sequence[int], seqs: Sequence[int]
+    window: bytes,
+    starts: Sequence[int],
+    frame_lens: Sequence[int],
+    seqs: Sequence[int],
+    salt: int | None,
+    base: int,
 ) -> list[StoredRecord] | None:
     """The hot loop; None if any of the frames does not hold."""
     if min(frame_lens) < MIN_FRAME_BYTES:
@@ -550,14 +626,14 @@ def _decode(
     heads = b"".join(map(_HEAD, whole))
     if len(heads) != len(whole) * _HEAD_BYTES or not _heads_hold(heads, _HEAD_BYTES, 5, frame_lens, seqs):
         return None
-    if b"".join(map(_FRAME_SUM, whole)) != little_endian(array("Q", map(_xxh3, map(_BODY, whole)))):
+    if b"".join(map(_FRAME_SUM, whole)) != little_endian(array("Q", digests(map(_BODY, whole), salt, starts, base))):
         return None
     names = _column(heads, 21, "I", _HEAD_BYTES)
     metas = _column(heads, 29, "I", _HEAD_BYTES)
     if any(names) or any(metas) or any(heads[4::_HEAD_BYTES]):
         return _decode_full(whole)
     payloads = _column(heads, 25, "I", _HEAD_BYTES)
-    if payloads != array("I", [size - HEADER_BYTES - TRAILER_BYTES for size in frame_lens]):
+    if payloads != _each_less(frame_lens, _AROUND):
         return None
     none = repeat(b"")
     times = _column(heads, 13, "Q", _HEAD_BYTES)

@@ -16,11 +16,14 @@ import trio
 
 from topics.log.index import whole
 from topics.log.topic_log import RawRun
+from topics.storage.file_header import FILE_HEADER_BYTES
 
 Tier = Literal["hot", "cold", "gone"]
 """Where the files of a segment are. "gone": all its records were deleted, and it has none any more."""
 
-ENTRY_FIELDS: Final = 7
+ENTRY_FIELDS: Final = 8
+OLD_ENTRY_FIELDS: Final = 7
+"""Before there were salts."""
 
 
 class Segment:
@@ -34,6 +37,8 @@ class Segment:
         "measured",
         "n",
         "opened_ms",
+        "read_salt",
+        "salt",
         "sealed",
         "tier",
         "topic_id",
@@ -50,6 +55,7 @@ class Segment:
         opened_ms: int = 0,
         sealed: bool = False,
         tier: Tier = "hot",
+        salt: int | None = None,
     ) -> None:
         self.topic_id = topic_id
         self.first = first
@@ -68,6 +74,11 @@ class Segment:
         self.flagged_meanwhile: set[int] | None = None
         """While it is copied to the cold store: seqs that were flagged in its hot `.data` since the copy was begun.
         None again if the files have become others."""
+        self.salt = salt
+        """The salt that the header of `.data` has; None if it is of version 1 and has no header."""
+        self.read_salt = salt
+        """The salt to read with. It is another one only where a crash has left a part that is older than its `.data`:
+        then a scan of the file has found it, and `salt` and `data_bytes` are still those of the file before."""
 
     def __hash__(self) -> int:
         return hash((self.topic_id, self.first))  # not an address: sets of them have the same order in every run
@@ -80,8 +91,13 @@ class Segment:
         """One past the last seq."""
         return self.first + self.n
 
+    @property
+    def header_bytes(self) -> int:
+        """How long the header of `.data` is."""
+        return 0 if self.salt is None else FILE_HEADER_BYTES
+
     def to_wire(self) -> list[Any]:
-        """`[first, n, data bytes, frames, opened ms, sealed, tier]`."""
+        """`[first, n, data bytes, frames, opened ms, sealed, tier, salt]`."""
         return [
             self.first,
             self.n,
@@ -90,13 +106,15 @@ class Segment:
             self.opened_ms,
             int(self.sealed),
             self.tier,
+            self.salt,
         ]
 
     @classmethod
     def from_wire(cls, topic_id: int, value: Sequence[Any]) -> Segment:
         """The inverse. Raises ValueError."""
-        if len(value) != ENTRY_FIELDS or value[6] not in ("hot", "cold", "gone"):
+        if len(value) not in (OLD_ENTRY_FIELDS, ENTRY_FIELDS) or value[6] not in ("hot", "cold", "gone"):
             raise ValueError("a segment is not what it should be")
+        salt = value[7] if len(value) == ENTRY_FIELDS else None
         first, n, data_bytes, frames, opened_ms = map(whole, value[:5])
         return cls(
             topic_id,
@@ -107,6 +125,7 @@ class Segment:
             opened_ms=opened_ms,
             sealed=bool(value[5]),
             tier=value[6],
+            salt=whole(salt) if salt is not None else None,
         )
 
 

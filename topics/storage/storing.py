@@ -35,6 +35,7 @@ from topics.model import TopicConfig
 from topics.offload import Kind, Offload
 from topics.queue.events import Instant
 from topics.storage.copying import dressed, open_frames, read_window
+from topics.storage.file_header import FILE_HEADER_BYTES, encode_file_header
 from topics.storage.frames import Seeds
 from topics.storage.fs import File, Fs, join, write_all
 from topics.storage.index_cache import IndexCache
@@ -207,6 +208,13 @@ class _Growth(NamedTuple):
     data_bytes: int
     frames: int
     seals: bool
+
+
+class _Target(NamedTuple):
+    """Where frames are going to be: in a `.data` with this salt, at this offset."""
+
+    salt: int | None
+    offset: int
 
 
 class _Captured:
@@ -488,19 +496,22 @@ class Storing:
         pieces = captured.pieces
         active = captured.active
         new = active is None or pieces[0].first != active.first
-        segment = Segment(captured.topic.id, pieces[0].first) if active is None or new else active
+        segment = self._new_segment(captured.topic.id, pieces[0].first) if active is None or new else active
         data_parts, index_parts = [], []
         offsets, frame_lens = array("I"), array("I")
         at = segment.data_bytes
         for piece in pieces:
             run, a, b = captured.runs[piece.run], piece.a, piece.b
             lens = array("I", bytes(4 * (b - a)))
+            read_at = at
             for read in _reads(run, a, b):
                 window = self._window(read, handles)
-                converted = self._convert_slots(captured, run, read, window, 0, len(read.slots))
+                target = _Target(segment.salt, read_at)
+                converted = self._convert_slots(captured, run, read, window, 0, len(read.slots), target)
                 if converted.bad:
                     return None
                 data_parts.append(converted.data)
+                read_at += len(converted.data)
                 for i, size in zip(read.slots, converted.frame_lens, strict=True):
                     lens[i - a] = size
             places = array("I", accumulate(lens, initial=at))
@@ -516,6 +527,8 @@ class Storing:
             with files.writing(name, create=True) as handle:
                 if handle.size() != start:
                     handle.truncate(start)
+                if new and name == path:
+                    write_all(handle, _header(segment), 0)
                 write_all(handle, b"".join(parts), start)
         frames = len(frame_lens) - frame_lens.count(0)
         return _Growth(segment, new, pieces, offsets, frame_lens, at, frames, False)
@@ -535,15 +548,26 @@ class Storing:
             while to < len(pieces) and pieces[to].first == pieces[at].first:
                 to += 1
             continues = active is not None and pieces[at].first == active.first and captured.sealed is None
-            segment = active if continues and active is not None else Segment(topic.id, pieces[at].first)
+            segment = active if continues and active is not None else self._new_segment(topic.id, pieces[at].first)
             await self._grow(captured, segment, pieces[at:to], files, new=not continues)
             at = to
         if captured.unflagged:
             await self._write_flags(captured, files)
 
+    def new_salt(self) -> int:
+        """The salt of a new `.data`."""
+        return self._fs.salt()
+
+    def _new_segment(self, topic_id: int, first: int) -> Segment:
+        """A segment without records. Its `.data` has yet to be made, and begins with a header."""
+        return Segment(topic_id, first, data_bytes=FILE_HEADER_BYTES, salt=self.new_salt())
+
     def _aged(self, segment: Segment | None, now_ms: int) -> bool:
+        """Return True if an active segment takes no more records: it is old, or of version 1."""
+        if segment is None or not segment.n:
+            return False
         age = self._settings.segment_max_age_ms
-        return segment is not None and bool(age) and segment.n > 0 and now_ms - segment.opened_ms >= age
+        return segment.salt is None or (bool(age) and now_ms - segment.opened_ms >= age)
 
     async def _grow(
         self, captured: _Captured, segment: Segment, pieces: list[Piece], files: UnsyncedFiles, *, new: bool
@@ -562,7 +586,7 @@ class Storing:
         for piece in pieces:
             run = captured.runs[piece.run]
             for a, b in _chunks(run, piece.a, piece.b):
-                data, lens = await self._convert(captured, run, a, b)
+                data, lens = await self._convert(captured, run, a, b, _Target(segment.salt, data_at))
                 places = array("I", accumulate(lens, initial=data_at))
                 places.pop()
                 index = self._entries(captured, run, a, b, places, lens)
@@ -591,6 +615,8 @@ class Storing:
             with files.writing(name, create=True) as handle:
                 if handle.size() != length:
                     handle.truncate(length)
+                if not segment.n and name == path:
+                    write_all(handle, _header(segment), 0)
 
     def _make_room(self, segment: Segment, path: str, index_path: str, *, first: bool) -> None:
         """In a worker thread: the directory of a new segment, without anything of the same name.
@@ -628,7 +654,9 @@ class Storing:
             with files.writing(name) as handle:
                 write_all(handle, blob, at)
 
-    async def _convert(self, captured: _Captured, run: RawRun, a: int, b: int) -> tuple[bytes, array[int]]:
+    async def _convert(
+        self, captured: _Captured, run: RawRun, a: int, b: int, target: _Target
+    ) -> tuple[bytes, array[int]]:
         """The segment frames of slots `a` to `b` of a run, and their lengths; 0 for those that are dead.
 
         A record whose bytes in the WAL do not verify becomes a `corrupt` hole, and this attempt fails.
@@ -644,9 +672,10 @@ class Storing:
             stride = SLICE_COPIES if read.derived else SLICE_RECORDS
             for at in range(0, len(read.slots), stride):
                 slots = read.slots[at : at + stride]
-                converted = self._convert_slots(captured, run, read, window, at, at + stride)
+                converted = self._convert_slots(captured, run, read, window, at, at + stride, target)
                 damaged += [run.first + slots[i] for i in converted.bad]
                 pieces.append(converted.data)
+                target = _Target(target.salt, target.offset + len(converted.data))
                 for i, size in zip(slots, converted.frame_lens, strict=True):
                     lens[i - a] = size
                 await self._breathe()
@@ -683,14 +712,18 @@ class Storing:
             return handle.pread(read.length, read.offset)
         return read_window(self._fs, self.tiers, self._store.files, read.file, read.offset, read.length)
 
-    def _convert_slots(self, captured: _Captured, run: RawRun, read: _Read, window: bytes, a: int, b: int) -> Converted:
+    def _convert_slots(
+        self, captured: _Captured, run: RawRun, read: _Read, window: bytes, a: int, b: int, target: _Target
+    ) -> Converted:
         """The segment frames of slots `a` to `b` of a read."""
+        salt, offset = target
         slots, starts = read.slots[a:b], read.starts[a:b]
         sizes = [run.frame_len[i] for i in slots]
         seqs = [run.first + i for i in slots]
         files = self._store.files
         if not read.derived:
-            return convert_appends(window, starts, sizes, seqs, Seeds(files.get(read.file).head.salt, read.offset))
+            seeds = Seeds(files.get(read.file).head.salt, read.offset)
+            return convert_appends(window, starts, sizes, seqs, seeds, salt=salt, offset=offset)
         made = run_of(captured.copies, seqs[0])
         alike = made.alike(seqs)
         if alike is not None and alike[0].look == PLAIN and files.place_of(read.file)[0] == "wal":
@@ -698,7 +731,9 @@ class Storing:
             times = [run.ts[i] for i in slots]
             passed_on = hops if run.flags[slots[0]] & FLAG_ORIGIN else None
             seeds = Seeds(files.get(read.file).head.salt, read.offset)
-            converted = convert_derived(window, starts, sizes, seqs, times, topic_id, origin_seqs, passed_on, seeds)
+            converted = convert_derived(
+                window, starts, sizes, seqs, times, topic_id, origin_seqs, passed_on, seeds, salt=salt, offset=offset
+            )
             if converted is not None:
                 return converted
         opened = open_frames(files, read.file, read.offset, window, starts, sizes)
@@ -715,6 +750,8 @@ class Storing:
                 made.origin(seq) if run.flags[i] & FLAG_ORIGIN else None
                 for made, seq, i in zip(runs, seqs, slots, strict=True)
             ],
+            salt=salt,
+            offset=offset,
         )
 
     @staticmethod
@@ -1006,9 +1043,17 @@ def _reason_of(holes: Sequence[Sequence[Any]], seq: int) -> int:
     return HOLE_LOST
 
 
+def _header(segment: Segment) -> bytes:
+    """What the `.data` of a new segment begins with."""
+    assert segment.salt is not None
+    return encode_file_header(segment.salt, segment.first)
+
+
 def _as_of(segment: Segment, data_bytes: int) -> Segment:
     """The segment as it is known to be on disk, to be read while it grows."""
-    return Segment(segment.topic_id, segment.first, n=segment.n, data_bytes=data_bytes, tier=segment.tier)
+    return Segment(
+        segment.topic_id, segment.first, n=segment.n, data_bytes=data_bytes, tier=segment.tier, salt=segment.salt
+    )
 
 
 def _grown(growth: _Growth, now_ms: int) -> Segment:
@@ -1023,6 +1068,7 @@ def _grown(growth: _Growth, now_ms: int) -> Segment:
         opened_ms=now_ms if growth.new else segment.opened_ms,
         sealed=growth.seals,
         tier=segment.tier,
+        salt=segment.salt,
     )
 
 

@@ -13,16 +13,18 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Callable, Generator, Iterator, Sequence
+from functools import partial
 from operator import le, lt
 from typing import Final, NamedTuple
 
 from topics.log.index import Span
 from topics.storage.datadir import segment_name
+from topics.storage.file_header import FILE_HEADER_BYTES
 from topics.storage.finding import DAMAGE, NOTE, SECTOR, Finding, Severity, bounded
 from topics.storage.frames import HAS_TAG
-from topics.storage.fs import WINDOW_BYTES
 from topics.storage.parts import Hole
 from topics.storage.segment_reader import Tiers
+from topics.storage.segment_scan import BadBytes, Entry, Layout, entries_of, frames_of, layout_of
 from topics.storage.segment_store import SegmentStore
 from topics.storage.segments import (
     DELETED_FLAG,
@@ -40,9 +42,7 @@ from topics.storage.segments import (
     decode_index,
     decode_tags,
     encode_tags,
-    find_frame,
     reads_as_deleted,
-    scan_data,
 )
 from topics.storage.shelf import Segment
 
@@ -113,6 +113,14 @@ class _Slots:
         return any(start <= offset < stop for start, stop in self.bad)
 
 
+def _entries(index: Place, slots: _Slots) -> list[Entry] | None:
+    """The frames that an `.idx` names; None if it cannot be believed."""
+    try:
+        return entries_of(index.read(0, INDEX_ENTRY_BYTES * slots.n), slots.first, slots.n)
+    except OSError:
+        return None
+
+
 class SegmentCheck:
     """Verifies the segments of one topic, as one part has them."""
 
@@ -176,17 +184,24 @@ class SegmentCheck:
                 yield Finding(place.path, None, f"is missing: it should hold {seqs}", "damage")
             return None
         counted = segment.data_bytes
+        layout = layout_of(place.read(0, FILE_HEADER_BYTES), segment.first, segment.salt)
         if length < counted:
-            # A rewrite that was cut short leaves a shorter file, of a topic that the next start looks at.
-            severity = self._against_part if segment.sealed else "damage"
+            # A rewrite that was cut short leaves a shorter file, of a topic that the next start looks at. Its salt is
+            # another one; in a directory of version 1 nothing tells it from one that was shortened.
+            replaced = layout.salt is None or (layout.header is not None and layout.salt != segment.salt)
+            severity = self._against_part if segment.sealed and replaced else "damage"
             yield Finding(place.path, length, f"ends here, and {counted} bytes were on disk", severity)
         elif length > counted:
             yield Finding(place.path, counted, f"{length - counted} bytes that no checkpoint has counted", "note")
         slots = _Slots(segment)
+        if layout.damage is not None and length:
+            yield Finding(place.path, 0, layout.damage, "damage")
+        elif layout.salt != segment.salt:
+            yield Finding(place.path, 0, "another file than the part knows: its salt differs", self._against_part)
         # A sealed file that was replaced is another one than the part says: it is read whole.
         end = length if segment.sealed and self._may_differ else min(length, counted)
         last_seq, last_ts, outside = segment.first - 1, 0, 0
-        for rows in self._windows(place, end, slots):
+        for rows in self._windows(place, end, slots, layout):
             yield from self._rows(place.path, rows, last_seq, last_ts)
             last_seq, last_ts = rows.seq[-1], rows.ts[-1]
             outside += slots.put(rows)
@@ -201,35 +216,15 @@ class SegmentCheck:
             yield Finding(place.path, None, problem, self._against_part)
         return slots
 
-    def _windows(self, place: Place, end: int, slots: _Slots) -> Iterator[DataScan]:
+    def _windows(self, place: Place, end: int, slots: _Slots, layout: Layout) -> Iterator[DataScan]:
         """The valid frames of the first `end` bytes, and in `slots.bad` what is none."""
-        at, size = 0, WINDOW_BYTES
-        bad_from: int | None = None
-        while at < end:
-            window = place.read(at, min(size, end - at))
-            if not window:
-                slots.bad.append((at, end))
-                return
-            if bad_from is not None:
-                found = find_frame(window, 0)
-                if found < 0:
-                    # Half of it is looked at again: a frame may begin there that ends behind it.
-                    at = end if at + len(window) >= end else at + max(len(window) // 2, 1)
-                    continue
-                at += found
-                window = window[found:]
-                slots.bad.append((bad_from, at))
-                bad_from = None
-            rows = scan_data(window, at, end=end)
-            if rows.seq:
-                yield rows
-            if rows.reason == "bad":
-                bad_from, size, at = rows.stop, WINDOW_BYTES, rows.stop + 1
-                continue
-            size = WINDOW_BYTES if rows.stop > at else 2 * size
-            at = rows.stop
-        if bad_from is not None:
-            slots.bad.append((bad_from, end))
+        seqs = range(slots.first, slots.first + slots.n)
+        index = place._replace(name=segment_name(slots.first, "idx"))
+        for found in frames_of(place.read, layout, end, seqs, partial(_entries, index, slots)):
+            if isinstance(found, BadBytes):
+                slots.bad.append((found.start, found.stop))
+            else:
+                yield found
 
     def _rows(self, path: str, rows: DataScan, last_seq: int, last_ts: int) -> Iterator[Finding]:
         """What valid frames say that they may not."""

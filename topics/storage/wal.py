@@ -220,6 +220,8 @@ class WalFiles:
         self._by_id: dict[int, WalFile] = {}
         self._segments: dict[int, tuple[int, int]] = {}
         self._ids: dict[Place, int] = {}
+        self.salts: dict[int, int | None] = {}
+        """By file id, the salt of a segment's `.data` as it was read last."""
         self._next_id = 1
 
     def add(self, shard: int, ordinal: int, path: str, head: WalHead) -> WalFile:
@@ -229,21 +231,24 @@ class WalFiles:
         self._next_id += 1
         return file
 
-    def file_of(self, place: Place) -> int:
+    def file_of(self, place: Place, salt: int | None = None) -> int:
         """The id of a file; 0 for one of the WAL that is not there (any more). A segment gets one when it is first
-        asked for."""
+        asked for; `salt` is that of its `.data`, if it is known."""
         kind, owner, first = place
         known = self._ids.get(place, 0)
         if not known and kind == "segment":
             known = self._ids[place] = self._next_id
             self._segments[known] = (owner, first)
             self._next_id += 1
+        if salt is not None:
+            self.salts[known] = salt
         return known
 
     def keep_segments(self, file_ids: Collection[int]) -> None:
         """Forget the segments that no copy is made of any more."""
         for file_id in self._segments.keys() - file_ids:
             del self._ids["segment", *self._segments.pop(file_id)]
+            self.salts.pop(file_id, None)
 
     def place_of(self, file_id: int) -> Place:
         """What a file is called. KeyError when it was dropped."""
