@@ -88,6 +88,7 @@ from topics.storage.compactor import Compactor
 from topics.storage.frames import NOTHING
 from topics.storage.fs import Fs
 from topics.storage.index_cache import IndexCache
+from topics.storage.length_check import LengthCheck
 from topics.storage.payloads import PayloadCache
 from topics.storage.reclaimer import Reclaimer
 from topics.storage.recovered import Recovered
@@ -224,6 +225,7 @@ class Engine:
     def _make_upkeep(self) -> Upkeep:
         """What keeps the files in order."""
         settings, registry, offload = self.settings, self.registry, self._offload
+        self.length_check = LengthCheck(self._loader.spans, registry.by_id, registry.account, offload)
         storing = Storing(settings, self.store, registry, self._indexes, fs=self._fs, clock=self.clock, offload=offload)
         upkeep = Upkeep(self.store, registry, self.clock)
         self.compactor = Compactor(settings, self.store, registry, storing, upkeep, fs=self._fs, offload=offload)
@@ -388,6 +390,7 @@ class Engine:
         Raises `Damage` in strict mode, DataDirError, OSError, `UnknownFrameType`.
         """
         await self._restore(await self.store.open())
+        self.length_check.pending = self.store.unchecked
         await self._offload.run(Kind.FILES, self.store.write_clock_mark)
         if self.store.layout_differs:
             await self.compactor.change_layout()

@@ -27,11 +27,13 @@ from topics.model import Performance
 from topics.offload import Kind, Offload
 from topics.registry import Registry
 from topics.storage.copying import read_copies
+from topics.storage.damage_notes import DamageNotes
 from topics.storage.datadir import segment_name
 from topics.storage.frames import OpenedRecord
 from topics.storage.fs import Fs
 from topics.storage.index_cache import IndexCache
 from topics.storage.payloads import block_of_records, read_records
+from topics.storage.segment_reader import runs_of
 from topics.storage.segments import SegmentTags, decode_records, open_records
 from topics.storage.shelf import Segment
 from topics.storage.span_loader import SpanLoader
@@ -88,7 +90,9 @@ class Loader:
         clock: Clock,
         offload: Offload,
     ) -> None:
-        self.spans = SpanLoader(store.tiers, indexes, offload)
+        self.notes = DamageNotes(lambda: store.writers, clock.now_ms)
+        """Where damage is noted as soon as it is found."""
+        self.spans = SpanLoader(store.tiers, indexes, self.notes, offload)
         self._registry = registry
         self._cold_lane = trio.Lock()
         """Held while records of cold segments are decoded, and while that is paid for."""
@@ -371,11 +375,13 @@ class Loader:
 
     async def _give_up(self, topic: Topic, damaged: Sequence[int]) -> None:
         """Records that are not what was written are lost, and announced."""
-        for seq in damaged:
-            if topic.deleted or not await self.prepared(topic, partial(topic.log.is_live, seq)):
+        for first, last in runs_of(damaged):
+            alive = partial(_live_within, topic, first, last)
+            if topic.deleted or not await self.prepared(topic, alive):
                 continue
-            log.error("record_damaged", topic=topic.name, seq=seq)
-            await self.prepared(topic, partial(topic.log.add_hole, seq, seq, "corrupt"))
+            log.error("records_damaged", topic=topic.name, first=first, last=last)
+            await self.prepared(topic, partial(topic.log.add_hole, first, last, "corrupt"))
+            self.notes.note(topic, [(first, last)])
             self._registry.account(topic)
 
 
@@ -383,6 +389,11 @@ def _is_cold(topic: Topic, seqs: Sequence[int]) -> bool:
     """Whether any of these records is in a cold segment."""
     segments = (span.segment for seq in seqs if (span := topic.log.stored_span_at(seq)) is not None)
     return any(isinstance(segment, Segment) and segment.tier == "cold" for segment in segments)
+
+
+def _live_within(topic: Topic, first: int, last: int) -> bool:
+    """Return True if any of these seqs (inclusive) is live. Raises NotLoaded."""
+    return any(topic.log.is_live(seq) for seq in range(first, last + 1))
 
 
 def _salt_of(wanted: FrameRange) -> int | None:

@@ -128,7 +128,7 @@ def part_files(life: Life) -> tuple[set[str], set[str]]:
         may |= {life.engine.store.manifests.path(topic.id), cold + "topic.cbor"}
         if topic.part is None:
             continue
-        for first, _n, _bytes, _frames, _opened, _sealed, tier in decode_part(topic.part).segments:
+        for first, _n, _bytes, _frames, _opened, _sealed, tier, _salt in decode_part(topic.part).segments:
             if tier == "gone":
                 continue
             where = hot if tier == "hot" else cold

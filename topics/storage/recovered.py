@@ -229,6 +229,8 @@ class Columns:
 
     def __init__(self, tiers: Tiers) -> None:
         self.tiers = tiers
+        self.damaged: dict[int, list[tuple[int, int]]] = {}
+        """By topic id, the records that were found to be damaged and were not known to be lost."""
         self._loaded: deque[tuple[TopicLog, Span]] = deque()
 
     def run(self, topic: RecoveredTopic, operation: Callable[[], T]) -> T:
@@ -242,6 +244,13 @@ class Columns:
                 for span in missing.spans:
                     self._load(topic, span)
 
+    def look_at(self, topic: RecoveredTopic, span: Span) -> None:
+        """Load a span, to find out what is wrong with it. Raises OSError if the disk does not answer."""
+        while len(self._loaded) > self.KEPT:
+            self._forget()
+        if not span.loaded:
+            self._load(topic, span)
+
     def _load(self, topic: RecoveredTopic, span: Span) -> None:
         segment = span.segment
         assert isinstance(segment, Segment)
@@ -253,7 +262,10 @@ class Columns:
             topic.log.unflag(span)
         for first, last in found.damaged:
             log.error("records_damaged", topic=topic.name, first=first, last=last)
+            live = topic.log.count
             self.run(topic, partial(topic.log.add_hole, first, last, "corrupt"))
+            if topic.log.count != live:
+                self.damaged.setdefault(topic.id, []).append((first, last))
         self._loaded.append((topic.log, span))
 
     def _forget(self) -> None:

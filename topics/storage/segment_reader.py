@@ -8,7 +8,7 @@ not have any more. Everything here blocks; the daemon runs it in worker threads.
 from __future__ import annotations
 
 from array import array
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from typing import Final, NamedTuple
 
@@ -134,16 +134,10 @@ def shortened_to(tiers: Tiers, segment: Segment) -> int | None:
 
 def _beyond(columns: SpanColumns, first: int, length: int) -> list[tuple[int, int]]:
     """The seqs of live records whose frames end behind the first `length` bytes of `.data`, as inclusive ranges."""
-    damaged: list[tuple[int, int]] = []
     frames = zip(columns.dead, columns.offset, columns.frame_len, strict=True)
-    for seq, (state, offset, size) in enumerate(frames, first):
-        if state != LIVE or offset + size <= length:
-            continue
-        if damaged and damaged[-1][1] == seq - 1:
-            damaged[-1] = (damaged[-1][0], seq)
-        else:
-            damaged.append((seq, seq))
-    return damaged
+    return runs_of(
+        seq for seq, (state, offset, size) in enumerate(frames, first) if state == LIVE and offset + size > length
+    )
 
 
 def _read_index(tiers: Tiers, segment: Segment, first: int, n: int) -> IndexColumns | None:
@@ -248,10 +242,37 @@ def scan_segment(tiers: Tiers, segment: Segment, first: int, n: int) -> Scanned:
             dead[at] = DELETED if READS_AS_DELETED[rows.delete_flag[i]] else LIVE
     if torn and expected < first + n:
         damaged.append((expected, first + n - 1))
+    if damaged:
+        damaged = _known_live(_read_index(tiers, segment, first, n), first, damaged)
     for lo, hi in damaged:
         dead[lo - first : hi + 1 - first] = bytes(hi + 1 - lo)
     _fill_times(ts, frame_len)
     return Scanned(Loaded(SpanColumns(ts, offset, frame_len, size, bytes(flags), bytes(dead)), damaged), tags)
+
+
+def _known_live(index: IndexColumns | None, first: int, damaged: list[tuple[int, int]]) -> list[tuple[int, int]]:
+    """What of the damaged ranges was live by `.idx`; all of them if it cannot be believed. What was deleted in there is
+    no loss."""
+    if index is None:
+        return damaged
+    live = [
+        seq
+        for lo, hi in damaged
+        for seq in range(lo, hi + 1)
+        if index.frame_len[seq - first] and not index.flags[seq - first] & (IDX_DELETED | IDX_HOLE)
+    ]
+    return runs_of(live)
+
+
+def runs_of(seqs: Iterable[int]) -> list[tuple[int, int]]:
+    """Ascending seqs as inclusive ranges."""
+    runs: list[tuple[int, int]] = []
+    for seq in seqs:
+        if runs and runs[-1][1] == seq - 1:
+            runs[-1] = (runs[-1][0], seq)
+        else:
+            runs.append((seq, seq))
+    return runs
 
 
 def _frames(tiers: Tiers, segment: Segment) -> Iterator[DataScan | None]:

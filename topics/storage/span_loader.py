@@ -18,6 +18,7 @@ from topics.log.match import Match
 from topics.log.topic_log import TopicLog
 from topics.logs import get_logger
 from topics.offload import Kind, Offload
+from topics.storage.damage_notes import Damaged, DamageNotes
 from topics.storage.index_cache import IndexCache
 from topics.storage.segment_reader import NO_COLD, ColdNeeded, Loaded, Tiers, load_columns, load_tags, scan_segment
 from topics.storage.segments import SegmentTags
@@ -31,13 +32,12 @@ ATTEMPTS: Final = 1000
 """Loads one operation asks for before something must be wrong. Each has to make progress, so this is never met."""
 
 
-class Owner(Protocol):
+class Owner(Damaged, Protocol):
     """The topic that spans belong to."""
 
     name: str
     log: TopicLog
     shelf: Shelf | None
-    deleted: bool
 
     def mark_changed(self) -> None:
         """Its part has to be made anew."""
@@ -47,25 +47,34 @@ class Owner(Protocol):
 class SpanLoader:
     """See the module."""
 
-    def __init__(self, tiers: Tiers, cache: IndexCache, offload: Offload) -> None:
+    def __init__(self, tiers: Tiers, cache: IndexCache, notes: DamageNotes, offload: Offload) -> None:
         self.tiers = tiers
         self._without_cold = tiers._replace(cold=NO_COLD)
+        self._notes = notes
         self._cache = cache
         self._offload = offload
 
     async def rescan(self, topic: Owner, seqs: Iterable[int]) -> None:
         """Load the spans of these seqs anew, from `.data` alone; what is damaged becomes holes. The caller has the
         files of their tier for itself. Raises OSError."""
-        spans = {span for seq in seqs if (span := topic.log.stored_span_at(seq)) is not None}
-        for span in spans:
+        await self._renew(topic, seqs, _scanned)
+
+    async def reload(self, topic: Owner, seqs: Iterable[int]) -> None:
+        """The same from whatever file says most about them: for a `.data` that is too short."""
+        await self._renew(topic, seqs, load_columns)
+
+    async def _renew(
+        self, topic: Owner, seqs: Iterable[int], load: Callable[[Tiers, Segment, int, int], Loaded]
+    ) -> None:
+        for span in {span: None for seq in seqs if (span := topic.log.stored_span_at(seq)) is not None}:
             segment, n = span.segment, span.n
             assert isinstance(segment, Segment)
-            call = partial(scan_segment, self.tiers, segment, span.first, n)
-            scanned = await self._offload.run(Kind.COLD_READ if segment.tier == "cold" else Kind.HOT_READ, call)
+            kind = Kind.COLD_READ if segment.tier == "cold" else Kind.HOT_READ
+            found = await self._offload.run(kind, partial(load, self.tiers, segment, span.first, n))
             if span.loaded:
                 self._cache.forget_columns(span)
                 topic.log.detach(span)
-            await self._attach(topic, span, segment, n, scanned.loaded)
+            await self._attach(topic, span, segment, n, found)
 
     async def prepared(self, topic: Owner, operation: Callable[[], T]) -> T:
         """Call `operation`, as often as it asks for columns; its result. Nothing waits between its success and the
@@ -138,7 +147,7 @@ class SpanLoader:
         Where the front of the log moves, that takes columns of later spans."""
         if await self.prepared(topic, partial(self._attach_at_once, topic, span, segment, n, found)):
             for first, last in found.damaged:
-                await self.prepared(topic, partial(_give_up, topic, first, last))
+                await self.prepared(topic, partial(self._give_up, topic, first, last))
 
     def _attach_at_once(self, topic: Owner, span: Span, segment: Segment, n: int, found: Loaded) -> bool:
         """Whether it is still the span that was looked at. Raises NotLoaded."""
@@ -150,6 +159,15 @@ class SpanLoader:
                 topic.mark_changed()
             self._cache.add_columns(topic.log, span)
         return True
+
+    def _give_up(self, topic: Owner, first: int, last: int) -> None:
+        """Damaged records become a `corrupt` hole, as far as they are still there. Raises NotLoaded."""
+        first, last = max(first, topic.log.earliest_seq), min(last, topic.log.head_seq)
+        if first <= last and not topic.deleted:
+            topic.log.add_hole(first, last, "corrupt")
+            self._notes.note(topic, [(first, last)])
+            log.error("records_damaged", topic=topic.name, first=first, last=last)
+            topic.mark_changed()
 
     async def tags(self, segment: Segment) -> SegmentTags:
         """The tags of a segment. Raises OSError."""
@@ -186,10 +204,5 @@ class SpanLoader:
             done = max(done, segment.first + len(tags.sizes))
 
 
-def _give_up(topic: Owner, first: int, last: int) -> None:
-    """Damaged records become a `corrupt` hole, as far as they are still there. Raises NotLoaded."""
-    first, last = max(first, topic.log.earliest_seq), min(last, topic.log.head_seq)
-    if first <= last and not topic.deleted:
-        topic.log.add_hole(first, last, "corrupt")
-        log.error("records_damaged", topic=topic.name, first=first, last=last)
-        topic.mark_changed()
+def _scanned(tiers: Tiers, segment: Segment, first: int, n: int) -> Loaded:
+    return scan_segment(tiers, segment, first, n).loaded

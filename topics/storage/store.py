@@ -28,6 +28,7 @@ from topics.storage.datadir import DataDir, DataDirError, lock_data_dir, open_da
 from topics.storage.frames import NOTHING, FrameType, Unsealed, joined
 from topics.storage.free_space import FreeSpace
 from topics.storage.fs import TEMPORARY_SUFFIX, Fs, LockHandle, write_atomic
+from topics.storage.length_check import check_at_start
 from topics.storage.manifests import Manifests
 from topics.storage.rebuilding import NoSnapshot
 from topics.storage.recovered import Damage, Progress, Recovered, RecoveredShard, shard_of, understood
@@ -36,7 +37,7 @@ from topics.storage.segment_reader import Tiers
 from topics.storage.segment_store import DirectorySegmentStore, SegmentStore
 from topics.storage.snapshot import ShardPosition, set_damaged_aside
 from topics.storage.tidy import remove_unknown_topics, set_unknown_aside, tidy_topic
-from topics.storage.verdicts import Verdict, decide, secure_end, settle_queues
+from topics.storage.verdicts import Verdict, decide, note_damage, secure_end, settle_queues
 from topics.storage.wal import ControlBatch, Position, ShardWriter, WalFiles
 from topics.storage.witness import Witness
 from topics.window_clock import WindowClock, resumed
@@ -87,6 +88,8 @@ class Store:
         self._rebuilt = False
         self.short_of_snapshots = False
         """Some cannot be read: two new ones are due before anybody is served."""
+        self.unchecked: list[int] = []
+        """Ids of topics whose files the start has not looked at (`length_check`)."""
         self._settings = settings
         self._fs = fs
         self._clock = clock
@@ -151,6 +154,8 @@ class Store:
                 restored=restored_now,
             )
             settle_queues(recovered)
+            self.unchecked = check_at_start(recovered, self.tiers)
+            note_damage(recovered, verdicts, shards)
         if restored_now:
             log.warning("directory_restored", directory=self.datadir.root, seqs_skipped=restored.SKIPPED_SEQS)
         self._log_found(recovered, verdicts, (self._clock.perf_ns() - began_ns) / 1e6)

@@ -35,6 +35,7 @@ from topics.model import TopicConfig
 from topics.offload import Kind, Offload
 from topics.queue.events import Instant
 from topics.storage.copying import dressed, open_frames, read_window
+from topics.storage.damage_notes import DamageNotes
 from topics.storage.file_header import FILE_HEADER_BYTES, encode_file_header
 from topics.storage.frames import Seeds
 from topics.storage.fs import File, Fs, join, write_all
@@ -339,6 +340,7 @@ class Storing:
         self._fs = fs
         self._clock = clock
         self._offload = offload
+        self._notes = DamageNotes(lambda: store.writers, clock.now_ms)
         self._limits = Limits(settings.segment_max_events, settings.segment_max_bytes)
         self._slice_from = 0
         self.stuck: set[LiveTopic] = set()
@@ -685,6 +687,7 @@ class Storing:
                 with suppress(NotLoaded):  # the next attempt will find it again
                     if topic.log.is_live(seq):
                         topic.log.add_hole(seq, seq, "corrupt")
+                        self._notes.note(topic, [(seq, seq)])
                         self._source.account(topic)
             raise OSError(errno.EIO, f"records of topic {topic.name!r} are damaged in the WAL")
         return b"".join(pieces), lens

@@ -21,7 +21,7 @@ class Verdict(NamedTuple):
     hole: tuple[int, int] | None
     ceiling: int
     copies: Sequence[tuple[int, int, LossReason]] = ()
-    """Copies that are lost: first and last seq of each run, and why."""
+    """Copies that are lost, and records that are damaged: first and last seq of each run, and why."""
     dropped: str | None = None
     """Of a stage that is none any more, what it was called; then the rest says nothing."""
 
@@ -83,6 +83,23 @@ def _stages_gone(recovered: Recovered) -> list[RecoveredTopic]:
             older, newest[of] = sorted((other, topic), key=lambda stage: stage.id)
             gone.append(older)
     return gone
+
+
+def note_damage(recovered: Recovered, verdicts: dict[int, list[Verdict]], shards: int) -> None:
+    """Add to the verdicts the records that were found to be damaged: a deletion that comes later must not hide them
+    from the start after that."""
+    for topic_id, ranges in recovered.columns.damaged.items():
+        topic = recovered.topics.get(topic_id)
+        if topic is None or topic.config.durability == "ephemeral":
+            continue
+        lost: list[tuple[int, int, LossReason]] = [(first, last, "corrupt") for first, last in ranges]
+        others = verdicts.setdefault(shard_of(topic_id, shards), [])
+        for i, verdict in enumerate(others):
+            if verdict.topic_id == topic_id:
+                others[i] = verdict._replace(copies=[*verdict.copies, *lost])
+                break
+        else:
+            others.append(Verdict(topic_id, None, topic.ceiling, lost))
 
 
 def settle_queues(recovered: Recovered) -> None:
