@@ -29,12 +29,14 @@ from tests.simulation.test_crash_sweep import see
 from tests.simulation.test_damage import frames_of, overwrite, wal_files, zero
 from tests.simulation.test_segment_damage import segment_of
 from tests.simulation.world import COLD, ROOT, End, Life, World, settings
+from tests.storage.data_file import rows_of
 from topics.errors import ApiError
 from topics.model import Performance, ReadRequest
 from topics.storage.datadir import DataDirError
 from topics.storage.file_header import FILE_HEADER_BYTES
-from topics.storage.frames import FrameType
+from topics.storage.frames import FrameType, StoredRecord
 from topics.storage.recovered import Damage
+from topics.storage.segments import INDEX_ENTRY_BYTES, encode_copies
 
 CONFIG: Final = settings(
     wal_file_bytes=4 << 10,
@@ -181,6 +183,38 @@ def truncated(fs: SimFs, path: str, where: range, rng: random.Random) -> None:
     handle.close()
 
 
+def at_a_boundary(fs: SimFs, path: str, where: range, rng: random.Random) -> None:
+    """Cut behind a whole frame of `.data`, a whole entry of `.idx`: what is left verifies."""
+    content = fs.tree()[path] or b""
+    ends = rows_of(content).offset if path.endswith(".data") else range(0, len(content), INDEX_ENTRY_BYTES)
+    end = rng.choice(list(ends))
+    truncated(fs, path, range(end, end + 1), rng)
+
+
+def emptied(fs: SimFs, path: str, where: range, rng: random.Random) -> None:
+    truncated(fs, path, range(1), rng)
+
+
+def planted(fs: SimFs, path: str, where: range, rng: random.Random) -> None:
+    """Frames that a client can make, which are valid but for what it does not know: the salt and the offset. They stand
+    in the middle of a frame, and say to be records of this segment and of others."""
+    rows = rows_of(fs.tree()[path] or b"")
+    i = rng.randrange(len(rows.offset) - 1)
+    at = rows.offset[i] + rng.randrange(30)
+    room = (rows.offset[-1] - at) if len(rows.offset) > 1 else 0
+    bytes_ = b""
+    while True:
+        seq, salt = rng.choice([rows.seq[i], rows.seq[-1], rows.seq[i] + 1, 1]), rng.choice([None, 0, 12345])
+        record = StoredRecord(seq, rows.ts[i], b"", b"", b"", b'"forged"')
+        more = encode_copies([record], [None], salt=salt, offset=rng.choice([at + len(bytes_), 0])).data
+        if len(bytes_) + len(more) > room:
+            break
+        bytes_ += more
+        if rng.random() < 0.4:
+            break
+    overwrite(fs, path, at, bytes_ or b"\xff")
+
+
 def missing(fs: SimFs, path: str, where: range, rng: random.Random) -> None:
     fs.unlink(path)
     fs.sync_dir(path.rpartition("/")[0])
@@ -242,7 +276,7 @@ def in_the_header(fs: SimFs, path: str) -> range:
     return range(FILE_HEADER_BYTES)
 
 
-def at_a_boundary(fs: SimFs, path: str) -> range:
+def a_frame_start(fs: SimFs, path: str) -> range:
     """Where some frame begins; the file is cut there, or within the frame."""
     found = frames_of(fs, path)
     frame = found[len(found) * 2 // 3]
@@ -270,6 +304,9 @@ WAYS: Final[dict[str, Do]] = {
     "older": older,
 }
 
+CUTS: Final[dict[str, Do]] = {"boundary": at_a_boundary, "emptied": emptied}
+"""Ways to shorten a segment's file that leave nothing in it that does not verify."""
+
 
 def garbage(fs: SimFs, path: str, where: range, rng: random.Random) -> None:
     """Bytes that mean nothing, over several frames or over the header."""
@@ -285,6 +322,8 @@ def forged(fs: SimFs, path: str, where: range, rng: random.Random) -> None:
 LOG_WAYS: Final[dict[str, Do]] = {"garbage": garbage, "forged": forged}
 """Ways to damage a file of the log."""
 
+ALL_WAYS: Final[dict[str, Do]] = WAYS | LOG_WAYS | CUTS | {"planted": planted}
+
 
 def rows(
     name: str,
@@ -298,8 +337,17 @@ def rows(
         found = files(fs)
         return [found] if isinstance(found, str) else found
 
-    ways = WAYS | LOG_WAYS
-    return [Harm(f"{name}-{way}", listed, ways[way], outcome, within) for way, outcome in outcomes.items()]
+    return [Harm(f"{name}-{way}", listed, ALL_WAYS[way], outcome, within) for way, outcome in outcomes.items()]
+
+
+def cuts(outcome: Outcome) -> dict[str, Outcome]:
+    """The same comes of everything that shortens a file."""
+    return dict.fromkeys(CUTS, outcome)
+
+
+def with_index(data: Callable[[SimFs], str]) -> Callable[[SimFs], list[str]]:
+    """A `.data` and its `.idx`, which are shortened together."""
+    return lambda fs: [data(fs), data(fs).replace(".data", ".idx")]
 
 
 def all_ways(outcome: Outcome, **others: Outcome) -> dict[str, Outcome]:
@@ -323,19 +371,26 @@ DAMAGES: Final[tuple[Harm, ...]] = (
     *rows("wal-end", the_last, {"bit": UNHARMED, "sector": UNHARMED, "truncated": REFUSED}, behind_all),
     *rows("wal-middle-header", in_the_middle, BEHEADED, in_the_header),
     *rows("wal-last-header", the_last, BEHEADED, in_the_header),
-    *rows("wal-middle-boundary", in_the_middle, dict.fromkeys(("bit", "sector", "truncated"), REFUSED), at_a_boundary),
-    *rows("wal-last-boundary", the_last, dict.fromkeys(("bit", "sector", "truncated"), REFUSED), at_a_boundary),
+    *rows("wal-middle-boundary", in_the_middle, dict.fromkeys(("bit", "sector", "truncated"), REFUSED), a_frame_start),
+    *rows("wal-last-boundary", the_last, dict.fromkeys(("bit", "sector", "truncated"), REFUSED), a_frame_start),
     *rows("snapshot-newest", the_newest_snapshot, all_ways(UNHARMED)),
     *rows("snapshot-both", snapshots, but_older(UNHARMED)),
     *rows("manifest", named(f"{VICTIM}/topic.cbor"), all_ways(UNHARMED)),
-    *rows("data-sealed", sealed(".data"), all_ways(HOLES, older=UNHARMED)),
-    *rows("data-active", active(".data"), all_ways(HOLES)),
-    *rows("data-cold", sealed(".data", COLD), all_ways(HOLES, missing=AWAY, older=UNHARMED)),
-    *rows("idx-sealed", sealed(".idx"), all_ways(UNHARMED, older=UNNOTICED)),
-    *rows("idx-active", active(".idx"), all_ways(UNHARMED)),
-    *rows("idx-cold", sealed(".idx", COLD), all_ways(UNHARMED)),
-    *rows("tags", sealed(".tags"), all_ways(UNHARMED)),
-    *rows("tags-cold", sealed(".tags", COLD), all_ways(UNHARMED)),
+    *rows("data-sealed", sealed(".data"), all_ways(HOLES, older=UNHARMED) | cuts(HOLES) | {"planted": HOLES}),
+    *rows("data-active", active(".data"), all_ways(HOLES) | cuts(HOLES) | {"planted": HOLES}),
+    *rows(
+        "data-cold",
+        sealed(".data", COLD),
+        all_ways(HOLES, missing=AWAY, older=UNHARMED) | cuts(HOLES) | {"planted": HOLES},
+    ),
+    *rows("data-and-idx", with_index(sealed(".data")), {"truncated": HOLES, "missing": HOLES, **cuts(HOLES)}),
+    *rows("data-and-idx-active", with_index(active(".data")), {"truncated": HOLES, **cuts(HOLES)}),
+    *rows("idx-sealed", sealed(".idx"), all_ways(UNHARMED, older=UNNOTICED) | cuts(UNHARMED)),
+    *rows("idx-active", active(".idx"), all_ways(UNHARMED) | cuts(UNHARMED)),
+    *rows("idx-cold", sealed(".idx", COLD), all_ways(UNHARMED) | cuts(UNHARMED)),
+    *rows("idx-cold-copy", sealed(".idx.cold"), all_ways(UNHARMED, older=UNHARMED) | cuts(UNHARMED)),
+    *rows("tags", sealed(".tags"), all_ways(UNHARMED) | {"emptied": UNHARMED}),
+    *rows("tags-cold", sealed(".tags", COLD), all_ways(UNHARMED) | {"emptied": UNHARMED}),
     *rows("format", named("FORMAT"), but_older(BEYOND), all_but_the_newline),
     *rows("witness", named("meta/witness"), all_ways(UNHARMED)),
     *rows("current", named("wal/CURRENT"), all_ways(UNHARMED)),

@@ -18,7 +18,7 @@ import msgspec
 import pytest
 
 from tests.crash import sweep
-from tests.crash.damages import DAMAGES, LOG_WAYS, WAYS
+from tests.crash.damages import ALL_WAYS, DAMAGES
 from tests.crash.operations import OPERATIONS
 from tests.crash.rows import AnySweep, lived
 from tests.crash.sweep import DAMAGE, NAMES, VARIANTS, Case, Figures, Task
@@ -219,8 +219,11 @@ def test_every_row_has_a_name_of_its_own_and_every_kind_of_file_is_damaged_in_mo
     for row in DAMAGES:
         name, _, way = row.name.rpartition("-")
         files.setdefault(name, set()).add(way)
-    assert len(files) == 21
-    assert all({"bit", "sector", "truncated"} <= ways <= set(WAYS | LOG_WAYS) for ways in files.values())
+    together = {"data-and-idx", "data-and-idx-active"}
+    assert together < files.keys()
+    assert len(files) == 24
+    assert all(ways <= set(ALL_WAYS) for ways in files.values())
+    assert all({"bit", "sector", "truncated"} <= ways for name, ways in files.items() if name not in together)
 
 
 # ----------------------------------------------------------------- it finds what it is there to find

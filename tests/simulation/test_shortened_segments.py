@@ -9,7 +9,7 @@ import trio
 
 from tests.simulation.disk import SimFs
 from tests.simulation.test_segment_damage import Written, check, copy_of, everything
-from tests.simulation.world import Life, World, settings
+from tests.simulation.world import End, Life, World, settings
 from tests.storage.data_file import rows_of
 from topics.log.match import Match
 from topics.model import AppendRequest, Performance, RecordIn, TopicConfigPatch
@@ -83,7 +83,7 @@ def lengths(content: bytes) -> dict[str, tuple[int, set[int]]]:
 )
 @pytest.mark.parametrize("first", [VICTIM, 21])
 def test_what_a_shortened_file_does_not_have_is_announced_at_the_start(
-    first: int, end: str, index: str, whole: tuple[World, Written]
+    first: int, end: End, index: str, whole: tuple[World, Written]
 ) -> None:
     original, topic = whole
     world = copy_of(original)
@@ -163,7 +163,7 @@ def test_what_the_start_leaves_is_looked_at_when_the_daemon_is_ready(
 @pytest.mark.parametrize("end", ["kill", "drop"])
 @pytest.mark.parametrize("found", ["by a read", "by a start"])
 def test_a_deletion_does_not_hide_what_was_found_to_be_damaged_before_it(
-    found: str, end: str, whole: tuple[World, Written]
+    found: str, end: End, whole: tuple[World, Written]
 ) -> None:
     original, _ = whole
     world = copy_of(original)
