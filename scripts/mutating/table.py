@@ -719,6 +719,50 @@ RECLAIMER: Final = (
     ),
 )
 
+SEGMENTS: Final = (
+    Mutation(
+        "segment-search-goes-back-in-seq",
+        "reading",
+        "topics/storage/segment_scan.py",
+        "if not fits or seq <= above or seq not in self._seqs or data_len < (21 if flags & HAS_ORIGIN else 4):",
+        "if not fits or seq not in self._seqs or data_len < (21 if flags & HAS_ORIGIN else 4):",
+        "8.2: bytes that a client chose are no record",
+        "unit",
+    ),
+    Mutation(
+        "segment-search-without-a-bound",
+        "reading",
+        "topics/storage/segment_scan.py",
+        "self._work -= size",
+        "self._work -= 0",
+        "8.10: a forged chain of lengths must not cost hours",
+        "unit",
+    ),
+    Mutation(
+        "short-file-reads-as-deletion",
+        "reading",
+        "topics/storage/segment_reader.py",
+        "return found if length is None else found._replace(damaged=_beyond(found.columns, first, length))",
+        "return found",
+        "8.4: no loss that nobody asked for without a tombstone",
+        "unit",
+    ),
+    Mutation(
+        "damage-not-noted",
+        "reading",
+        "topics/storage/span_loader.py",
+        """
+            topic.log.add_hole(first, last, "corrupt")
+            self._notes.note(topic, [(first, last)])
+        """,
+        """
+            topic.log.add_hole(first, last, "corrupt")
+        """,
+        "8.4: a deletion does not hide damage that was found before it",
+        "unit",
+    ),
+)
+
 RELOCATOR: Final = (
     Mutation(
         "flip-before-the-copy",
@@ -1443,6 +1487,7 @@ MUTATIONS: Final = (
     *CHECKPOINT,
     *RECOVERY,
     *RECLAIMER,
+    *SEGMENTS,
     *RELOCATOR,
     *ROUTERS,
     *QUEUES,

@@ -183,7 +183,7 @@ def truncated(fs: SimFs, path: str, where: range, rng: random.Random) -> None:
     handle.close()
 
 
-def at_a_boundary(fs: SimFs, path: str, where: range, rng: random.Random) -> None:
+def cut_at_a_boundary(fs: SimFs, path: str, where: range, rng: random.Random) -> None:
     """Cut behind a whole frame of `.data`, a whole entry of `.idx`: what is left verifies."""
     content = fs.tree()[path] or b""
     ends = rows_of(content).offset if path.endswith(".data") else range(0, len(content), INDEX_ENTRY_BYTES)
@@ -304,8 +304,10 @@ WAYS: Final[dict[str, Do]] = {
     "older": older,
 }
 
-CUTS: Final[dict[str, Do]] = {"boundary": at_a_boundary, "emptied": emptied}
+CUTS: Final[dict[str, Do]] = {"boundary": cut_at_a_boundary, "emptied": emptied}
 """Ways to shorten a segment's file that leave nothing in it that does not verify."""
+
+ALL_WAYS: Final[dict[str, Do]] = {**WAYS, **CUTS, "forged": forged}
 
 
 def garbage(fs: SimFs, path: str, where: range, rng: random.Random) -> None:

@@ -460,3 +460,18 @@ def test_spark_reads_files_and_pushes_filters(spark: SparkSession, tmp_path: Pat
         if 60 <= row["seq"] <= 130 and row["tag"] == "t:2"
     ]
     assert len(rows) == 24
+
+
+def test_what_a_shortened_file_does_not_have_is_loss(left: Path) -> None:
+    before = of_files(left, topics="quick")
+    segment = segment_of(left, "quick", 1)
+    assert segment.path is not None
+    content = Path(segment.path).read_bytes()
+    rows = rows_of(content)
+    Path(segment.path).write_bytes(content[: rows.offset[-3]])
+    first, last = rows.seq[-3], segment.last
+    with pytest.raises(DataLoss, match=f"records {first} to {last} .*corrupt"):
+        joined_of({"path": str(left), "topic": "quick"})
+    shown = of_files(left, topics="quick")
+    assert gaps_of(shown) == [(first, last, "corrupt")]
+    assert [row for row in shown if row["seq"]] == [row for row in before if not first <= (row["seq"] or 0) <= last]

@@ -171,3 +171,20 @@ def test_nothing_is_written(stopped: SimFs) -> None:
     facts(stopped)
     frames(stopped)
     assert (stopped.mutations, stopped.tree(), stopped.open_files) == (mutations, tree, 0)
+
+
+def test_what_a_shortened_file_does_not_have_is_said_to_be_missing_and_bad_bytes_end_nothing(stopped: SimFs) -> None:
+    before = frames(stopped, "tagged")
+    records = [frame for frame in before if frame.type == "Record"]
+    path = records[0].path
+    mine = [frame for frame in records if frame.path == path]
+    cut = mine[-2].offset
+    length = len(stopped.tree()[path] or b"")
+    stopped.flip_bit(path, 8 + mine[1].offset + 31, 0)
+    handle = stopped.open(path)
+    handle.truncate(cut)
+    handle.close()
+    found = [frame for frame in frames(stopped, "tagged") if frame.path == path]
+    kinds = [(frame.type, frame.offset, frame.bytes) for frame in found if frame.type != "Record"]
+    assert kinds == [("BadBytes", mine[1].offset, mine[1].bytes), ("MissingBytes", cut, length - cut)]
+    assert [frame.seq for frame in found if frame.type == "Record"] == [frame.seq for frame in [mine[0], *mine[2:-2]]]

@@ -28,6 +28,7 @@ from tests.everything import EVERYTHING
 from tests.simulation.disk import SimFs
 from tests.simulation.wal_content import scan_of, sealed_for
 from tests.simulation.world import World, quiet, wrecks_of
+from tests.storage.data_file import rows_of
 from tests.storage.made import COLD, CONFIG, ROOT, Maker, made
 from topics.log.topic_log import Summary
 from topics.storage.datadir import DataDir
@@ -551,3 +552,30 @@ def looked_at_while(make: Make, every: int) -> None:
 def test_a_working_daemon_is_no_damage(every: int) -> None:
     """Looked at between its writes, not only while it rests."""
     looked_at_while(made, every)
+
+
+@pytest.mark.parametrize("ends", ["frame", "nothing"])
+def test_a_shortened_file_of_a_segment_is_damage_in_whatever_tier_even_if_the_log_has_more_of_its_topic(
+    ends: str, fs: SimFs
+) -> None:
+    sealed = {path.rpartition(".")[0] for path in files(fs, ".tags") if not path.endswith(".cold")}
+    victims = [path for path in files(fs, ".data") if path.rpartition(".")[0] in sealed]
+    assert {path.startswith(COLD) for path in victims} == {True, False}
+    for path in victims:
+        whole = fs.tree()[path]
+        assert whole is not None
+        length = rows_of(whole).offset[-1] if ends == "frame" else 0
+        put(fs, path, whole[:length])
+        problems = [finding for finding in damage(fs) if finding.path == path]
+        assert any(found.offset == length and "bytes were on disk" in found.problem for found in problems), path
+        put(fs, path, whole)
+    assert damage(fs) == []
+
+
+def test_a_damaged_header_of_a_segment_is_damage_and_hides_no_other(stopped: SimFs) -> None:
+    path = segment_of(stopped, ".data")
+    overwrite(stopped, path, 3, bytes(12))
+    assert [(found.path, found.offset) for found in damage(stopped)] == [(path, 0)]
+    at = rows_of(files(_made("stop"))[path]).offset[1]
+    overwrite(stopped, path, at + 35, b"\xff\xfe")
+    assert (path, at) in [(found.path, found.offset) for found in damage(stopped)]

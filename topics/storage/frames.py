@@ -163,7 +163,8 @@ class Seeds(NamedTuple):
         """The seeds of the frames that begin at these indices."""
         if self.salt is None:
             return repeat(0)
-        return map(self.salt.__xor__, map(self.base.__add__, starts))
+        salt, base = self
+        return [salt ^ (base + at) for at in starts]  # half of what it costs with `map` and bound methods
 
 
 UNSEEDED: Final = Seeds(None, 0)

@@ -186,7 +186,8 @@ class DirectoryFacts:
 class FrameFacts:
     """One frame, of the WAL or of a segment. `number` is its ordinal in its shard, None where that cannot be told.
 
-    `type` is "Record" in a segment, and "BadBytes" for bytes that are no frame: `bytes` says how many.
+    `type` is "Record" in a segment, "BadBytes" for bytes that are no frame, and "MissingBytes" for those that a `.data`
+    does not have any more: `bytes` says how many.
     """
 
     path: str
