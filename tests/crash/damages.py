@@ -307,8 +307,6 @@ WAYS: Final[dict[str, Do]] = {
 CUTS: Final[dict[str, Do]] = {"boundary": cut_at_a_boundary, "emptied": emptied}
 """Ways to shorten a segment's file that leave nothing in it that does not verify."""
 
-ALL_WAYS: Final[dict[str, Do]] = {**WAYS, **CUTS, "forged": forged}
-
 
 def garbage(fs: SimFs, path: str, where: range, rng: random.Random) -> None:
     """Bytes that mean nothing, over several frames or over the header."""

@@ -73,14 +73,17 @@ class Hang(msgspec.Struct, frozen=True):
 
 
 class Rot(msgspec.Struct, frozen=True):
-    """A bit that changes while the daemon is down, in a file of some kind: which one and where are shares of what there
-    is. With `cuts` the file ends there from then on."""
+    """What happens to a file of some kind while the daemon is down: which one and where are shares of what there is.
+
+    `way` is "bit" (one changes), "cut" (the file ends there), "boundary" (it ends at a frame or entry near there),
+    "emptied", or "forged" (frames that a client could have made stand there).
+    """
 
     kind: str
     file: float
     place: float
     bit: int
-    cuts: bool = False
+    way: str = "bit"
 
 
 class LifePlan(msgspec.Struct, frozen=True):
@@ -259,8 +262,13 @@ class _Maker:
         rng = self.random
         kind = rng.choice((".data", ".data", ".idx", ".tags", "topic.cbor", "snapshot", ".log"))
         for _ in range(1 if kind in (".log", "snapshot") else rng.choice((1, 1, 3))):
-            cuts = kind == ".log" and self.adversary.random() < 0.5
-            yield Rot(kind, rng.random(), rng.random(), rng.randrange(8), cuts)
+            way = "bit"
+            if kind == ".log" and self.adversary.random() < 0.5:
+                way = "cut"
+            elif kind in (".data", ".idx", ".tags") and self.adversary.random() < 0.4:
+                ways = ("cut", "boundary", "emptied", "forged") if kind == ".data" else ("cut", "emptied")
+                way = self.adversary.choice(ways)
+            yield Rot(kind, rng.random(), rng.random(), rng.randrange(8), way)
 
     # -- actors ------------------------------------------------------------------------------------------------------
 

@@ -25,19 +25,24 @@ from tests.simulation.model import View, view_of
 from tests.simulation.queue_lives import nobody_buries, nobody_moves
 from tests.simulation.router_lives import until_idle
 from tests.simulation.segment_lives import check_logs
+from tests.simulation.test_damage import overwrite
 from tests.simulation.world import COLD, ROOT, End, Life, World, settings
 from tests.simulator.clients import Clients, Memory, exported
 from tests.simulator.judging import judge_arrivals, judge_salvaged
 from tests.simulator.known import Broken, Fate, broken
 from tests.simulator.plan import TOLD, Hang, LifePlan, Plan, Rot, Trouble
 from tests.simulator.truth import Truth
+from tests.storage.data_file import rows_of
 from topics.config import Settings
 from topics.engine import Engine
 from topics.errors import ApiError
 from topics.model import ClaimRequest, HeldRequest, Performance, QueueState, RouterState, TopicConfigPatch
 from topics.offload import Kind
 from topics.storage.datadir import DataDir, DataDirError, lock_data_dir
+from topics.storage.file_header import BadFileHeader
+from topics.storage.frames import StoredRecord
 from topics.storage.recovered import Damage
+from topics.storage.segments import encode_copies
 
 DAMAGES_RECORDS: Final = ".data"
 """The kind of file in which a bit that changes costs a record; of all others there is a second witness."""
@@ -287,7 +292,7 @@ class _Run:
     # -- damage ------------------------------------------------------------------------------------------------------
 
     def _decay(self, rot: Rot) -> None:
-        """Change a bit of a file of this kind, or cut it short. Of one snapshot only, as there are two."""
+        """Damage a file of this kind, if there is one; of one snapshot only, there are two."""
         fs = self.world.fs
         if rot.kind == SNAPSHOT and self.decayed[SNAPSHOT]:
             return
@@ -302,15 +307,8 @@ class _Run:
         content = fs.tree()[path]
         assert content
         length = len(content.rstrip(b"\0")) if rot.kind == LOG else len(content)
-        if length and rot.cuts:
-            handle = fs.open(path)
-            handle.truncate(int(rot.place * length))
-            handle.fdatasync()
-            handle.close()
-            self.figures.rot += 1
-            self.decayed[rot.kind] += 1
-        elif length:
-            fs.flip_bit(path, min(int(rot.place * length), length - 1), rot.bit)
+        if length:
+            _damage(fs, path, content, min(int(rot.place * length), length - 1), rot)
             self.figures.rot += 1
             self.decayed[rot.kind] += 1
             self.truth.rot += rot.kind == DAMAGES_RECORDS
@@ -501,3 +499,27 @@ def _fault(trouble: Trouble, world: World) -> Fault:
 
 
 __all__ = ["Broken", "Figures", "run"]
+
+
+def _damage(fs: SimFs, path: str, content: bytes, at: int, rot: Rot) -> None:
+    """Do what `rot` says to a file, at or near this offset."""
+    if rot.way == "bit":
+        fs.flip_bit(path, at, rot.bit)
+        return
+    try:
+        rows = rows_of(content) if rot.way in ("forged", "boundary") else None
+    except BadFileHeader:  # damaged before
+        rows = None
+    if rot.way == "forged":
+        seqs = [seq + rot.bit for seq in rows.seq] if rows is not None and rows.seq else [1]
+        records = [StoredRecord(seqs[at % len(seqs)], 1, b"", b"", b"", b'"forged"')]
+        for salt in (None, 0):
+            frame = encode_copies(records, [None], salt=salt, offset=at).data
+            overwrite(fs, path, at, frame[: len(content) - at])
+            at = min(at + len(frame), len(content))
+        return
+    starts = [offset for offset in rows.offset if offset <= at] if rows is not None else []
+    handle = fs.open(path)
+    handle.truncate({"cut": at, "boundary": max(starts, default=at), "emptied": 0}[rot.way])
+    handle.fdatasync()
+    handle.close()

@@ -161,9 +161,9 @@ class Seeds(NamedTuple):
 
     def each(self, starts: Iterable[int]) -> Iterable[int]:
         """The seeds of the frames that begin at these indices."""
-        if self.salt is None:
+        salt, base = self.salt, self.base
+        if salt is None:
             return repeat(0)
-        salt, base = self
         return [salt ^ (base + at) for at in starts]  # half of what it costs with `map` and bound methods
 
 
