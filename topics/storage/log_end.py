@@ -12,6 +12,7 @@ from typing import Final, NamedTuple
 
 from topics.logs import get_logger
 from topics.storage.frame_search import (
+    MOST_RESERVED,
     LogFile,
     SeqBehind,
     TopicReplayed,
@@ -178,7 +179,10 @@ class LogEnds:
             head = topic.log.head_seq if topic is not None else 0
             if topic is not None and topic_id not in known:
                 ours = self._shard_of(topic.id) == shard.shard
-                if not told and ours and topic.config.durability != "ephemeral":
+                if ours and topic.config.durability == "ephemeral":
+                    # Its seqs are no frames; what the range may have held is the reserve that they were taken from.
+                    losses[topic_id] = (head + 1, max(head, topic.ceiling) + MOST_RESERVED)
+                elif not told and ours:
                     losses[topic_id] = (head + 1, None)
                 continue
             seq, exact = known[topic_id]
