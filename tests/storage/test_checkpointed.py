@@ -150,6 +150,9 @@ def test_an_older_snapshot_will_do_and_none_that_verifies_will_not(fs: SimFs) ->
     fs.flip_bit(max(paths), 100, 1)
     assert topics_of(fs).keys() == NAMES
     fs.flip_bit(min(paths), 100, 1)
+    if fs.exists(DIRS.reserve_path):
+        assert topics_of(fs).keys() == NAMES
+        fs.flip_bit(DIRS.reserve_path, 100, 1)
     with pytest.raises(SnapshotDamaged, match="snapshot"):
         topics_of(fs)
 

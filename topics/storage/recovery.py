@@ -418,7 +418,8 @@ class _Replay:
         begin = self.positions.setdefault(found.shard, ShardPosition(0, 0, 0))
         shard.vouched = Position(begin.ordinal, begin.offset)
         if self._snapshot is not None and found.shard in self._snapshot.positions:
-            shard.boot_id, shard.identity = self._snapshot.boot_id, self._snapshot.identity
+            # One that the manifests stand in for knows neither; the frames may.
+            shard.boot_id, shard.identity = self._snapshot.boot_id or None, self._snapshot.identity or None
             shard.shards = self._snapshot.shards
         if self.first_ordinal and not ordinals:
             shard.frame_count = begin.frames
