@@ -39,7 +39,7 @@ def old_daemon() -> Iterator[None]:
         patch.setattr(datadir, "FORMAT", OLD)
         patch.setattr(store, "raise_format", lambda fs, layout: None)
         patch.setattr(wal, "new_head", enter)
-        patch.setattr(wal.ShardWriter, "_write_header", lambda self, ordinal: 0)
+        patch.setattr(wal.ShardWriter, "_write_header", lambda self, handle, ordinal: None)
         patch.setattr(wal.ShardWriter, "_is_full_for", is_full)
         yield
 
