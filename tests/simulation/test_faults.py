@@ -23,6 +23,7 @@ from tests.simulation.world import Life, World, settings
 from topics.errors import ApiError
 from topics.model import AppendRequest, Performance, TopicConfigPatch
 from topics.storage.datadir import DataDirError
+from topics.storage.frames import FrameType
 from topics.storage.wal_head import WalHead
 from topics.topic import Commit, Gate
 
@@ -256,8 +257,11 @@ def test_a_rotation_that_fails_at_its_sync_leaves_a_log_that_can_be_read_after_t
     world = World(config=settings())
 
     def is_rotation(op: Op) -> bool:
-        earlier = [done.name for done in world.fs.ops[-3:] if done.path == op.path]
-        return op.name == "fdatasync" and op.path.endswith("wal-00000000000000000000.log") and "truncate" in earlier
+        if op.name != "fdatasync" or not op.path.endswith("wal-00000000000000000000.log"):
+            return False
+        writes = [done for done in world.fs.ops if done.name == "pwrite" and done.path == op.path]
+        content = world.fs.tree()[op.path] or b""
+        return bool(writes) and content[int(writes[-1].detail.partition("+")[0]) + 4] == FrameType.FILE_END
 
     world.fs.inject(Fault(error=errno.EIO, when=is_rotation))
 
