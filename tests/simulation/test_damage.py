@@ -7,6 +7,8 @@ readers, and leaves a directory on which the next strict start finds nothing wro
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import trio
 
@@ -543,3 +545,18 @@ def test_a_crash_anywhere_in_a_salvage_changes_nothing_about_its_outcome() -> No
             assert seen["orders"] == views["orders"], f"{wreck} {end}/{seed}"
             assert seen["events"].records == views["events"].records, f"{wreck} {end}/{seed}"
             assert see(again.after("drop")) == seen
+
+
+def test_salvage_of_a_file_that_ends_before_replay_begins_comes_to_an_end() -> None:
+    """Found by the simulator: it copied what was in front of the range from behind the file's end, for ever."""
+    world = written(History(), appends=40, checkpoint=True)
+    whole = see(world.after("kill"))
+    handle = world.fs.open(wal_files(world.fs)[-1])
+    handle.truncate(100)
+    handle.fdatasync()
+    handle.close()
+    world.settings = replace(world.settings, recovery="salvage")
+    views = see(world)
+    assert views.keys() == whole.keys()
+    world.settings = replace(world.settings, recovery="strict")
+    assert see(world) == views

@@ -111,6 +111,8 @@ def _swap(fs: Fs, path: str) -> None:
 def _copy(source: File, target: File, start: int, end: int) -> None:
     while start < end:
         window = source.pread(min(COPY_BYTES, end - start), start)
+        if not window:
+            return  # the file ends before the range does: what was there reads as zeros
         write_all(target, window, start)
         start += len(window)
 
