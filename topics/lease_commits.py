@@ -105,7 +105,9 @@ class LeaseCommits:
         assert topic.queue is not None
         data = NOTHING
         if not topic.ephemeral:
-            data = encode_control(FrameType.LEASE, event.to_wire(), topic_id=topic.id, ts=self._registry.now_ms())
+            # `at` tells a later start that the clock of windows has come so far.
+            payload = {**event.to_wire(), "at": self._registry.windows.now_ms()}
+            data = encode_control(FrameType.LEASE, payload, topic_id=topic.id, ts=self._registry.now_ms())
         gate = Gate.SYNCED if topic.config.leases_durable and data else Gate.HANDED
         commit = Commit(topic, data, 1 if data else 0, gate, publish, self._clock.perf_ns)
         commit.on_fail = partial(topic.queue.abort, event.seqs)

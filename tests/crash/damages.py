@@ -277,9 +277,10 @@ def in_the_header(fs: SimFs, path: str) -> range:
 
 
 def a_frame_start(fs: SimFs, path: str) -> range:
-    """Where some frame begins; the file is cut there, or within the frame."""
+    """Where some frame begins; the file is cut there, or within the frame. It is a long one: damage that is shorter
+    than the verdict about it is refused by salvage too."""
     found = frames_of(fs, path)
-    frame = found[len(found) * 2 // 3]
+    frame = max(found[len(found) // 3 : len(found) * 5 // 6], key=lambda frame: frame.frame_len)
     return range(frame.offset, frame.offset + 1)
 
 

@@ -79,6 +79,9 @@ async def nacking(life: Life, client: Client) -> None:
         await client.nack(name, told[:2])
         await client.nack(name, told[2:3], delay_ms=300)
         await client.claim(name, "bob", 1)
+        unheard = await client.claim(name, "dot", 1)
+        if unheard:
+            client.hang_up(name, unheard)
     await trio.sleep(0.4)
     for name in QUEUES:
         await client.claim(name, "cid", 9)

@@ -75,6 +75,7 @@ WRITES: Final[dict[type, tuple[str, ...]]] = {
         "delete_topic",
         "expire_stages",
         "extend",
+        "give_back",
         "lower_all_ceilings",
         "lower_idle_ceilings",
         "nack",
@@ -86,7 +87,7 @@ WRITES: Final[dict[type, tuple[str, ...]]] = {
         "stage",
     ),
     Compactor: ("announce", "change_layout", "checkpoint", "files", "try_checkpoint"),
-    Reclaimer: ("pass_over", "remove_topic"),
+    Reclaimer: ("cold_pass", "hot_pass", "pass_over", "remove_topic"),
     Relocator: ("pass_over",),
 }
 """What has an effect on the disk, or may have."""
@@ -103,6 +104,7 @@ READS: Final[dict[type, tuple[str, ...]]] = {
         "open_for_business",
         "quiesce",
         "read",
+        "ready_jobs",
         "router_ends",
         "router_state",
         "run",
@@ -282,7 +284,7 @@ def test_the_command_prints_a_table_and_writes_its_figures(tmp_path: Path, capsy
     assert "create-topic" in shown
     assert "1 rows" in shown
     figures = msgspec.json.decode(out.read_bytes())
-    assert figures["totals"]["crashes"] == figures["rows"][0]["crashes"] == 6
+    assert figures["totals"]["crashes"] == figures["rows"][0]["crashes"] == 7
     assert figures["totals"]["failed"] == 0
 
 

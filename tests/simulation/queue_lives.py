@@ -322,14 +322,24 @@ class Client:
         try:
             yield following
         finally:
-            asked = self._ask("release", name, node=node, leases=tuple(held))
-            topic = self.engine.topics.get(name)
-            for told in held:
-                if topic is not None and self._holds(name, told):
-                    self.history.book[topic.id, told.seq].ended = True
+            asked = self._let_go(name, node, held)
             if work is not None:
                 self.engine.close_work(work)
             asked.answered = self.history.tick()
+
+    def hang_up(self, name: str, told: Sequence[Told]) -> None:
+        """The client of a claim has gone before it had its answer: the daemon gives the jobs to others."""
+        asked = self._let_go(name, told[0].node, told)
+        self.engine.give_back(name, [Job(one.seq, one.lease_id, one.deadline, one.deliveries, b"") for one in told])
+        asked.answered = self.history.tick()
+
+    def _let_go(self, name: str, node: str, held: Sequence[Told]) -> Asked:
+        asked = self._ask("release", name, node=node, leases=tuple(held))
+        topic = self.engine.topics.get(name)
+        for told in held:
+            if topic is not None and self._holds(name, told):
+                self.history.book[topic.id, told.seq].ended = True
+        return asked
 
 
 Script = Callable[[Life, Client], Awaitable[None]]

@@ -922,6 +922,7 @@ class _Replay:
         elif kind == FrameType.DELETE:
             self._delete(topic, payload)
         elif kind == FrameType.LEASE:
+            self._seen = max(self._seen, whole(payload.get("at", 0)))
             if topic.queue is not None:
                 topic.queue.apply(event_from_wire(payload, self.now))
         elif kind == FrameType.CONFIG_UPDATE:
