@@ -86,7 +86,7 @@ def test_damage_is_named_with_file_and_segment(copy: Path, capsys: pytest.Captur
     assert audit(copy, "--report", report) == 1
     rows: list[dict[str, Any]] = [json.loads(line) for line in report.read_text().splitlines()]
     bad = {row["file"]: "\n".join(row["problems"]) for row in rows if row["status"] == "damage"}
-    assert f"{data[0]} at 0: " in bad[str(data[0])]
+    assert f"{data[0]} at 32: " in bad[str(data[0])]
     assert f"{index} at 20: " in bad[str(index.with_suffix(".data"))]
     assert f"{tags}: the checksum" in bad[str(tags.with_suffix(".data"))]
     assert f"{gone}: is missing" in bad[str(gone)]
