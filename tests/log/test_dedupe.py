@@ -124,12 +124,16 @@ def test_the_form_of_version_1_is_read() -> None:
 PAGE = window(("k", 1, 1, 5), ("l", 2, 1, 6)).dump()[0]
 
 
-@pytest.mark.parametrize("column", range(5))
-@pytest.mark.parametrize("value", [None, 1, b"", b"\xff", b"\xff\xff\xff\xff" * 4])
-def test_a_page_whose_columns_do_not_fit_does_not_load(column: int, value: object) -> None:
-    page = list(PAGE)
-    page[column] = value
+@pytest.mark.parametrize("at", range(0, len(PAGE), 4))
+def test_a_page_with_values_that_cannot_be_does_not_load(at: int) -> None:
+    page = PAGE[:at] + b"\xff" * 12 + PAGE[at + 12 :]
     with pytest.raises(ValueError):  # noqa: PT011
+        DedupeWindow.load([page])
+
+
+@pytest.mark.parametrize("page", [None, 1, "page", *(PAGE[:length] for length in range(len(PAGE))), PAGE + b"x"])
+def test_what_is_no_page_does_not_load(page: object) -> None:
+    with pytest.raises(ValueError, match="dedupe"):
         DedupeWindow.load([page])
 
 

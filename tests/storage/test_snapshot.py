@@ -30,8 +30,10 @@ from topics.storage.snapshot import (
     encode_manifest,
     encode_part,
     encode_snapshot,
+    is_large,
     load_newest,
     snapshot_numbers,
+    with_large_field,
     write_snapshot,
 )
 
@@ -206,3 +208,20 @@ def test_the_usual_of_a_part_is_that_of_a_new_topic() -> None:
     """A part with other defaults than these would be larger, not wrong."""
     assert config_to_wire(TopicConfig()) == USUAL_CONFIG
     assert TopicLog().dump(raw=False) == USUAL_LOG
+
+
+def test_large_parts_and_snapshots_are_read_as_small_ones_are() -> None:
+    pages = [bytes([n]) * (1 << 20) for n in range(5)]
+    part = TopicPart(id=7, name="t", config=dict(USUAL_CONFIG), end=[1, 2], log=dict(USUAL_LOG), keys=pages)
+    blob = encode_part(part)
+    assert is_large(part)
+    assert decode_part(blob).keys == pages
+    assert decode_manifest(encode_manifest(blob)).keys == pages
+    snapshot = Snapshot(number=3, shards=1, next_topic_id=8, clock=9, positions={0: [1, 2, 3]}, topics=[blob, b"small"])
+    assert decode_snapshot(encode_snapshot(snapshot)) == snapshot
+
+
+@pytest.mark.parametrize("size", [0, 1, 23, 24, 255, 256, 65_535, 65_536])
+def test_a_large_field_is_what_the_cbor_library_reads(size: int) -> None:
+    assert cbor2.loads(with_large_field({"a": [1]}, "large", bytes(size))) == {"a": [1], "large": bytes(size)}
+    assert cbor2.loads(with_large_field({}, "large", [b"x"] * size)) == {"large": [b"x"] * size}

@@ -28,8 +28,6 @@ FORGOTTEN_AT_ONCE: Final = 2048
 """Most keys that one call of `expire` forgets: less than a millisecond."""
 
 _NO_VALUE: Final = 1 << 63
-_COLUMNS: Final = "QQQ"
-"""First seqs, counts, times."""
 
 
 class _Page:
@@ -42,7 +40,7 @@ class _Page:
         self.firsts = array("Q")
         self.counts = array("Q")
         self.ats = array("Q")
-        self.encoded: list[Any] | None = None
+        self.encoded = b""
         """What `dump` has of a full page."""
 
     def add(self, key: str, first_seq: int, count: int, at: int) -> None:
@@ -51,30 +49,30 @@ class _Page:
         self.counts.append(count)
         self.ats.append(at)
 
-    def encode(self, start: int = 0) -> list[Any]:
-        """`[keys, their lengths, first seqs, counts, times]` from slot `start` on, as bytes."""
+    def encode(self, start: int = 0) -> bytes:
+        """The entries from slot `start` on: their number (u32), the length of each key (u32), first seqs, counts and
+        times (u64), the keys."""
         keys = [key.encode() for key in self.keys[start:]]
-        lengths = array("I", map(len, keys))
-        columns = (column[start:] for column in (self.firsts, self.counts, self.ats))
-        return [b"".join(keys), little_endian(lengths), *map(little_endian, columns)]
+        columns = [array("I", [len(keys), *map(len, keys)])]
+        columns += (column[start:] for column in (self.firsts, self.counts, self.ats))
+        return b"".join([*map(little_endian, columns), *keys])
 
     @classmethod
-    def decode(cls, value: object) -> _Page:
+    def decode(cls, value: bytes) -> _Page:
         """The inverse. Raises ValueError."""
-        match value:
-            case [bytes(joined), lengths, firsts, counts, ats]:
-                page = cls()
-                ends = list(accumulate(from_little_endian("I", lengths), initial=0))
-                page.firsts, page.counts, page.ats = (
-                    from_little_endian(code, column)
-                    for code, column in zip(_COLUMNS, (firsts, counts, ats), strict=True)
-                )
-                page.keys = [joined[a:b].decode() for a, b in pairwise(ends)]
-            case _:
-                raise ValueError("dedupe window: not a page")
-        sizes = {len(page.keys), len(page.firsts), len(page.counts), len(page.ats)}
-        if ends[-1] != len(joined) or len(sizes) != 1 or not 0 < len(page.keys) <= PAGE_KEYS:
-            raise ValueError("dedupe window: a page whose columns do not fit together")
+        count = int.from_bytes(value[:4], "little")
+        first = 4 + 4 * count
+        begin = first + 3 * 8 * count
+        if not 0 < count <= PAGE_KEYS or len(value) < begin:
+            raise ValueError("dedupe window: not a page")
+        page = cls()
+        page.firsts, page.counts, page.ats = (
+            from_little_endian("Q", value[at : at + 8 * count]) for at in range(first, begin, 8 * count)
+        )
+        ends = list(accumulate(from_little_endian("I", value[4:first]), initial=begin))
+        if ends[-1] != len(value):
+            raise ValueError("dedupe window: a page whose keys do not fit")
+        page.keys = [value[a:b].decode() for a, b in pairwise(ends)]
         if max(*page.firsts, *page.counts, *page.ats) >= _NO_VALUE:
             raise ValueError("dedupe window: a page with values out of range")
         if not all(page.firsts) or not all(page.counts) or any(a > b for a, b in pairwise(page.ats)):
@@ -160,15 +158,15 @@ class DedupeWindow:
             self._forgotten = 0
         return before - len(self._places)
 
-    def dump(self) -> list[Any]:
-        """A list of pages, oldest first, for `load`. Costs a reference for each full page, and an encoding of the first
+    def dump(self) -> list[bytes]:
+        """Pages, oldest first, for `load`. Costs a reference for each full page, and an encoding of the first
         and of the last one."""
         return list(self._encoded())
 
-    def _encoded(self) -> Iterator[list[Any]]:
+    def _encoded(self) -> Iterator[bytes]:
         forgotten = self._forgotten
         for page in self._pages.values():
-            yield page.encode(forgotten) if page.encoded is None or forgotten else page.encoded
+            yield page.encode(forgotten) if forgotten or not page.encoded else page.encoded
             forgotten = 0
 
     @classmethod
@@ -178,14 +176,16 @@ class DedupeWindow:
         if not isinstance(value, list):
             raise ValueError("dedupe window: not a list")
         window = cls()
-        if value and isinstance(value[0], list) and value[0] and isinstance(value[0][0], str):
+        if value and isinstance(value[0], list):
             window._load_entries(value)
-        else:
-            for page in value:
-                window._adopt(_Page.decode(page), page)
+            return window
+        for page in value:
+            if not isinstance(page, bytes):
+                raise ValueError("dedupe window: not a page")
+            window._adopt(_Page.decode(page), page)
         return window
 
-    def _adopt(self, page: _Page, encoded: list[Any]) -> None:
+    def _adopt(self, page: _Page, encoded: bytes) -> None:
         if page.ats[0] < self.last_at:
             raise ValueError("dedupe window: pages out of order")
         if len(page.keys) == PAGE_KEYS:

@@ -25,6 +25,12 @@ from topics.storage.fs import Fs, write_atomic
 KEPT: Final = 2
 """Snapshots kept: the newest may turn out to be damaged."""
 
+LARGE_BYTES: Final = 4 << 20
+"""From so many bytes on no call of the CBOR library is made for all of them: it would hold the interpreter."""
+
+_BYTES: Final = 0x40
+_ARRAY: Final = 0x80
+
 
 class ShardPosition(NamedTuple):
     """Where the replay of a shard begins: file ordinal, offset in it, and the ordinal of the first frame there."""
@@ -73,7 +79,7 @@ class TopicPart(msgspec.Struct, kw_only=True):
     """Head, floors, holes, and a summary per segment (`TopicLog.dump`)."""
     segments: list[list[Any]] = []
     """Its segments (`Segment.to_wire`); one that no summary is about has yet to be removed."""
-    keys: list[list[Any]] = []
+    keys: list[Any] = []
     """Idempotency keys."""
     routers: list[list[Any]] = []
     """The routers that feed it: name, source id, cursor, copies made, config."""
@@ -151,7 +157,38 @@ def encode_part(part: TopicPart) -> bytes:
         fields["config"] = _unusual(part.config, USUAL_CONFIG)
     if part.log != USUAL_LOG:
         fields["log"] = _unusual(part.log, USUAL_LOG)
+    if is_large(part):
+        return with_large_field(fields, "keys", fields.pop("keys"))
     return cbor2.dumps(fields, canonical=True)
+
+
+def is_large(part: TopicPart) -> bool:
+    """Return True if encoding a part takes longer than a step of the loop may: it has many pages of keys."""
+    return sum(len(page) for page in part.keys if isinstance(page, bytes)) >= LARGE_BYTES
+
+
+def with_large_field(fields: Mapping[str, Any], name: str, value: bytes | Sequence[bytes]) -> bytes:
+    """Return a CBOR map of these fields (at most 22) and of one more, a byte string or an array of such, which comes
+    last. Its bytes are copied by a join, which lets other threads run meanwhile; cbor2 does not."""
+    head = bytearray(cbor2.dumps(fields, canonical=True))
+    assert len(fields) < 23, "the first byte of a small map is 0xa0 and the number of its fields"
+    head[0] += 1
+    pieces = [bytes(head), cbor2.dumps(name)]
+    if isinstance(value, bytes):
+        pieces += [_head(_BYTES, len(value)), value]
+    else:
+        pieces.append(_head(_ARRAY, len(value)))
+        for one in value:
+            pieces += [_head(_BYTES, len(one)), one]
+    return b"".join(pieces)
+
+
+def _head(kind: int, length: int) -> bytes:
+    """What stands in front of a byte string or an array (RFC 8949, section 3)."""
+    if length < 24:
+        return bytes((kind | length,))
+    size = 1 if length < 1 << 8 else 2 if length < 1 << 16 else 4 if length < 1 << 32 else 8
+    return bytes((kind | 23 + size.bit_length(),)) + length.to_bytes(size, "big")
 
 
 def _unusual(fields: Mapping[str, Any], usual: Mapping[str, Any]) -> dict[str, Any]:
@@ -173,13 +210,17 @@ def decode_part(blob: bytes) -> TopicPart:
 
 def encode_snapshot(snapshot: Snapshot) -> bytes:
     """The bytes of a snapshot file."""
-    body = cbor2.dumps(msgspec.structs.asdict(snapshot), canonical=True)
-    return cbor2.dumps({"snapshot": body, "xxh3": xxhash.xxh3_64_intdigest(body)}, canonical=True)
+    fields = msgspec.structs.asdict(snapshot)
+    if sum(map(len, snapshot.topics)) < LARGE_BYTES:
+        body = cbor2.dumps(fields, canonical=True)
+    else:
+        body = with_large_field(fields, "topics", fields.pop("topics"))
+    return with_large_field({"xxh3": xxhash.xxh3_64_intdigest(body)}, "snapshot", body)
 
 
 def encode_manifest(part: bytes) -> bytes:
     """The bytes of a `topic.cbor`."""
-    return cbor2.dumps({"manifest": part, "xxh3": xxhash.xxh3_64_intdigest(part)}, canonical=True)
+    return with_large_field({"xxh3": xxhash.xxh3_64_intdigest(part)}, "manifest", part)
 
 
 def decode_manifest(blob: bytes) -> TopicPart:
@@ -247,7 +288,7 @@ def write_reserve(fs: Fs, datadir: DataDir, number: int) -> None:
     path = datadir.snapshot_path(number)
     blob = fs.read(path)
     try:
-        decode_snapshot(blob)
+        _checked(blob, "snapshot")
     except SnapshotDamaged as error:
         raise OSError(errno.EIO, f"it cannot be kept in reserve: {error}", path) from error
     write_atomic(fs, datadir.reserve_path, blob)

@@ -61,7 +61,7 @@ from topics.storage.segments import (
     tags_of_data,
 )
 from topics.storage.shelf import Limits, Piece, Segment, Shelf, Tier, divide
-from topics.storage.snapshot import TopicPart, encode_part
+from topics.storage.snapshot import TopicPart, encode_part, is_large
 from topics.storage.store import Store
 from topics.storage.tidy import tidy_topic
 from topics.storage.unsynced_files import UnsyncedFiles
@@ -405,6 +405,7 @@ class Storing:
             for one in captured:
                 await self._dump_queue(one)
                 self._finish_part(one, moved, tier)
+                one.encoded = await self._encoded(one.part)
                 await self._breathe()
             # Between a manifest that may be on disk and the memory that knows of it nobody may be cancelled.
             with trio.CancelScope(shield=True):
@@ -882,7 +883,6 @@ class Storing:
         part, shelf = captured.part, captured.topic.shelf
         part.generation = self._store.manifests.generation(part.id)
         if captured.has_no_segment:
-            captured.encoded = encode_part(part)
             return
         spans: list[Any] = part.log["spans"]
         entries = [
@@ -909,7 +909,10 @@ class Storing:
         referenced = {span.segment for span in captured.spans} | {growth.segment for growth in captured.growths}
         captured.stale = [segment for segment in shelf.segments if segment not in referenced] if shelf else []
         part.segments = entries + [segment.to_wire() for segment in captured.stale]
-        captured.encoded = encode_part(part)
+
+    async def _encoded(self, part: TopicPart) -> bytes:
+        """The bytes of a part; those of a large one are put together in a worker thread."""
+        return await self._offload.run(Kind.CPU, partial(encode_part, part)) if is_large(part) else encode_part(part)
 
     async def _write_manifests(self, captured: Sequence[_Captured]) -> None:
         """The manifests of those that have files; the parts of the others stand in the snapshot alone."""
