@@ -9,9 +9,10 @@ import pytest
 import trio
 from structlog.testing import capture_logs
 
-from tests.engine.life import refusal
+from tests.engine.life import HeldOffload, refusal
 from tests.simulation.disk import Fault, SimFs
-from tests.storage.test_wal import FILE_BYTES, Batch, Shard, running
+from tests.storage.test_wal import FILE_BYTES, Batch, Shard, idle, running
+from topics.offload import Kind
 from topics.storage.frames import FrameType
 from topics.storage.stall import LONGEST_RETRY_MS
 from topics.storage.wal import MOST_GROWTH
@@ -80,6 +81,24 @@ async def _admitted(shard: Shard) -> None:
         await shard.writer.admit(None)
     finally:
         shard.writer._queue_bytes -= 1 << 40
+
+
+async def test_a_refusal_that_comes_when_the_log_is_silent_is_tried_again(autojump_clock: Any) -> None:
+    """Appends are refused meanwhile, so no batch comes that would wake the writer."""
+    fs, offload = SimFs(), HeldOffload()
+    async with running(fs=fs, offload=offload) as shard:
+        seq = await filled(shard)
+        fault = fs.inject(Fault(error=errno.ENOSPC, name="preallocate", path="*next.tmp"))
+        offload.hold(Kind.FILES)
+        shard.writer.submit(Batch(seq, size=200, sync=True))
+        await trio.sleep(10)
+        assert shard.writer.stall.refusal is None
+        offload.let_go(Kind.FILES)
+        await idle()
+        assert fault.hits == 1
+        assert shard.writer.stall.refusal is not None
+        await trio.sleep(LONGEST_RETRY_MS / 1000 + 0.1)
+        assert shard.writer.stall.refusal is None
 
 
 async def test_with_half_a_file_left_appends_are_refused_and_the_rest_goes_on(autojump_clock: Any) -> None:

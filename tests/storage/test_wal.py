@@ -501,6 +501,25 @@ async def test_a_failure_ends_the_writer(
         assert fs.open_files == 0
 
 
+async def test_a_failure_while_room_is_made_fails_what_was_taken_from_the_queue_for_it(autojump_clock: Any) -> None:
+    """A group between the queue and the disk is in neither of them: whose batches are in it would wait for ever."""
+    fs = SimFs()
+    async with running(fs=fs) as shard:
+        await trio.sleep(1)
+
+        def refuse_the_sync(_op: Op) -> None:
+            fs.inject(Fault(error=errno.EIO, name="fdatasync", path="*.log"))
+
+        fs.inject(Fault(hook=refuse_the_sync, name="preallocate", path="*.log"))
+        long, control = Batch(1, size=3 * FILE_BYTES, sync=True), ControlBatch(NOTHING, 0, wants_sync=True)
+        shard.writer.submit(long)
+        shard.writer.submit(control)
+        await trio.sleep(1)
+        assert shard.failures == [0]
+        assert long.diary == ["failed 1"]
+        assert (await refusal(control.wait_synced())).code == "read_only"
+
+
 async def test_a_failed_background_sync_fails_what_it_should_have_covered(autojump_clock: Any) -> None:
     fs = SimFs()
     async with running(fs=fs) as shard:
@@ -577,3 +596,27 @@ async def test_who_waits_for_a_writer_that_ends_by_a_mistake_is_told(autojump_cl
     assert (await refusal(control.wait_synced())).code == "read_only"
     with pytest.raises(ApiError):
         shard.writer.submit(Batch(2))
+
+
+async def test_who_waits_for_a_writer_that_is_cancelled_while_it_makes_room_is_told(autojump_clock: Any) -> None:
+    fs, offload, control = SimFs(), HeldOffload(), ControlBatch(NOTHING, 0, wants_sync=True)
+    batch = Batch(1, size=3 * FILE_BYTES, sync=True)
+
+    def hold(_op: Op) -> None:
+        offload.hold()
+
+    async def let_go() -> None:
+        await trio.sleep(10)
+        offload.let_go()
+
+    async with trio.open_nursery() as nursery, running(fs=fs, offload=offload, stop=False) as shard:
+        await trio.sleep(1)
+        held = fs.inject(Fault(hook=hold, name="rename", path="*next.tmp"))  # then there is room to be made
+        shard.writer.submit(batch)
+        shard.writer.submit(control)
+        nursery.start_soon(let_go)
+        await trio.sleep(1)
+        assert held.hits == 1
+        assert not batch.diary
+    assert batch.diary == ["failed 1"]
+    assert (await refusal(control.wait_synced())).code == "read_only"

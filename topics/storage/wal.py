@@ -334,8 +334,10 @@ class ShardWriter:
         """Highest seq of each topic in the current file (for FileEnd)."""
         self._unsynced: list[Batch] = []
         self._in_group: list[Batch] = []
+        """Taken from the queue and not yet written. A failure finds every batch that has not heard of a sync here, in
+        `_unsynced` or in the queue, whatever the writer does at that moment."""
         self._group_written = 0
-        """How many of the group in the thread have heard `on_written`."""
+        """How many of the group have heard `on_written`."""
         self._data_end = 0
         """Offset behind the last frame that is not a Synced frame; what is below `_synced_end` is on disk."""
         self._synced_end = 0
@@ -600,6 +602,8 @@ class ShardWriter:
             group.append(self._queue.popleft())
             total += size
         self._queue_bytes -= total
+        self._in_group = group
+        self._group_written = 0
         self._urgent = bool(self._queue)
         if not self.full:
             self._room.unpark_all()
@@ -636,6 +640,7 @@ class ShardWriter:
 
     def _put_back(self, group: Sequence[Batch]) -> None:
         """The group was not written: it is in front of the queue, as before."""
+        self._in_group = []
         self._queue.extendleft(reversed(group))
         self._queue_bytes += sum(len(batch.data) for batch in group)
         self._urgent = bool(self._queue)
@@ -800,6 +805,7 @@ class ShardWriter:
     def _stalled(self, error: OSError) -> None:
         self.stall.begin(error)
         self._room.unpark_all()
+        self._wake.set()  # to look at the clock: the spare is made beside the writer, which may be asleep
 
     async def _wait_for_room(self, error: OSError) -> None:
         """Nothing more can be written: wait, after a sync of what has been. A stop does not wait."""
