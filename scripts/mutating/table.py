@@ -1411,6 +1411,45 @@ PRESSURE: Final = (
         "unit",
     ),
     Mutation(
+        "group-without-room-forgotten",
+        "pressure",
+        "topics/storage/wal.py",
+        """
+        self._queue_bytes -= total
+        self._in_group = group
+        """,
+        """
+        self._queue_bytes -= total
+        self._in_group = []
+        """,
+        "8.8: whose batch is in a group for which no room is made hears of it",
+        "unit",
+    ),
+    Mutation(
+        "late-refusal-not-tried-again",
+        "pressure",
+        "topics/storage/wal.py",
+        "self._wake.set()  # to look at the clock: the spare is made beside the writer, which may be asleep",
+        "pass",
+        "8.8: a shard without room goes on by itself",
+        "unit",
+    ),
+    Mutation(
+        "checkpoint-waits-for-room",
+        "pressure",
+        "topics/storage/wal.py",
+        """
+                return
+        self._settle_requests()
+        """,
+        """
+                return
+        pass
+        """,
+        "8.8: a checkpoint does not keep its topics locked while there is no room",
+        "unit",
+    ),
+    Mutation(
         "room-not-told",
         "pressure",
         "topics/storage/wal.py",

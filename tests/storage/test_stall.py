@@ -12,10 +12,11 @@ from structlog.testing import capture_logs
 from tests.engine.life import HeldOffload, refusal
 from tests.simulation.disk import Fault, SimFs
 from tests.storage.test_wal import FILE_BYTES, Batch, Shard, idle, running
+from topics.errors import ApiError
 from topics.offload import Kind
 from topics.storage.frames import FrameType
 from topics.storage.stall import LONGEST_RETRY_MS
-from topics.storage.wal import MOST_GROWTH
+from topics.storage.wal import MOST_GROWTH, SyncRequest
 
 pytestmark = pytest.mark.trio
 
@@ -147,6 +148,35 @@ async def test_what_was_written_before_is_synced_while_it_waits(autojump_clock: 
         await trio.sleep(1)
         assert loose.diary == ["written 100", "synced 100"]
         fs.faults.clear()
+
+
+async def test_who_asks_only_for_a_sync_is_answered_and_does_not_wait_for_room(autojump_clock: Any) -> None:
+    """A checkpoint that waited for room would keep its topics locked, and what it drops is what room is made of."""
+    fs = SimFs()
+    async with running(fs=fs) as shard:
+        await filled(shard)
+        loose = Batch(100)
+        shard.writer.submit(loose)
+        fs.inject(Fault(error=errno.ENOSPC, name="rename", path="*next.tmp", times=None))
+        cut = shard.writer.cut()  # the current file is complete then, and nothing can be written
+        with trio.fail_after(60), pytest.raises(ApiError, match="no room"):
+            await cut.wait_synced()
+        assert loose.diary == ["written 100", "synced 100"]
+        await trio.sleep(1)
+        request = SyncRequest()
+        shard.writer.submit(request)
+        with trio.fail_after(60):
+            await request.wait_synced()
+        waiting, behind = Batch(101), SyncRequest()
+        shard.writer.submit(waiting)
+        shard.writer.submit(behind)
+        with trio.fail_after(60), pytest.raises(ApiError, match="no room"):
+            await behind.wait_synced()
+        assert not waiting.diary
+        assert shard.writer.failed is None
+        fs.faults.clear()
+        await trio.sleep(LONGEST_RETRY_MS / 1000 + 0.1)
+        assert waiting.diary == ["written 101", "synced 101"]
 
 
 async def test_room_is_asked_for_before_the_log_is_written_beyond_its_file(autojump_clock: Any) -> None:

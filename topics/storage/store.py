@@ -25,7 +25,7 @@ from topics.storage import frames, recovery, restored
 from topics.storage.clock_mark import read_mark, write_mark
 from topics.storage.cold_directory import ColdDirectory
 from topics.storage.datadir import DataDir, DataDirError, lock_data_dir, open_data_dir, parse_wal_name, raise_format
-from topics.storage.frames import NOTHING, FrameType, Unsealed, joined
+from topics.storage.frames import FrameType, Unsealed, joined
 from topics.storage.free_space import FreeSpace
 from topics.storage.fs import TEMPORARY_SUFFIX, Fs, LockHandle, write_atomic
 from topics.storage.length_check import check_at_start
@@ -38,7 +38,7 @@ from topics.storage.segment_store import DirectorySegmentStore, SegmentStore
 from topics.storage.snapshot import ShardPosition, set_damaged_aside
 from topics.storage.tidy import remove_unknown_topics, set_unknown_aside, tidy_topic
 from topics.storage.verdicts import Verdict, decide, note_damage, secure_end, settle_queues
-from topics.storage.wal import ControlBatch, Position, ShardWriter, WalFiles
+from topics.storage.wal import ControlBatch, Position, ShardWriter, SyncRequest, WalFiles
 from topics.storage.witness import Witness
 from topics.window_clock import WindowClock, resumed
 
@@ -427,10 +427,11 @@ class Store:
         return self.writers[shard].failed is not None
 
     async def sync_shards(self) -> None:
-        """Everything that any shard has taken so far is on disk when it returns. Raises ApiError if one has failed."""
+        """Everything that any shard has taken so far is on disk when it returns. Raises ApiError if one has failed, or
+        if the disk has no room for what one has taken."""
         batches = []
         for writer in self.writers:
-            batch = ControlBatch(NOTHING, 0, wants_sync=True)
+            batch = SyncRequest()
             writer.submit(batch)
             batches.append(batch)
         for batch in batches:

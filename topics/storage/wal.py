@@ -197,14 +197,28 @@ class ControlBatch:
             raise self.error
 
 
-class Cut(ControlBatch):
-    """A place in the queue at which the log goes over to a new file. Nothing is written for it; synced when what was
-    queued before it is, and the file that ends there will never be written again."""
+class SyncRequest(ControlBatch):
+    """Nothing is written for it; synced when what was queued before it is.
+
+    While nothing can be written for want of room on the disk, it does not wait as other batches do: it is answered if
+    nothing before it has to be written, and refused otherwise. A checkpoint that waited would keep the files of its
+    topics locked, and nobody would be told.
+    """
+
+    __slots__ = ()
+
+    def __init__(self) -> None:
+        super().__init__(NOTHING, 0, wants_sync=True)
+
+
+class Cut(SyncRequest):
+    """A place in the queue at which the log goes over to a new file. When it is synced, the file that ends there will
+    never be written again. Without room for the new file it is refused."""
 
     __slots__ = ("ordinal",)
 
     def __init__(self) -> None:
-        super().__init__(NOTHING, 0, wants_sync=True)
+        super().__init__()
         self.ordinal = 0
         """Of the file that begins here; older ones are finished."""
 
@@ -819,8 +833,25 @@ class ShardWriter:
             except OSError as failure:
                 self._fail(failure)
                 return
+        self._settle_requests()
         with trio.move_on_after(max(self.stall.retry_at_ms - self._clock.monotonic_ms(), 0) / 1000):
             await self._stop_asked.wait()
+
+    def _settle_requests(self) -> None:
+        """Nothing can be written, and what was written is on the disk: whether it is, is all that some ask."""
+        refusal = self.stall.refusal
+        if refusal is None:  # what was missing has been made meanwhile, for a cut
+            return
+        waiting: deque[Batch] = deque()
+        for batch in self._queue:
+            if not isinstance(batch, SyncRequest):
+                waiting.append(batch)
+            elif waiting or isinstance(batch, Cut):
+                batch.on_failed(refusal)
+            else:
+                batch.on_synced()
+        self._queue = waiting
+        self._urgent = bool(waiting)
 
     async def _allocate(self, end: int) -> None:
         """Have room on the disk for the current file up to `end`. Raises NoRoom; OSError if the log cannot be
