@@ -16,6 +16,7 @@ import trio
 from tests.everything import EVERYTHING
 from tests.simulation.disk import Fault, Op
 from tests.simulation.model import Client, History, Oracle
+from tests.simulation.router_lives import until_idle
 from tests.simulation.segment_lives import (
     SMALL,
     SegmentSweep,
@@ -32,7 +33,7 @@ from tests.simulation.segment_lives import (
 from tests.simulation.world import COLD, Life, World
 from topics.config import Settings
 from topics.errors import ApiError
-from topics.model import Performance, ReadRequest
+from topics.model import Performance, ReadRequest, RouterPatch
 from topics.storage.cold_store import START_S, STOP_S
 
 SOON_S = 5.0
@@ -238,6 +239,43 @@ def test_a_start_gets_ready_while_the_cold_store_hangs_and_uses_it_when_it_answe
     world.fs.inject(fault)
     assert world.live(hanging)
     assert world.live(answering)
+
+
+def test_a_start_gets_ready_though_it_replays_copies_of_what_has_gone_to_the_cold_store_since() -> None:
+    """Their topic was deleted, so the segment that they were made of could go; the log still tells of them."""
+    world = World(config=replace(CONFIG, hot_retain_segments=0))
+
+    async def before(life: Life) -> None:
+        client = client_of(life)
+        for name in ("source", "dest"):
+            await client.create(name, durability="fsync")
+        for _ in range(4):
+            await client.append("source", 4)
+        await client.append("dest", 1)
+        for _ in range(2):
+            await life.compactor.checkpoint()
+        await life.engine.put_router("copies", RouterPatch(source="source", dest="dest", start="earliest"))
+        await until_idle(life)
+        assert life.engine.topics["dest"].log.count == 17
+        await client.delete_topic("dest")
+        assert await life.relocator.pass_over()
+
+    async def hanging(life: Life) -> None:
+        assert trio.current_time() <= START_S + 0.2
+
+    async def answering(life: Life) -> None:
+        shown = await looked_at(life)
+        assert shown.keys() == {"source"}
+        assert len(shown["source"].records) == 16
+        assert not shown["source"].gaps
+
+    assert world.live(before, end="kill")
+    world = world.after("kill")
+    fault = world.fs.inject(Fault(hangs=True, path=f"{COLD}*", times=None))
+    assert world.live(hanging, end="kill")
+    assert fault.hits
+    fault.times = fault.hits
+    assert world.after("kill").live(answering)
 
 
 # ----------------------------------------------------------------- wherever it hangs

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import suppress
 from itertools import pairwise
 from operator import add
 from typing import Any, Final, NamedTuple
@@ -206,6 +205,12 @@ def read_window(fs: Fs, tiers: Tiers, files: WalFiles, file: int, offset: int, l
         handle.close()
 
 
+def _is_cold(tiers: Tiers, files: WalFiles, file: int) -> bool:
+    """Whether a file is a segment of which the data directory has no `.data`."""
+    kind, owner, first = files.place_of(file)
+    return kind == "segment" and not tiers.hot.exists(owner, segment_name(first, "data"))
+
+
 def _read_segment(store: SegmentStore, files: WalFiles, file: int, offset: int, length: int) -> bytes:
     """Bytes of a `.data`; its salt is noted in `files`."""
     _, owner, first = files.place_of(file)
@@ -261,10 +266,16 @@ def read_copies(
     return records, damaged
 
 
-def read_recipe(fs: Fs, tiers: Tiers, files: WalFiles, recipe: Recipe) -> list[OpenedRecord | None]:
-    """Blocking: the frames that copies are made of; None for those that are not there."""
+def read_recipe(
+    fs: Fs, tiers: Tiers, files: WalFiles, recipe: Recipe, away: set[int] | None = None
+) -> list[OpenedRecord | None]:
+    """Blocking: the frames that copies are made of; None for those that are not there.
+
+    `away` gets the indexes of those in segments that cannot be read now, as the cold store does not answer; without it
+    that is an OSError.
+    """
     opened: list[OpenedRecord | None] = []
-    for a, b, offset, window, starts in _windows(fs, tiers, files, recipe):
+    for a, b, offset, window, starts in _windows(fs, tiers, files, recipe, away):
         if window is None:
             opened += [None] * (b - a)
         else:
@@ -275,12 +286,11 @@ def read_recipe(fs: Fs, tiers: Tiers, files: WalFiles, recipe: Recipe) -> list[O
 def holds(fs: Fs, tiers: Tiers, files: WalFiles, recipe: Recipe) -> bool:
     """Blocking: whether every frame that these copies are made of is there, an Append of their origin. The short way to
     what `read_recipe` finds out; False also where it takes that."""
-    if len(recipe.kinds) != 1:
+    if len(recipe.kinds) != 1 or any(not file or files.place_of(file)[0] != "wal" for file in set(recipe.files)):
         return False
     topic_id = recipe.kinds[0][1].topic_id
     for a, b, offset, window, starts in _windows(fs, tiers, files, recipe):
-        wal = bool(recipe.files[a]) and files.place_of(recipe.files[a])[0] == "wal"
-        if window is None or not wal:
+        if window is None:
             return False
         seeds = Seeds(files.get(recipe.files[a]).head.salt, offset)
         if not are_appends(window, starts, recipe.frame_lens[a:b], topic_id, recipe.origin_seqs[a:b], seeds):
@@ -289,7 +299,7 @@ def holds(fs: Fs, tiers: Tiers, files: WalFiles, recipe: Recipe) -> bool:
 
 
 def _windows(
-    fs: Fs, tiers: Tiers, files: WalFiles, recipe: Recipe
+    fs: Fs, tiers: Tiers, files: WalFiles, recipe: Recipe, away: set[int] | None = None
 ) -> Iterator[tuple[int, int, int, bytes | None, list[int]]]:
     """Copies `a` to `b` (exclusive) whose frames are read in one go, from which offset of the file, what was read
     (None: it is not there), and where in it each frame begins."""
@@ -307,7 +317,13 @@ def _windows(
             to += 1
         window: bytes | None = None
         if file:
-            with suppress(FileNotFoundError):
+            try:
                 window = read_window(fs, tiers, files, file, begin, end - begin)
+            except FileNotFoundError:
+                pass
+            except OSError:
+                if away is None or not _is_cold(tiers, files, file):
+                    raise
+                away.update(range(at, to))
         yield at, to, begin, window, [offset - begin for offset in recipe.offsets[at:to]]
         at = to

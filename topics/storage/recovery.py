@@ -790,15 +790,23 @@ class _Replay:
         self._copy(topic, frame, recipe)
 
     def _copy(self, topic: RecoveredTopic, frame: Frame, recipe: Recipe) -> None:
-        """The copies of one recipe. Structure does not need the bytes; what is found of those tells their tags."""
+        """The copies of one recipe. Structure does not need the bytes; what is found of those tells their tags.
+
+        Bytes in a segment were on the disk before the copy was made of them, so copies without a tag are there also
+        while the cold store does not answer, to which the segment may have gone since.
+        """
         n = len(recipe.flags)
         flags = bytearray(recipe.flags)
         tags: list[str | None] = [None] * n
-        if any(flag & HAS_TAG for flag in flags) or not holds(self._fs, self.columns.tiers, self.files, recipe):
-            opened = read_recipe(self._fs, self.columns.tiers, self.files, recipe)
+        tagged = any(flag & HAS_TAG for flag in flags)
+        if tagged or not holds(self._fs, self.columns.tiers, self.files, recipe):
+            away: set[int] = set()
+            opened = read_recipe(self._fs, self.columns.tiers, self.files, recipe, None if tagged else away)
             for i, (record, kind, seq) in enumerate(
                 zip(opened, each_kind(recipe.kinds), recipe.origin_seqs, strict=True)
             ):
+                if i in away:
+                    continue
                 if record is None or record.origin[:2] != (kind.topic_id, seq):
                     topic.missing[frame.seq + i] = None
                     flags[i] &= ~HAS_TAG
