@@ -265,6 +265,7 @@ EVERY_ROUTE = [
     ("POST", "/v0/topics/jobs/delete"), ("GET", "/v0/routers"), ("PUT", "/v0/routers/r"), ("GET", "/v0/routers/r"),
     ("DELETE", "/v0/routers/r"), ("POST", "/v0/admin/checkpoint"), ("GET", "/v0/health"), ("GET", "/healthz"),
     ("GET", "/v0/ready"), ("GET", "/readyz"), ("GET", "/v0/metrics"), ("GET", "/v0/openapi.json"), ("GET", "/v0/docs"),
+    ("GET", "/"),
 ]  # fmt: skip
 
 

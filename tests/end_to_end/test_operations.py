@@ -36,8 +36,8 @@ VARIABLE = re.compile(r"\bTOPICS_[A-Z][A-Z0-9_]*\b")
 METRIC = re.compile(r"\btopics_[a-z0-9_]+\b")
 OF_A_JOB = "TOPICS_JOB_"
 """What `topics queue work` tells its commands."""
-NO_METRICS = {"topics_connection", "topics_per_worker", "topics_replayed"}
-"""A variable of nginx, fields of log lines."""
+NO_METRICS = {"topics_connection", "topics_upgrade", "topics_per_worker", "topics_replayed"}
+"""Variables of nginx, fields of log lines."""
 
 
 # ----------------------------------------------------------------- settings

@@ -181,3 +181,18 @@ def test_no_crash_leaves_a_named_file_without_its_header() -> None:
     world.fs.subscribe(look)
     assert world.live(scenario, end="kill")
     assert looked > 6
+
+
+@pytest.mark.parametrize("left", [0, 60, 400])
+def test_an_old_file_that_ends_before_replay_begins_is_damage_and_salvage_ends(left: int) -> None:
+    world = written(checkpoint=True)
+    path = wal_files(world.fs)[-1]
+    file = world.fs.open(path)
+    file.truncate(left)
+    file.fdatasync()
+    file.close()
+    with pytest.raises(Damage):
+        see(world)
+    assert msgspec.json.decode(world.fs.read(FORMAT_PATH)) == OLD, "a start that is refused raises no format"
+    views = salvaged(world)
+    assert any(corrupt(view) for view in views.values())

@@ -48,10 +48,13 @@ class Stop(NamedTuple):
 
 
 def was_cut_short(file: LogFile, head: WalHead, at: int) -> bool:
-    """Return True if a file that has no FileEnd has lost its end. `at` is where its frames stop.
+    """Return True if a file that has no FileEnd has lost its end. `at` is where its frames stop, or where replay would
+    have begun.
 
-    Of a file of version 1 nobody can tell.
+    Of a file of version 1 nobody can tell, unless it ends before replay begins.
     """
+    if file.size < at:
+        return True
     if head.salt is None:
         return False
     tail = file.handle.pread(TAIL_BYTES, max(file.size - TAIL_BYTES, 0))

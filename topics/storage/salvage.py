@@ -53,11 +53,14 @@ def repair(fs: Fs, damage: Damage) -> None:
         try:
             copy.truncate(0)
             salt = damage.head.salt
-            if damage.head.problem is None:
-                _copy(handle, copy, 0, damage.start)
-            else:
+            if damage.head.problem is not None:
                 salt = fs.salt()
                 write_all(copy, _new_beginning(damage, salt), 0)
+            elif salt is None and size < damage.start:
+                # Half a frame at its beginning would not be taken for a file of version 1.
+                write_all(copy, _before(damage, 0).sealed(None, 0), 0)
+            else:
+                _copy(handle, copy, 0, damage.start)
             write_all(copy, filler.sealed(salt, damage.start), damage.start)
             if not ends_file:
                 _copy(handle, copy, damage.stop, size)
@@ -121,13 +124,17 @@ def _new_beginning(damage: Damage, salt: int) -> bytes:
     """The header of a file that has lost it, and a filler for what lies before the place from which replay needs it:
     the snapshot has what was there."""
     header = encode_file_header(salt, damage.ordinal)
-    length = damage.start - len(header)
-    if not length:
+    if damage.start == len(header):
         return header
-    before = _sized({"replaces": damage.frames_before - damage.ordinal}, length)
+    return header + _before(damage, len(header)).sealed(salt, len(header))
+
+
+def _before(damage: Damage, at: int) -> Unsealed:
+    """A filler from `at` up to the place from which replay needs the file."""
+    before = _sized({"replaces": damage.frames_before - damage.ordinal}, damage.start - at)
     if before is None:
         raise DataDirError(f"the part of {damage.path} that lies before {damage.start} is too short for a filler")
-    return header + before.sealed(salt, len(header))
+    return before
 
 
 def _filler(damage: Damage, *, at_least: int, ends_file: bool) -> Unsealed:

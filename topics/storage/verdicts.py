@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, NamedTuple
@@ -191,6 +192,8 @@ def _write_again(fs: Fs, handle: File, path: str, end: int, *, length: int) -> N
 def _copy(source: File, start: int, end: int, target: File) -> None:
     while start < end:
         window = source.pread(min(WINDOW_BYTES, end - start), start)
+        if not window:
+            raise OSError(errno.EIO, f"a file of the log ends at {start}, and {end} bytes of it were read before")
         write_all(target, window, start)
         start += len(window)
 
@@ -202,6 +205,8 @@ def _keep_aside(fs: Fs, handle: Any, shard: RecoveredShard, size: int) -> None:
         at = shard.end
         while at < size:
             window = handle.pread(min(WINDOW_BYTES, size - at), at)
+            if not window:
+                raise OSError(errno.EIO, f"a file of the log ends at {at}, and was {size} bytes long before")
             write_all(aside, window, at - shard.end)
             at += len(window)
         aside.fdatasync()
