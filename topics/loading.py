@@ -228,13 +228,12 @@ class Loader:
             return None
         wanted, segment = located[0], located[0].segment
         cold = segment.tier == "cold"
-        read = partial(
-            self._store.tiers.of(segment).read_range,
-            segment.topic_id,
-            segment_name(segment.first, "data"),
-            wanted.offset,
-            wanted.length,
-        )
+        try:
+            store = self._store.tiers.of(segment)
+        except FileNotFoundError as error:
+            raise _unavailable(topic, error) from error
+        name = segment_name(segment.first, "data")
+        read = partial(store.read_range, segment.topic_id, name, wanted.offset, wanted.length)
         try:
             window = await self._offload.run(Kind.COLD_READ if cold else Kind.HOT_READ, read)
         except FileNotFoundError:

@@ -163,3 +163,20 @@ def test_a_second_daemon_on_the_same_cold_directory_is_refused_and_deletes_nothi
         ):
             pass
         assert {path: path.read_bytes() for path in cold_data(daemon)} == before
+
+
+def test_an_export_whose_beginning_cannot_be_read_is_answered_and_a_router_of_it_waits(tmp_path: Path) -> None:
+    with daemon_in(tmp_path) as daemon:
+        head = make_cold(daemon)
+    with daemon_in(tmp_path, TOPICS_COLD_DIR="") as daemon:
+        client = Client(daemon.port)
+        status, answer = client.call("GET", "/v0/topics/t/records")
+        assert (status, answer["error"]["code"]) == (503, "not_ready")
+        wanted = {"source": "t", "dest": "copy", "from": "earliest"}
+        assert client.call("PUT", "/v0/routers/r", wanted)[0] == 201
+        time.sleep(1.5)  # two attempts and more
+        assert client.call("GET", "/v0/routers/r")[1]["cursor_seq"] == 0
+        assert "forwarder_failed" not in daemon.log()
+    with daemon_in(tmp_path) as daemon:
+        client = Client(daemon.port)
+        until(lambda: client.call("GET", "/v0/routers/r")[1]["cursor_seq"] == head, "the router does not go on")

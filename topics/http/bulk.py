@@ -58,8 +58,10 @@ class Bulk:
         else:
             made = LinesFormat()
         export = await self._engine.export(topic, request)
+        # Where not even the beginning can be read, there is an error to answer with.
+        first = await call.while_connected(export.next_slice)
         self._figures.exports[_name_of(kind), "true" if request.include_data else "false"] += 1
-        return ExportAnswer(call, topic, export, made, self._figures.exported[_name_of(kind)])
+        return ExportAnswer(call, topic, export, first, made, self._figures.exported[_name_of(kind)])
 
     async def _format_of(self, accept: bytes | None) -> bytes:
         """What an export is sent as. Raises 406 if nothing that is to be had does."""
@@ -144,11 +146,14 @@ class ExportAnswer(OpenAnswer):
 
     in_flight = True
 
-    def __init__(self, call: Call, topic: str, export: Export, made: Format, figures: ExportFigures) -> None:
+    def __init__(
+        self, call: Call, topic: str, export: Export, first: Slice | None, made: Format, figures: ExportFigures
+    ) -> None:
         self.key = call.key
         self._call = call
         self._topic = topic
         self._export = export
+        self._first = first
         self._format = made
         self._figures = figures
         self._scope = trio.CancelScope()
@@ -182,11 +187,13 @@ class ExportAnswer(OpenAnswer):
         """Nothing is left of it."""
 
     async def _send_all(self) -> None:
-        while (piece := await self._export.next_slice()) is not None:
+        piece, self._first = self._first, None
+        while piece is not None:
             self._figures.seqs += piece.examined
             self._figures.records += piece.records
             if body := self._format.piece(piece):
                 await self._send(body)
+            piece = await self._export.next_slice()
         await self._send(self._format.end(self._export.end))
 
     async def _send(self, body: bytes) -> None:

@@ -938,21 +938,20 @@ class ShardWriter:
             self._check_home()
             renamed = again and self._fs.exists(path)  # what was answered by an error may have been done
             handle = self._fs.open(path if renamed else self._spare_path)
+        except OSError as error:
+            raise NoRoom(error) from error
+        try:
             try:
                 if not renamed:
                     self._write_header(handle, ordinal)
                     self._fs.rename(self._spare_path, path)
-            except OSError:
-                handle.close()
-                raise
-        except OSError as error:
-            raise NoRoom(error) from error
-        try:
+            except OSError as error:
+                raise NoRoom(error) from error
             self._fs.sync_dir(self._directory)
-        except OSError:
+            self._name_current(name)
+        except BaseException:
             handle.close()
             raise
-        self._name_current(name)
         return _Entered(ordinal, path, new_head(self._spare_salt), handle)
 
     def _write_header(self, handle: File, ordinal: int) -> None:
