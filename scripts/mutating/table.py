@@ -167,16 +167,12 @@ DIRECTORIES: Final = (
         "directories",
         "topics/storage/wal.py",
         """
-            try:
                 self._fs.sync_dir(self._directory)
-            except OSError:
-                handle.close()
+                self._name_current(name)
         """,
         """
-            try:
                 pass
-            except OSError:
-                handle.close()
+                self._name_current(name)
         """,
         "8.1: what was synced stays, its file's name included",
         "crash",
