@@ -257,24 +257,23 @@ def test_no_part_of_a_refused_body_is_taken_for_a_request(client: Client, name: 
     method, target, fields = REFUSALS[name]
     sent = head(method, target, fields, framing) + framed + head("GET", "/v0/health")
     with RawConnection(client) as connection:
-        received, was_reset = b"", False
+        received = b""
         try:
             connection.send(sent.encode())
             connection.socket.shutdown(socket.SHUT_WR)
         except OSError:
-            was_reset = True  # it is refused before it has been sent
+            pass  # it is refused before it has been sent
         try:
             while part := connection.socket.recv(1 << 16):
                 received += part
         except ConnectionError:
-            was_reset = True
+            pass
     answers = [part for part in received.split(b"HTTP/1.1 ")[1:] if not part.startswith(b"100 ")]
-    if was_reset and not answers:
-        return  # the reset has overtaken the answer, and nothing behind it was answered either
-    assert 1 <= len(answers) <= 2
+    # Where the connection is closed on what is still being sent, the kernel may drop the answer with it.
+    assert (0 if name == "too much" else 1) <= len(answers) <= 2
     if len(answers) == 2:  # the body was read to its end, and what follows is the request behind it
         assert b'"status":"ok"' in answers[1]
-    else:
+    elif answers:
         assert b"\r\nconnection: close\r\n" in answers[0].lower()
     assert client.get("/v0/topics/victim").status_code == 200
 
