@@ -467,7 +467,7 @@ def test_what_a_hold_names_stays_as_it_is_until_the_hold_is_over_and_goes_then(t
             if time.monotonic() - began < 2.9:
                 assert again == first, sorted(name for name in names if first[name] != again[name])
             time.sleep(0.1)
-        snapshots = [name for name in names if name.startswith("meta/")]
+        snapshots = [name for name in names if name.startswith("meta/snapshot.")]
         logs = [name for name in names if name.endswith(".log")]
         assert len(snapshots) == 2
         assert len(logs) >= 2
