@@ -150,8 +150,10 @@ class Sweep(ABC, Generic[HistoryT, ClientT, OracleT]):
 
     def machine(self, seed: int, config: Settings | None = None) -> World:
         """The machine as the last life has left it, to go on in other ways with as often as one likes."""
-        now_ms = self.world.clock.now_ms()
-        return World(seed, config=config or self.config, fs=self.world.fs, now_ms=now_ms)
+        clock = self.world.clock
+        return World(
+            seed, config=config or self.config, fs=self.world.fs, now_ms=clock.now_ms(), up_ms=clock.boottime_ms()
+        )
 
     # -- judging -----------------------------------------------------------------------------------------------------
 
