@@ -42,6 +42,7 @@ from topics.log.topic_config import config_from_wire
 from topics.log.topic_log import LossReason, TopicLog
 from topics.logs import get_logger
 from topics.queue.events import Instant, event_from_wire
+from topics.queue.leases import Leases
 from topics.routing.origins import OriginSet
 from topics.routing.state import Router, kept_origins
 from topics.storage import frames
@@ -173,7 +174,7 @@ def _recover(
         replay.files,
         max([replay.next_topic_id, *(topic_id + 1 for topic_id in replay.unknown if without_snapshot)]),
         replay.clock,
-        replay.now,
+        replay.move_now(),
         max([snapshot.number if snapshot is not None else 0, *numbers]),
         bool(damaged) or (snapshot is not None and snapshot.number not in numbers),
         {number for shard in recovered for number in shard.failed_shards},
@@ -385,10 +386,19 @@ class _Replay:
 
     @property
     def now(self) -> Instant:
-        """The moment of the start. The clock of windows is not behind anything that was written by it, so no lease runs
-        longer than it was given for."""
+        """The moment of the start, as far as it is known before the replay: one for all that is replayed."""
+        return self._started
+
+    def move_now(self) -> Instant:
+        """The moment of the start, when all has been replayed: the clock of windows is not behind anything that was
+        written by it. Leases and delays are moved there, so none runs longer than it was given for."""
         by_wall = self.clock if self._windows_by_wall else 0
-        return Instant(self._started.mono, max(self._started.window, self._seen, by_wall))
+        moved = Instant(self._started.mono, max(self._started.window, self._seen, by_wall))
+        if moved != self._started:
+            for topic in self.topics.values():
+                if topic.queue is not None:
+                    topic.queue = Leases.load(topic.queue.dump(self._started), moved)
+        return moved
 
     def check_files(self) -> None:
         """No topic may be without its files. Raises DataDirError."""
