@@ -158,6 +158,7 @@ class ColdRoot:
         self._take_lock()
         if its is not None and mine is not None:
             if mine != (wanted := Identity(mine.id, cold=its.id)):
+                fs.sync_all(root)  # its file may be visible and not on disk: a life was killed that joined the two
                 write_atomic(fs, join(self._data_root, IDENTITY), wanted.line())
             self._is_ours(its)
         else:
