@@ -121,6 +121,7 @@ class Appending:
                     return _repeated(topic, known, perf)
                 first = self._keys.in_flight(topic, key)
                 if first is not None:
+                    self._commits.check_space(writer)
                     await first.wait()
                     continue
             self._commits.check_space(writer)
@@ -142,7 +143,7 @@ class Appending:
         if waited:
             perf.throttle_wait_ms = waited
         commit = self._commit(topic, batch, key)
-        first_seq, last_seq = await commit.wait()
+        first_seq, last_seq = await commit.answer()
         time_commit(commit, perf)
         return AppendResult(
             topic=topic.name,

@@ -44,6 +44,9 @@ class CeilingBatch:
     def on_failed(self, error: ApiError) -> None:
         """The shard is read-only; no more seqs are handed out."""
 
+    def on_delayed(self, error: ApiError) -> None:
+        """No client waits for it."""
+
 
 class Ceilings:
     """See the module. Knows which topics have a reserve."""

@@ -72,7 +72,7 @@ class Deleting:
             if seqs is not None:
                 break
         commit = self._commit(topic, before_seq, match, seqs)
-        deleted = await commit.wait()
+        deleted = await commit.answer()
         time_commit(commit, perf)
         log_ = topic.log
         return DeleteResult(

@@ -181,7 +181,7 @@ class Queueing:
             skipped += decision.skipped
             if decision.event is not None:
                 commit = send(topic, decision.event)
-                happened = await commit.wait()
+                happened = await commit.answer()
                 time_commit(commit, perf)
                 done.extend(happened)
                 if len(happened) < len(decision.event.seqs):

@@ -468,6 +468,7 @@ class Commit:
         "apply",
         "bytes",
         "data",
+        "delayed",
         "deletes",
         "done",
         "end",
@@ -493,6 +494,7 @@ class Commit:
         "synced_ns",
         "topic",
         "topic_id",
+        "waiting",
         "wants_sync",
         "written_ns",
     )
@@ -547,6 +549,9 @@ class Commit:
         self.ready = gate is Gate.HANDED
         self.published = False
         self.error: ApiError | None = None
+        self.delayed: ApiError | None = None
+        self.waiting: trio.CancelScope | None = None
+        """Around the wait of the client, in `answer`."""
         self.result: Any = None
         self.done = trio.Event()
         self._clock_ns = clock_ns
@@ -647,9 +652,23 @@ class Commit:
         topic.pending_bytes -= self.bytes
         topic.common.bytes_on_the_way -= self.bytes
 
+    def on_delayed(self, error: ApiError) -> None:
+        """End what waits in `answer`."""
+        self.delayed = error
+        if self.waiting is not None:
+            self.waiting.cancel()
+
     async def wait(self) -> Any:
         """Wait for the commit point; its result. Raises the shard's `ApiError`. Cancelling stops only the waiting."""
         await self.done.wait()
         if self.error is not None:
             raise self.error
         return self.result
+
+    async def answer(self) -> Any:
+        """As `wait`, for a client: raises `503 read_only` too when the commit waits for room on the disk too long. It
+        may still be published then."""
+        with trio.CancelScope() as self.waiting:
+            return await self.wait()
+        assert self.delayed is not None
+        raise self.delayed

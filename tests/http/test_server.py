@@ -879,7 +879,7 @@ async def test_a_drain_lets_requests_finish_and_takes_no_more(served: Served) ->
     idle = await served.connect()
     await idle.send_all(b"GET /v0/health HTTP/1.1\r\nhost: x\r\n\r\n")
     answer = b""
-    while not answer.endswith(b"}"):
+    while not answer.endswith(b"}\n"):
         answer += await idle.receive_some(1 << 16)
     served.engine.before = hold
     busy = await served.connect()

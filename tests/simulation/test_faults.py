@@ -13,6 +13,7 @@ from functools import cache, partial
 
 import pytest
 import trio
+from msgspec import Raw
 
 from tests.everything import EVERYTHING
 from tests.simulation.disk import Fault, Op, SimFs
@@ -21,7 +22,7 @@ from tests.simulation.monitor import OrderingMonitor
 from tests.simulation.test_crash_sweep import see
 from tests.simulation.world import Life, World, settings
 from topics.errors import ApiError
-from topics.model import AppendRequest, Performance, TopicConfigPatch
+from topics.model import AppendRequest, AppendResult, Performance, RecordIn, TopicConfigPatch
 from topics.storage.datadir import DataDirError
 from topics.storage.frames import FrameType
 from topics.storage.wal_head import WalHead
@@ -110,7 +111,8 @@ class Faulty:
             self.started = False
 
     async def look_after(self, life: Life, client: Client) -> None:
-        """What was acked is readable; a failed shard refuses everything, the other takes everything."""
+        """What was acked is readable; a failed shard refuses everything, one without room the appends at least, the
+        other takes everything."""
         for name in NAMES:
             view = await client.look(name)
             assert view is not None
@@ -118,12 +120,13 @@ class Faulty:
             assert acked_seqs(self.history, name).items() <= shown.items(), f"{name}: something acked is not readable"
             topic = life.engine.topics[name]
             before = len(self.history)
-            assert (await client.append(name, 1) is None) == life.store.failed(topic.shard)
-            assert await client.delete(name, before=1) != life.store.failed(topic.shard)
-            if life.store.failed(topic.shard):
+            stalled = life.store.writers[topic.shard].stall.refusal is not None
+            assert (await client.append(name, 1) is None) == (life.store.failed(topic.shard) or stalled)
+            assert stalled or await client.delete(name, before=1) != life.store.failed(topic.shard)
+            if life.store.failed(topic.shard) or stalled:
                 codes = {entry.code for entry in self.history.entries[before:] if isinstance(entry, Refused)}
                 assert codes == {"read_only"}
-            assert not topic.pending
+            assert stalled or not topic.pending
 
     def judge(self) -> None:
         """Restart after a kill of the process, and after crashes of the machine: each time by what is on disk."""
@@ -364,3 +367,33 @@ def test_a_world_leaves_no_file_open_when_its_disk_fails() -> None:
     run = Faulty(lambda: Fault(error=errno.EIO, name="pwrite", path="*shard-00/wal*", nth=3))
     assert isinstance(run.world.fs, SimFs)
     assert run.world.fs.open_files == 0
+
+
+def test_an_append_that_was_taken_before_the_disk_was_full_is_answered_and_may_still_be_written() -> None:
+    world = World(config=settings())
+
+    async def scenario(life: Life) -> None:
+        await life.engine.put_topic("a", TopicConfigPatch(durability="fsync"))
+        for name in ("preallocate", "create"):
+            life.fs.inject(Fault(error=errno.ENOSPC, name=name, times=None))
+
+        async def append() -> AppendResult:
+            record = RecordIn(data=Raw(b'"%b"' % (b"x" * 14_000)))
+            request = AppendRequest(records=[record], idempotency_key="k")
+            return await life.engine.append("a", request, Performance())
+
+        await append()
+        record = RecordIn(data=Raw(b'"%b"' % (b"y" * 30_000)))
+        waiting = AppendRequest(records=[record], idempotency_key="late")
+        with trio.fail_after(20), pytest.raises(ApiError, match="may still be written") as refused:
+            await life.engine.append("a", waiting, Performance())
+        assert (refused.value.status, refused.value.code) == (503, "read_only")
+        with trio.fail_after(1), pytest.raises(ApiError) as again:
+            await life.engine.append("a", waiting, Performance())
+        assert again.value.code == "read_only"
+        life.fs.faults.clear()
+        await trio.sleep(5)
+        result = await life.engine.append("a", waiting, Performance())
+        assert (result.first_seq, result.deduped) == (2, True)
+
+    assert world.live(scenario)

@@ -84,6 +84,10 @@ class Batch:
         self.error = error
         self.diary.append(f"failed {self.last_seq}")
 
+    def on_delayed(self, error: ApiError) -> None:
+        if self.diary[-1:] != [f"delayed {self.last_seq}"]:
+            self.diary.append(f"delayed {self.last_seq}")
+
 
 class Shard:
     """A writer, its disk, and an independent view of its files."""

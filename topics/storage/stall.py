@@ -21,6 +21,9 @@ FIRST_RETRY_MS: Final = 100
 LONGEST_RETRY_MS: Final = 2000
 """The intervals double from the one to the other."""
 
+TELL_AFTER_MS: Final = 5000
+"""When clients are told whose batches were taken before the stall and wait in it."""
+
 
 class NoRoom(Exception):
     """The disk refuses something, and nothing of the log has been written. `error` is what it said."""
@@ -47,6 +50,7 @@ class Stall:
         """What an append is told; None while all is well."""
         self.retry_at_ms = 0
         """When to try again, by the monotonic clock; meaningless while all is well."""
+        self._since_ms = 0
         self._shard = shard
         self._clock = clock
         self._interval_ms = FIRST_RETRY_MS
@@ -56,9 +60,15 @@ class Stall:
         """Whether it is time to try again."""
         return self.refusal is not None and self._clock.monotonic_ms() >= self.retry_at_ms
 
+    @property
+    def lasts(self) -> bool:
+        """Whether nobody should be kept waiting for the end of it any longer."""
+        return self.refusal is not None and self._clock.monotonic_ms() - self._since_ms >= TELL_AFTER_MS
+
     def begin(self, error: OSError) -> None:
         """The disk has refused, for the first time or again."""
         if self.refusal is None:
+            self._since_ms = self._clock.monotonic_ms()
             self._interval_ms = FIRST_RETRY_MS
             log.error(
                 "wal_shard_stalled",

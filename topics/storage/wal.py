@@ -135,6 +135,10 @@ class Batch(Protocol):
         """It may or may not be on disk; it will never be confirmed."""
         ...
 
+    def on_delayed(self, error: ApiError) -> None:
+        """It waits for room on the disk, nobody knows how long, and stays in the queue. May be repeated."""
+        ...
+
 
 class ControlBatch:
     """A batch of control frames that somebody may wait for. Nothing is published by it."""
@@ -188,6 +192,9 @@ class ControlBatch:
     def on_failed(self, error: ApiError) -> None:
         self.error = error
         self._done.set()
+
+    def on_delayed(self, error: ApiError) -> None:
+        """What waits for it is half way through a change, and goes on waiting."""
 
     async def wait_synced(self) -> None:
         """Wait until a sync has covered the batch. Raises the shard's `ApiError` if it failed. Cancelling stops only
@@ -834,6 +841,8 @@ class ShardWriter:
                 self._fail(failure)
                 return
         self._settle_requests()
+        if self.stall.lasts:
+            self._tell_of_delay(error)
         with trio.move_on_after(max(self.stall.retry_at_ms - self._clock.monotonic_ms(), 0) / 1000):
             await self._stop_asked.wait()
 
@@ -852,6 +861,15 @@ class ShardWriter:
                 batch.on_synced()
         self._queue = waiting
         self._urgent = bool(waiting)
+
+    def _tell_of_delay(self, error: OSError) -> None:
+        """Clients whose batches wait get an answer; the batches stay, as their seqs are given out."""
+        refusal = read_only(
+            f"WAL shard {self.shard} waits for room on the disk ({error.strerror or error}). What was sent is not "
+            "stored; it is kept in memory, and may still be written when there is room"
+        )
+        for batch in self._queue:
+            batch.on_delayed(refusal)
 
     async def _allocate(self, end: int) -> None:
         """Have room on the disk for the current file up to `end`. Raises NoRoom; OSError if the log cannot be
