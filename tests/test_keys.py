@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import hmac
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from topics.config import ConfigError, Settings, load_settings
+from topics.config import ConfigError, load_settings
 from topics.errors import ApiError
 from topics.key_file import KeysRefused, read_keys
 from topics.keys import ALL, MAX_KEYS, OPEN, Key, Keyring, MalformedKeys, Scope, merged, parse_key_file, parse_keys
@@ -229,19 +230,20 @@ def test_there_is_an_end_to_how_many() -> None:
 # The file
 
 
-def settings_of(path: Path, keys: str = "") -> Settings:
+def keys_of(path: Path, keys: str = "") -> tuple[Sequence[Key], Path | None]:
     environ = {"TOPICS_API_KEYS_FILE": str(path)} | ({"TOPICS_API_KEYS": keys} if keys else {})
-    return load_settings(environ)
+    settings = load_settings(environ)
+    return settings.api_keys, settings.api_keys_file
 
 
 def test_a_file_holds_an_entry_a_line(tmp_path: Path) -> None:
     path = tmp_path / "keys"
     path.write_bytes(b"\n# the readers\n  a:r\r\n\r\n\tb:w:x|y \n   # no more\nc#d")
-    ring = read_keys(settings_of(path))
+    ring = read_keys(*keys_of(path))
     assert [key.scopes for key in ring] == [READ, WRITE, ALL]
     assert ring.find(b"c#d") is not None
     assert ring.find(b"# the readers") is None
-    both = read_keys(settings_of(path, "boss,other:r"))
+    both = read_keys(*keys_of(path, "boss,other:r"))
     assert len(both) == 5
     assert both.find(b"a") is not None
     assert both.find(b"boss") is not None
@@ -257,7 +259,7 @@ def test_a_bad_file_is_refused_by_its_name_and_is_not_shown(tmp_path: Path, cont
     path = tmp_path / "keys"
     path.write_bytes(content)
     with pytest.raises(KeysRefused, match="TOPICS_API_KEYS_FILE") as caught:
-        read_keys(settings_of(path, "boss"))
+        read_keys(*keys_of(path, "boss"))
     assert SECRET not in str(caught.value)
     assert "xxxx" not in str(caught.value)
     assert str(path) in str(caught.value)
@@ -267,12 +269,12 @@ def test_a_file_that_is_not_there_or_none_is_refused(tmp_path: Path) -> None:
     for path in (tmp_path / "none", tmp_path, tmp_path / "a" / "b"):
         for keys in ("", "boss"):
             with pytest.raises(KeysRefused, match="TOPICS_API_KEYS_FILE"):
-                read_keys(settings_of(path, keys))
+                read_keys(*keys_of(path, keys))
 
 
 def test_a_file_without_keys_leaves_nobody_without_a_check(tmp_path: Path) -> None:
     path = tmp_path / "keys"
     path.write_text("# nobody yet\n\n")
     with pytest.raises(KeysRefused, match="TOPICS_API_KEYS_FILE"):
-        read_keys(settings_of(path))
-    assert len(read_keys(settings_of(path, "boss"))) == 1
+        read_keys(*keys_of(path))
+    assert len(read_keys(*keys_of(path, "boss"))) == 1

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tests.simulation.clock import SimClock
-from topics.queue.events import Instant
+from topics.instant import Instant
 from topics.window_clock import Mark, WindowClock, resumed
 
 MARK = Mark(window=5_000_000, wall=1_000_000, boottime=70_000, boot="first")

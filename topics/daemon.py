@@ -136,7 +136,7 @@ async def _main(settings: Settings, cold: SegmentStore | None) -> int:
         }
     )
     try:
-        keys = read_keys(settings)
+        keys = read_keys(settings.api_keys, settings.api_keys_file)
     except KeysRefused as error:
         raise Refused(str(error)) from None
     audit = _open_audit_log(settings)
@@ -273,7 +273,9 @@ class Daemon:
         async with self._reloading:  # the last signal's file is the one that counts
             try:
                 with trio.fail_after(RELOAD_S):
-                    keys = await trio.to_thread.run_sync(read_keys, self.settings, abandon_on_cancel=True)
+                    keys = await trio.to_thread.run_sync(
+                        read_keys, self.settings.api_keys, self.settings.api_keys_file, abandon_on_cancel=True
+                    )
             except (KeysRefused, trio.TooSlowError) as error:
                 log.error("keys_not_reloaded", reason=str(error) or "the file cannot be read in time")
                 return

@@ -14,7 +14,8 @@ import cbor2
 import trio
 
 from topics.errors import ApiError
-from topics.queue.events import Claimed, Event, Extended, Instant
+from topics.instant import Instant
+from topics.queue.events import Claimed, Event, Extended
 from topics.queue.leases import Frozen, Leases
 
 LARGE_PAGES: Final = 256

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import os
 import stat
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
-from topics.config import Settings
-from topics.keys import Keyring, MalformedKeys, merged, parse_key_file
+from topics.keys import Key, Keyring, MalformedKeys, merged, parse_key_file
 from topics.logs import get_logger
 
 log = get_logger(__name__)
@@ -21,13 +21,13 @@ class KeysRefused(Exception):
     """There are no usable keys where there should be; the message is for the operator and shows nothing of them."""
 
 
-def read_keys(settings: Settings) -> Keyring:
-    """The keys of `TOPICS_API_KEYS` and, as it is now, `TOPICS_API_KEYS_FILE`. Blocks. Raises KeysRefused."""
-    path = settings.api_keys_file
+def read_keys(configured: Sequence[Key], path: Path | None) -> Keyring:
+    """The keys of `TOPICS_API_KEYS` and, as it is now, the file of `TOPICS_API_KEYS_FILE`. Blocks. Raises
+    KeysRefused."""
     if path is None:
-        return Keyring(settings.api_keys)
+        return Keyring(configured)
     try:
-        keys = merged(settings.api_keys, parse_key_file(_read(path)))
+        keys = merged(configured, parse_key_file(_read(path)))
     except OSError as error:
         raise KeysRefused(f"TOPICS_API_KEYS_FILE={path}: {error.strerror or error}") from None
     except MalformedKeys as error:

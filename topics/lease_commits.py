@@ -19,10 +19,11 @@ import trio
 from topics.clock import Clock
 from topics.committing import Commits, deletion_batch
 from topics.errors import ApiError, topic_not_found
+from topics.instant import Instant
 from topics.job_queue import JobQueue
 from topics.loading import Loader
 from topics.log.index import NotLoaded, little_endian
-from topics.queue.events import Acked, Claimed, DeadLettered, Instant, LeaseEvent
+from topics.queue.events import Acked, Claimed, DeadLettered, LeaseEvent
 from topics.registry import Registry
 from topics.storage.frames import NOTHING, FrameType, encode_control, joined
 from topics.topic import Commit, Gate, Topic

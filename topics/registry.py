@@ -13,10 +13,10 @@ from sortedcontainers import SortedDict
 
 from topics.clock import Clock
 from topics.errors import ApiError, throttled, topic_not_found
+from topics.instant import Instant
 from topics.job_queue import JobQueue
 from topics.log.stages import StageOf
 from topics.model import TopicConfig
-from topics.queue.events import Instant
 from topics.queue.leases import Leases
 from topics.sched.priority import effective_priority
 from topics.storage.payloads import PayloadCache

@@ -20,7 +20,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from topics.clock import Clock
-from topics.queue.events import Instant
+from topics.instant import Instant
 
 
 class Mark(NamedTuple):

@@ -20,20 +20,10 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
+from topics.instant import MAX_AHEAD_MS, Instant
 from topics.log.index import from_little_endian
 from topics.queue import leases, pages
-from topics.queue.events import (
-    MAX_AHEAD_MS,
-    Acked,
-    Claimed,
-    DeadLettered,
-    Event,
-    Extended,
-    Instant,
-    Parked,
-    Released,
-    event_from_wire,
-)
+from topics.queue.events import Acked, Claimed, DeadLettered, Event, Extended, Parked, Released, event_from_wire
 from topics.queue.leases import Frozen, Leases
 from topics.queue.pages import ABSENT, DELAYED, FREE, LEASED, PARKED
 

@@ -14,8 +14,9 @@ from typing import Any
 import cbor2
 import pytest
 
+from topics.instant import MAX_AHEAD_MS, Instant
 from topics.queue import leases as leases_module
-from topics.queue.events import MAX_AHEAD_MS, Acked, Claimed, DeadLettered, Event, Extended, Instant, Parked, Released
+from topics.queue.events import Acked, Claimed, DeadLettered, Event, Extended, Parked, Released
 from topics.queue.leases import Leases
 from topics.queue.pages import PAGE, Page
 

@@ -11,18 +11,8 @@ from itertools import count, islice
 import cbor2
 import pytest
 
-from topics.queue.events import (
-    MAX_AHEAD_MS,
-    Acked,
-    Claimed,
-    DeadLettered,
-    Extended,
-    Instant,
-    LeaseEvent,
-    Parked,
-    Released,
-    event_from_wire,
-)
+from topics.instant import MAX_AHEAD_MS, Instant
+from topics.queue.events import Acked, Claimed, DeadLettered, Extended, LeaseEvent, Parked, Released, event_from_wire
 from topics.queue.leases import MAX_PARKED, Leases, NextLive
 
 EPOCH = 1_700_000_000_000

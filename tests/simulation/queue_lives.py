@@ -31,6 +31,7 @@ from tests.simulation.world import End, Life, World
 from topics.config import Settings
 from topics.dead_letters import DeadLetters
 from topics.errors import ApiError
+from topics.instant import Instant
 from topics.log.index import NotLoaded
 from topics.log.match import Match
 from topics.log.topic_log import Run
@@ -46,7 +47,6 @@ from topics.model import (
     TopicConfig,
     TopicConfigPatch,
 )
-from topics.queue.events import Instant
 from topics.queue.pages import DELAYED, FREE, LEASED, PARKED
 from topics.queueing import Work
 

@@ -11,8 +11,8 @@ import pytest
 
 from tests.simulation.disk import SimFs
 from topics.storage.fs import Fs, OsFs, join, write_all
+from topics.storage.progress import Progress
 from topics.storage.readonly import ReadOnlyFs, size_of
-from topics.storage.recovered import Progress
 
 
 def real() -> SimFs:

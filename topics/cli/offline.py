@@ -24,7 +24,7 @@ from topics.cli.output import moment, print_json, print_line, print_ndjson, prin
 if TYPE_CHECKING:
     from topics.storage.fs import Fs
     from topics.storage.inspect import DirectoryFacts, FrameFacts, ShardFacts, TopicFacts
-    from topics.storage.recovered import Progress
+    from topics.storage.progress import Progress
 
 EXIT_DAMAGE: Final = 1
 HOLES_SHOWN: Final = 20

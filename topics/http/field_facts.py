@@ -15,6 +15,7 @@ from msgspec.structs import fields
 from topics.config import SETTINGS
 from topics.http import answers, bodies, queue_requests, watch_requests
 from topics.http.bodies import MAX_U64
+from topics.instant import MAX_AHEAD_MS
 from topics.log.names import ROUTER_NAME, TOPIC_NAME
 from topics.log.topic_config import MAX_IDEMPOTENCY_WINDOW_MS, MAX_LEASE_MS, MIN_LEASE_MS
 from topics.model import (
@@ -33,7 +34,6 @@ from topics.model import (
     WatchedTopic,
     WatchStart,
 )
-from topics.queue.events import MAX_AHEAD_MS
 
 
 class Fact(NamedTuple):

@@ -14,9 +14,9 @@ import msgspec
 from topics.config import Settings
 from topics.errors import ApiError, invalid
 from topics.http.bodies import MAX_U64, MAX_WAIT_MS, Query, check_depth, check_text, check_utf8, decode_json, not_u64
+from topics.instant import MAX_AHEAD_MS
 from topics.log.topic_config import MAX_LEASE_MS, MIN_LEASE_MS
 from topics.model import ClaimRequest, HeldRequest
-from topics.queue.events import MAX_AHEAD_MS
 
 NO_LEASE: Final = -1
 """What is no lease id."""

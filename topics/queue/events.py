@@ -19,29 +19,10 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Mapping
-from typing import Any, Final, NamedTuple
+from typing import Any, NamedTuple
 
+from topics.instant import Instant
 from topics.log.index import from_little_endian, little_endian
-
-# The longest lease, and the longest delay, that the contract allows (`api.md` sections 2 and 9). After a restart with a
-# wall clock that has gone wrong no job is kept from its claimers for longer than that.
-MAX_AHEAD_MS: Final = 86_400_000
-
-
-class Instant(NamedTuple):
-    """One moment by two clocks, in ms: the monotonic one of this life of the daemon, and that of windows, which goes on
-    from life to life and which nobody can set (`topics.window_clock`)."""
-
-    mono: int
-    window: int
-
-    def after(self, ms: int) -> Instant:
-        """`ms` later, by both clocks."""
-        return Instant(self.mono + ms, self.window + ms)
-
-    def at_window(self, window: int) -> Instant:
-        """The moment that the clock of windows calls `window`: at most `MAX_AHEAD_MS` ahead."""
-        return self.after(min(window - self.window, MAX_AHEAD_MS))
 
 
 class Claimed(NamedTuple):

@@ -91,18 +91,9 @@ from dataclasses import dataclass
 from itertools import repeat
 from typing import Any, Final, Generic, NamedTuple, TypeVar
 
+from topics.instant import MAX_AHEAD_MS, Instant
 from topics.queue import pages
-from topics.queue.events import (
-    MAX_AHEAD_MS,
-    Acked,
-    Claimed,
-    DeadLettered,
-    Event,
-    Extended,
-    Instant,
-    Parked,
-    Released,
-)
+from topics.queue.events import Acked, Claimed, DeadLettered, Event, Extended, Parked, Released
 from topics.queue.pages import ABSENT, DELAYED, FAR_MS, FREE, LEASED, PARKED, Page
 from topics.queue.table import Table
 

@@ -31,8 +31,9 @@ from topics.storage.frames import Frame, FrameType, decode_append
 from topics.storage.fs import File, Fs, join
 from topics.storage.manifests import read_manifest
 from topics.storage.parts import Hole, Part, holes_of, load_part
+from topics.storage.progress import Progress
 from topics.storage.readonly import ReadOnlyFs, size_of
-from topics.storage.recovered import Damage, Progress, shard_of, understood
+from topics.storage.recovered import Damage, shard_of, understood
 from topics.storage.segment_reader import Tiers
 from topics.storage.segment_scan import BadBytes, frames_of, layout_of
 from topics.storage.segment_store import DirectorySegmentStore

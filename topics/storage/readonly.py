@@ -11,7 +11,7 @@ import os
 from typing import NoReturn
 
 from topics.storage.fs import File, Fs, LockHandle
-from topics.storage.recovered import Progress
+from topics.storage.progress import Progress
 
 
 class ReadOnlyFs:

@@ -11,6 +11,7 @@ from typing import Final, NamedTuple, TypeVar
 import cbor2
 
 from topics.errors import ApiError
+from topics.instant import Instant
 from topics.log.copies import CopyTable, Origin
 from topics.log.dedupe import DedupeWindow
 from topics.log.index import NotLoaded, Span
@@ -18,7 +19,6 @@ from topics.log.stages import CommitKeys, StageOf
 from topics.log.topic_log import LossReason, TopicLog
 from topics.logs import get_logger
 from topics.model import TopicConfig
-from topics.queue.events import Instant
 from topics.queue.leases import Leases
 from topics.routing.origins import OriginSet
 from topics.routing.state import Router
@@ -310,21 +310,6 @@ class Recovered(NamedTuple):
     """Topics, gone ones among them, with segments that copies are made of."""
     missing: dict[int, list[tuple[int, int, LossReason]]]
     """By topic, copies whose bytes are gone: first and last seq of each run, and why. They are holes by now."""
-
-
-class Progress:
-    """Bytes replayed of bytes to replay; read by the readiness answer from another thread."""
-
-    __slots__ = ("done", "total")
-
-    def __init__(self) -> None:
-        self.done = 0
-        self.total = 0
-
-    @property
-    def share(self) -> float:
-        """0..1."""
-        return self.done / self.total if self.total else 0.0
 
 
 def shard_of(topic_id: int, shards: int) -> int:

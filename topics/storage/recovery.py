@@ -32,6 +32,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any
 
+from topics.instant import Instant
 from topics.job_queue import dumped_at, load_queue
 from topics.log.copies import PLAIN, CopyTable, Kind, Origin, each_kind
 from topics.log.dedupe import DedupeWindow
@@ -41,7 +42,7 @@ from topics.log.stages import CommitKeys, StageOf
 from topics.log.topic_config import config_from_wire
 from topics.log.topic_log import LossReason, TopicLog
 from topics.logs import get_logger
-from topics.queue.events import Instant, event_from_wire
+from topics.queue.events import event_from_wire
 from topics.queue.leases import Leases
 from topics.routing.origins import OriginSet
 from topics.routing.state import Router, kept_origins
@@ -63,12 +64,12 @@ from topics.storage.frames import HAS_ORIGIN, HAS_TAG, Frame, FrameType, Row, Sc
 from topics.storage.fs import Fs, join
 from topics.storage.log_end import WAL_FILE_BYTES, LogEnds, Stop
 from topics.storage.manifests import newest_generation
+from topics.storage.progress import Progress
 from topics.storage.rebuilding import NoSnapshot, rebuilt_snapshot
 from topics.storage.recovered import (
     MALFORMED,
     NO_LEASES_RUN,
     Columns,
-    Progress,
     Recovered,
     RecoveredShard,
     RecoveredTopic,

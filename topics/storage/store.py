@@ -18,9 +18,9 @@ from topics.clock import Clock
 from topics.config import Settings
 from topics.errors import ApiError
 from topics.figures import WalFigures
+from topics.instant import Instant
 from topics.logs import get_logger
 from topics.offload import Kind, Offload
-from topics.queue.events import Instant
 from topics.storage import frames, recovery, restored
 from topics.storage.clock_mark import read_mark, write_mark
 from topics.storage.cold_directory import ColdDirectory
@@ -30,8 +30,9 @@ from topics.storage.free_space import FreeSpace
 from topics.storage.fs import TEMPORARY_SUFFIX, Fs, LockHandle, write_atomic
 from topics.storage.length_check import check_at_start
 from topics.storage.manifests import Manifests
+from topics.storage.progress import Progress
 from topics.storage.rebuilding import NoSnapshot
-from topics.storage.recovered import Damage, Progress, Recovered, RecoveredShard, shard_of, understood
+from topics.storage.recovered import Damage, Recovered, RecoveredShard, shard_of, understood
 from topics.storage.salvage import finish_repairs, repair
 from topics.storage.segment_reader import Tiers
 from topics.storage.segment_store import DirectorySegmentStore, SegmentStore

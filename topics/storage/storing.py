@@ -25,6 +25,7 @@ import trio
 
 from topics.clock import Clock
 from topics.config import Settings
+from topics.instant import Instant
 from topics.job_queue import FrozenQueue, JobQueue
 from topics.log.copies import PLAIN, CopyTable, run_of
 from topics.log.index import FLAG_DERIVED, FLAG_ORIGIN, LIVE, LOST, NOT_DERIVED, NotLoaded, Span
@@ -33,7 +34,6 @@ from topics.log.topic_log import RawRun, TopicLog, grow_dump, set_unflagged, sum
 from topics.logs import get_logger
 from topics.model import TopicConfig
 from topics.offload import Kind, Offload
-from topics.queue.events import Instant
 from topics.storage.copying import dressed, open_frames, read_window
 from topics.storage.damage_notes import DamageNotes
 from topics.storage.file_header import FILE_HEADER_BYTES, encode_file_header

@@ -45,8 +45,9 @@ from topics.storage.frames import UnknownFrameType
 from topics.storage.fs import TEMPORARY_SUFFIX, Fs, join
 from topics.storage.manifests import newest_generation, read_manifest
 from topics.storage.parts import Part, holes_of, load_part
+from topics.storage.progress import Progress
 from topics.storage.readonly import ReadOnlyFs, size_of
-from topics.storage.recovered import Damage, Progress, Recovered, shard_of
+from topics.storage.recovered import Damage, Recovered, shard_of
 from topics.storage.restored import MARK
 from topics.storage.segment_reader import Tiers
 from topics.storage.segment_store import DELETED_SUFFIX, DirectorySegmentStore

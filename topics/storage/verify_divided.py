@@ -15,8 +15,8 @@ from topics.storage.datadir import DataDir
 from topics.storage.finding import Finding
 from topics.storage.fs import Fs, join
 from topics.storage.parts import Hole, Part, holes_of
+from topics.storage.progress import Progress
 from topics.storage.readonly import ReadOnlyFs
-from topics.storage.recovered import Progress
 from topics.storage.segment_reader import Tiers
 from topics.storage.segment_store import DirectorySegmentStore
 from topics.storage.shelf import Segment
