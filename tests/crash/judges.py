@@ -22,10 +22,10 @@ from tests.simulation.test_queue_crashes import STEPS
 from tests.simulation.test_staging_crashes import TOPIC, Known, Script, clear_away, everything, numbers_of
 from tests.simulation.test_staging_crashes import judge as judge_stages
 from tests.simulation.world import End, Life, World
-from topics import job_queue
 from topics.config import Settings
 from topics.model import TopicConfigPatch
 from topics.queue import pages
+from topics.storage import queue_dump
 
 # ----------------------------------------------------------------- queues
 
@@ -33,7 +33,7 @@ from topics.queue import pages
 @contextmanager
 def tiny_pages() -> Iterator[None]:
     """A few jobs are many pages of a queue's projection, dumped while the loop goes on."""
-    with mock.patch.object(pages, "PAGE", 4), mock.patch.object(job_queue, "LARGE_PAGES", 1):
+    with mock.patch.object(pages, "PAGE", 4), mock.patch.object(queue_dump, "LARGE_PAGES", 1):
         yield
 
 

@@ -37,10 +37,10 @@ from tests.simulation.queue_lives import (
 from tests.simulation.router_lives import SMALL
 from tests.simulation.segment_lives import checkpoint, exactly, reclaim, relocate, upkeep
 from tests.simulation.world import End, Life, all_ends, some_ends
-from topics import job_queue
 from topics.config import Settings
 from topics.log.match import Match
 from topics.queue import pages
+from topics.storage import queue_dump
 from topics.storage.datadir import DataDirError
 
 pytestmark = pytest.mark.slow
@@ -51,7 +51,7 @@ def _tiny_pages() -> Iterator[None]:
     """A few jobs are many pages, dumped while the loop goes on."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(pages, "PAGE", 4)
-        patch.setattr(job_queue, "LARGE_PAGES", 1)
+        patch.setattr(queue_dump, "LARGE_PAGES", 1)
         yield
 
 

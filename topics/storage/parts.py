@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from topics.job_queue import load_queue
 from topics.log.stages import CommitKeys
 from topics.log.topic_config import config_from_wire
 from topics.log.topic_log import TopicLog
@@ -13,6 +12,7 @@ from topics.model import TopicConfig
 from topics.queue.leases import Leases
 from topics.routing.origins import OriginSet
 from topics.routing.state import Router, kept_origins
+from topics.storage.queue_dump import load_queue
 from topics.storage.recovered import NO_LEASES_RUN
 from topics.storage.shelf import Segment
 from topics.storage.snapshot import SnapshotDamaged, TopicPart

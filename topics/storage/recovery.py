@@ -33,7 +33,6 @@ from functools import partial
 from typing import Any
 
 from topics.instant import Instant
-from topics.job_queue import dumped_at, load_queue
 from topics.log.copies import PLAIN, CopyTable, Kind, Origin, each_kind
 from topics.log.dedupe import DedupeWindow
 from topics.log.index import FLAG_DERIVED, from_little_endian, whole
@@ -65,6 +64,7 @@ from topics.storage.fs import Fs, join
 from topics.storage.log_end import WAL_FILE_BYTES, LogEnds, Stop
 from topics.storage.manifests import newest_generation
 from topics.storage.progress import Progress
+from topics.storage.queue_dump import dumped_at, load_queue
 from topics.storage.rebuilding import NoSnapshot, rebuilt_snapshot
 from topics.storage.recovered import (
     MALFORMED,

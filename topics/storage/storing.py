@@ -26,7 +26,6 @@ import trio
 from topics.clock import Clock
 from topics.config import Settings
 from topics.instant import Instant
-from topics.job_queue import FrozenQueue, JobQueue
 from topics.log.copies import PLAIN, CopyTable, run_of
 from topics.log.index import FLAG_DERIVED, FLAG_ORIGIN, LIVE, LOST, NOT_DERIVED, NotLoaded, Span
 from topics.log.topic_config import config_to_wire
@@ -41,6 +40,7 @@ from topics.storage.frames import Seeds
 from topics.storage.fs import File, Fs, join, write_all
 from topics.storage.index_cache import IndexCache
 from topics.storage.manifests import FEW_FILES, ManifestWrite, UncertainManifests
+from topics.storage.queue_dump import FrozenQueue
 from topics.storage.segment_reader import Tiers, scan_segment
 from topics.storage.segments import (
     DELETED_FLAG,
@@ -109,6 +109,14 @@ class LiveCommit(Protocol):
     frame_lens: array[int] | None
 
 
+class LiveQueue(Protocol):
+    """The jobs of a queue topic of the running daemon."""
+
+    def freeze(self, now: Instant, *, keeps_jobs: bool = True) -> FrozenQueue:
+        """The jobs as of now, in one step; without `keeps_jobs` only what the queue has counted."""
+        ...
+
+
 class LiveTopic(Protocol):
     """What is asked of a topic of the running daemon."""
 
@@ -119,7 +127,12 @@ class LiveTopic(Protocol):
     keys: Any
     copies: CopyTable | None
     origins: Any
-    queue: JobQueue | None
+
+    @property
+    def queue(self) -> LiveQueue | None:
+        """Its jobs, if it is a queue."""
+        ...
+
     shard: int
     shelf: Shelf | None
     ceiling: int
