@@ -159,7 +159,7 @@ SCREEN, SCREEN_LEFT, CURSOR, HOME = "\x1b[?1049h", "\x1b[?1049l", "\x1b[?25h", "
 @pytest.fixture(scope="module")
 def filled(daemon: Daemon) -> Daemon:
     with Client(daemon.url) as client:
-        client.create("jobs", type="queue")
+        client.create("jobs", type="queue", lease_ms=3_600_000)
         client.append("jobs", [1, 2, 3])
         client.claim("jobs", "n")
         client.create_router("a>b", "a", "b")
