@@ -15,8 +15,8 @@ from tests.everything import EVERYTHING
 
 SWEEPS = (
     "crash/test_table.py",
-    "engine/test_queue_lives.py",
-    "engine/test_router_lives.py",
+    "engine/queues/test_queue_lives.py",
+    "engine/forwarding/test_router_lives.py",
     "fuzz/test_fuzz.py",
     "log/test_stored_spans.py",
     "log/test_topic_log_model.py",
@@ -26,7 +26,7 @@ SWEEPS = (
     "simulation/test_faults.py",
     "simulation/test_queue_crashes.py",
     "simulation/test_router_crashes.py",
-    "watching/test_interleavings.py",
+    "engine/delivery/test_interleavings.py",
 )
 """Files whose tests go through the same code again and again, from many beginnings to many ends. Other tests have been
 there, so `scripts/coverage` leaves them out."""

@@ -9,7 +9,7 @@ from typing import Any
 import httpx
 import jsonschema_rs
 
-from topics.http.openapi import document
+from topics.http.openapi.document import document
 from topics.http.routes import RouteTable
 
 _TABLE = RouteTable()

@@ -1,3 +1,24 @@
-"""topics: a persistent, append-only log service on one node."""
+"""topics: a persistent, append-only log service on one node.
+
+    daemon     the tree of tasks, the order of starting and of stopping: read this first
+    cli        the command `topics`, a client of the REST interface
+    spark      Spark reads and writes topics, as a client and as a reader of files
+    client     the Python clients; they import nothing of the server
+    http       requests, streams and sockets
+    engine     the live topics, and every call that reads or changes them
+    storage    bytes on disks: the log, segments, snapshots, recovery, maintenance
+    sched      which topic is served next, and what is done under pressure
+    log        one topic in memory; pure
+    queue      the leases of a queue; pure
+    routing    routers and their graph; pure
+    config     every TOPICS_* setting
+    auth       API keys
+    telemetry  log lines, the audit log, figures
+    runtime    clocks, worker threads, calls that may hang, limits of the process
+    model, errors   what requests carry and calls answer; the one error that a client is told
+
+Imports point downwards in this list and nowhere else, as the contracts in `pyproject.toml` check; `client` imports
+nothing of the others.
+"""
 
 __version__ = "0.1.0"

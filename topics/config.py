@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any, Final, NamedTuple
 from urllib.parse import urlsplit
 
-from topics.keys import Key, MalformedKeys, parse_keys
+from topics.auth.keys import Key, MalformedKeys, parse_keys
 
 KIB: Final = 1 << 10
 MIB: Final = 1 << 20

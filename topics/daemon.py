@@ -29,25 +29,25 @@ import trio
 from hypercorn.typing import ASGIFramework
 
 from topics import __version__
-from topics.audit import AuditLog
-from topics.clock import SystemClock
-from topics.collector import building
+from topics.auth.key_file import KeysRefused, read_keys
 from topics.config import Settings
-from topics.engine import Engine
+from topics.engine.engine import Engine
 from topics.http.app import make_app
+from topics.http.connections.server import Server, open_listener, port_of, serve
 from topics.http.gate import Gate
-from topics.http.server import Server, open_listener, port_of, serve
-from topics.key_file import KeysRefused, read_keys
-from topics.limits import limit_arenas, raise_file_limit
-from topics.logs import flush, get_logger
-from topics.offload import Kind, ThreadOffload
-from topics.storage.cold_store import MOST_HANGING, MOST_HANGING_CHANGES
-from topics.storage.datadir import DataDirError
-from topics.storage.frames import UnknownFrameType
-from topics.storage.fs import OsFs
-from topics.storage.mounts import kernel_warning
-from topics.storage.recovered import Damage
-from topics.storage.segment_store import SegmentStore
+from topics.runtime.clock import SystemClock
+from topics.runtime.garbage_collector import building
+from topics.runtime.offload import Kind, ThreadOffload
+from topics.runtime.process_limits import limit_arenas, raise_file_limit
+from topics.storage.cold.cold_store import MOST_HANGING, MOST_HANGING_CHANGES
+from topics.storage.files.datadir import DataDirError
+from topics.storage.files.fs import OsFs
+from topics.storage.files.mounts import kernel_warning
+from topics.storage.recovery.recovered_state import Damage
+from topics.storage.segments.segment_store import SegmentStore
+from topics.storage.wal.frames import UnknownFrameType
+from topics.telemetry.audit_log import AuditLog
+from topics.telemetry.logs import flush, get_logger
 
 log = get_logger(__name__)
 

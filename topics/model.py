@@ -1,6 +1,6 @@
 """Wire types: what requests carry and what the engine answers, as msgspec Structs (`api.md` sections 2 to 6).
 
-No rule is applied here; ranges and sizes are checked in `topics.log.topic_config` and `topics.http.bodies`.
+No rule is applied here; ranges and sizes are checked in `topics.log.topic_config` and `topics.http.requests.bodies`.
 """
 
 from __future__ import annotations

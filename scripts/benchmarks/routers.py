@@ -38,7 +38,7 @@ from benchmarks.recovery import SETTINGS as UNCHECKPOINTED
 from benchmarks.references import echo_reference, sync_reference
 from benchmarks.watch import wait_until_left
 from daemon_process import DaemonProcess
-from topics.storage.recovered import shard_of
+from topics.storage.recovery.recovered_state import shard_of
 
 SHARDS = 2
 """So that there is another one on every machine."""

@@ -13,9 +13,9 @@ from collections.abc import Iterable, Sequence
 
 from topics import daemon
 from topics.config import load_settings
-from topics.logs import setup_logging
-from topics.storage.fs import OsFs
-from topics.storage.segment_store import DirectorySegmentStore, SegmentStore
+from topics.storage.files.fs import OsFs
+from topics.storage.segments.segment_store import DirectorySegmentStore, SegmentStore
+from topics.telemetry.logs import setup_logging
 
 
 class SlowStore:

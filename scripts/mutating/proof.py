@@ -45,104 +45,120 @@ ELSEWHERE: Final = (
 """Tests that are about other things, or need daemons and a network."""
 
 TARGETS: Final[Mapping[str, tuple[str, ...]]] = {
-    "topics/appending.py": ("engine/test_commit.py", "simulation/test_recovery_rules.py"),
-    "topics/ceilings.py": ("engine/test_commit.py", "simulation/test_recovery_rules.py"),
-    "topics/collecting.py": ("engine/test_reading.py", "engine/test_retention.py"),
-    "topics/committing.py": ("engine/test_commit.py", "simulation/test_recovery_rules.py"),
-    "topics/configuring.py": ("engine/test_topics.py", "simulation/test_recovery_rules.py"),
-    "topics/copy_commits.py": (
-        "engine/test_routers.py",
-        "engine/test_router_lives.py",
+    "topics/engine/operations/append.py": ("engine/test_commit.py", "simulation/test_recovery_rules.py"),
+    "topics/engine/ceilings.py": ("engine/test_commit.py", "simulation/test_recovery_rules.py"),
+    "topics/engine/record_collector.py": ("engine/operations/test_read.py", "engine/test_retention.py"),
+    "topics/engine/commits.py": ("engine/test_commit.py", "simulation/test_recovery_rules.py"),
+    "topics/engine/operations/topic_lifecycle.py": (
+        "engine/operations/test_topics.py",
+        "simulation/test_recovery_rules.py",
+    ),
+    "topics/engine/forwarding/copy_commits.py": (
+        "engine/forwarding/test_routers.py",
+        "engine/forwarding/test_router_lives.py",
         "simulation/test_unguarded_rules.py",
     ),
-    "topics/dead_letters.py": ("engine/test_queues.py",),
-    "topics/exporting.py": ("engine/test_exporting.py",),
-    "topics/forwarding.py": ("engine/test_routers.py", "engine/test_router_lives.py"),
-    "topics/http/connection.py": ("http/test_server.py",),
-    "topics/http/server.py": ("http/test_server.py",),
-    "topics/idempotency.py": ("engine/test_idempotency.py",),
-    "topics/lease_commits.py": ("engine/test_queues.py", "engine/test_queue_lives.py"),
+    "topics/engine/queues/dead_letters.py": ("engine/queues/test_queues.py",),
+    "topics/engine/operations/export.py": ("engine/operations/test_export.py",),
+    "topics/engine/forwarding/forwarders.py": (
+        "engine/forwarding/test_routers.py",
+        "engine/forwarding/test_router_lives.py",
+    ),
+    "topics/http/connections/connection.py": ("http/connections/test_server.py",),
+    "topics/http/connections/server.py": ("http/connections/test_server.py",),
+    "topics/engine/idempotency_keys.py": ("engine/test_idempotency_keys.py",),
+    "topics/engine/queues/lease_commits.py": ("engine/queues/test_queues.py", "engine/queues/test_queue_lives.py"),
     "topics/log/topic_log.py": ("log/test_topic_log.py",),
-    "topics/queue/leases.py": ("queue/test_leases.py", "engine/test_queues.py"),
-    "topics/sched/audience.py": ("sched/test_audience.py", "watching/test_delivery.py"),
+    "topics/queue/leases.py": ("queue/test_leases.py", "engine/queues/test_queues.py"),
+    "topics/sched/audience.py": ("sched/test_audience.py", "engine/delivery/test_topic_delivery.py"),
     "topics/sched/workers.py": ("sched/test_workers.py",),
-    "topics/stage_commits.py": ("engine/test_staging.py", "simulation/test_staging_crashes.py"),
-    "topics/storage/compactor.py": (
+    "topics/engine/operations/stage_commits.py": (
+        "engine/operations/test_stages.py",
+        "simulation/test_staging_crashes.py",
+    ),
+    "topics/storage/maintenance/compactor.py": (
         "simulation/test_damage.py",
-        "storage/test_compactor.py",
+        "storage/maintenance/test_compactor.py",
         "simulation/test_recovery_rules.py",
         "simulation/test_unguarded_rules.py",
     ),
-    "topics/storage/datadir.py": ("storage/test_datadir.py",),
-    "topics/storage/frame_search.py": ("storage/test_frame_search.py",),
-    "topics/storage/log_end.py": (
+    "topics/storage/files/datadir.py": ("storage/files/test_datadir.py",),
+    "topics/storage/wal/frame_search.py": ("storage/wal/test_frame_search.py",),
+    "topics/storage/recovery/log_end.py": (
         "simulation/test_recovery_rules.py",
         "simulation/test_damage.py",
         "simulation/test_unguarded_rules.py",
     ),
-    "topics/storage/frames.py": ("storage/test_frames.py", "simulation/test_damage.py"),
-    "topics/storage/fs.py": ("storage/test_fs.py",),
-    "topics/storage/reclaimer.py": (
+    "topics/storage/wal/frames.py": ("storage/wal/test_frames.py", "simulation/test_damage.py"),
+    "topics/storage/files/fs.py": ("storage/files/test_fs.py",),
+    "topics/storage/maintenance/reclaimer.py": (
         "simulation/test_segment_damage.py",
         "simulation/test_segment_models.py",
         "simulation/test_unguarded_rules.py",
     ),
-    "topics/storage/recovery.py": (
+    "topics/storage/recovery/replay.py": (
         "simulation/test_recovery_rules.py",
         "simulation/test_damage.py",
         "simulation/test_unguarded_rules.py",
     ),
-    "topics/storage/identity.py": ("storage/test_identity.py",),
-    "topics/storage/relocator.py": (
+    "topics/storage/cold/identity.py": ("storage/cold/test_identity.py",),
+    "topics/storage/maintenance/relocator.py": (
         "simulation/test_cold_hangs.py",
         "simulation/test_segment_damage.py",
         "simulation/test_segment_models.py",
         "simulation/test_unguarded_rules.py",
     ),
-    "topics/storage/manifests.py": (
-        "storage/test_compactor.py",
+    "topics/storage/snapshots/manifests.py": (
+        "storage/maintenance/test_compactor.py",
         "simulation/test_recovery_rules.py",
         "simulation/test_unguarded_rules.py",
     ),
-    "topics/storage/segment_reader.py": ("simulation/test_shortened_segments.py",),
-    "topics/storage/segment_scan.py": ("storage/test_segment_scan.py",),
-    "topics/storage/span_loader.py": ("simulation/test_shortened_segments.py",),
-    "topics/storage/segment_store.py": ("storage/test_segment_store.py",),
-    "topics/storage/snapshot.py": ("storage/test_snapshot.py", "simulation/test_damage.py"),
+    "topics/storage/segments/segment_reader.py": ("simulation/test_shortened_segments.py",),
+    "topics/storage/segments/segment_scan.py": ("storage/segments/test_segment_scan.py",),
+    "topics/storage/cache/span_loader.py": ("simulation/test_shortened_segments.py",),
+    "topics/storage/segments/segment_store.py": ("storage/segments/test_segment_store.py",),
+    "topics/storage/snapshots/snapshot.py": ("storage/snapshots/test_snapshot.py", "simulation/test_damage.py"),
     "topics/storage/store.py": ("simulation/test_recovery_rules.py", "simulation/test_unguarded_rules.py"),
-    "topics/storage/storing.py": (
-        "storage/test_compactor.py",
+    "topics/storage/maintenance/topic_checkpoint.py": (
+        "storage/maintenance/test_compactor.py",
         "simulation/test_recovery_rules.py",
         "simulation/test_unguarded_rules.py",
     ),
-    "topics/storage/unsynced_files.py": (
-        "storage/test_compactor.py",
+    "topics/storage/files/unsynced_files.py": (
+        "storage/maintenance/test_compactor.py",
         "simulation/test_recovery_rules.py",
         "simulation/test_unguarded_rules.py",
         "simulation/test_writeback_errors.py",
     ),
-    "topics/storage/witness.py": ("simulation/test_recovery_rules.py", "simulation/test_faults.py"),
-    "topics/storage/verdicts.py": (
+    "topics/storage/files/witness.py": ("simulation/test_recovery_rules.py", "simulation/test_faults.py"),
+    "topics/storage/recovery/verdicts.py": (
         "simulation/test_recovery_rules.py",
         "simulation/test_staging_crashes.py",
         "simulation/test_unguarded_rules.py",
     ),
-    "topics/storage/wal.py": ("storage/test_wal.py", "storage/test_stall.py", "simulation/test_crash_sweep.py"),
-    "topics/taking.py": ("engine/test_routers.py",),
-    "topics/topic.py": ("engine/test_commit.py", "engine/test_routers.py"),
-    "topics/watching/delivery.py": ("watching/test_delivery.py", "watching/test_interleavings.py"),
-    "topics/watching/feed.py": ("watching/test_delivery.py",),
-    "topics/watching/outbox.py": ("watching/test_outbox.py",),
-    "topics/watching/sessions.py": ("watching/test_sessions.py",),
-    "topics/window_clock.py": ("test_window_clock.py",),
+    "topics/storage/wal/shard_writer.py": (
+        "storage/wal/test_shard_writer.py",
+        "storage/wal/test_stall.py",
+        "simulation/test_crash_sweep.py",
+    ),
+    "topics/engine/forwarding/source_columns.py": ("engine/forwarding/test_routers.py",),
+    "topics/engine/topic.py": ("engine/test_commit.py", "engine/forwarding/test_routers.py"),
+    "topics/engine/delivery/topic_delivery.py": (
+        "engine/delivery/test_topic_delivery.py",
+        "engine/delivery/test_interleavings.py",
+    ),
+    "topics/engine/delivery/feed.py": ("engine/delivery/test_topic_delivery.py",),
+    "topics/engine/delivery/outbox.py": ("engine/delivery/test_outbox.py",),
+    "topics/engine/delivery/watch_sessions.py": ("engine/delivery/test_watch_sessions.py",),
+    "topics/runtime/window_clock.py": ("runtime/test_window_clock.py",),
 }
 """The tests that are nearest to a file, below `tests/`: a few seconds of them."""
 
 NEAR: Final[Mapping[Subsystem, tuple[str, ...]]] = {
-    "routers": ("engine/test_routers.py", "engine/test_router_lives.py"),
-    "queues": ("engine/test_queues.py", "engine/test_queue_lives.py"),
-    "staging": ("engine/test_staging.py", "simulation/test_staging_crashes.py"),
-    "idempotency": ("engine/test_idempotency.py",),
+    "routers": ("engine/forwarding/test_routers.py", "engine/forwarding/test_router_lives.py"),
+    "queues": ("engine/queues/test_queues.py", "engine/queues/test_queue_lives.py"),
+    "staging": ("engine/operations/test_stages.py", "simulation/test_staging_crashes.py"),
+    "idempotency": ("engine/test_idempotency_keys.py",),
 }
 """The same of a subsystem whose code is in files of others."""
 

@@ -14,7 +14,7 @@ WAL: Final = (
     Mutation(
         "wal-sync-skipped",
         "wal",
-        "topics/storage/wal.py",
+        "topics/storage/wal/shard_writer.py",
         """
             handle.fdatasync()
             return self._clock.perf_ns() - file.written_ns
@@ -29,7 +29,7 @@ WAL: Final = (
     Mutation(
         "ack-before-sync",
         "wal",
-        "topics/topic.py",
+        "topics/engine/topic.py",
         """
             elif self.gate is not Gate.SYNCED:
                 self.ready = True
@@ -44,7 +44,7 @@ WAL: Final = (
     Mutation(
         "publish-before-write",
         "wal",
-        "topics/topic.py",
+        "topics/engine/topic.py",
         "self.ready = gate is Gate.HANDED",
         "self.ready = gate is not Gate.SYNCED",
         "8.1: disk is published and acked after write(2)",
@@ -53,7 +53,7 @@ WAL: Final = (
     Mutation(
         "batch-bit-dropped",
         "wal",
-        "topics/storage/frames.py",
+        "topics/storage/wal/frames.py",
         "flags = [base | own | MORE | CONTINUES for own in kept]",
         "flags = [base | own | CONTINUES for own in kept]",
         "8.3: a batch is there whole or not at all",
@@ -62,7 +62,7 @@ WAL: Final = (
     Mutation(
         "batch-continuation-unmarked",
         "wal",
-        "topics/storage/frames.py",
+        "topics/storage/wal/frames.py",
         "flags = [base | own | MORE | CONTINUES for own in kept]",
         "flags = [base | own | MORE for own in kept]",
         "8.3, rule 15: salvage drops a batch whole that the bad range has cut",
@@ -71,7 +71,7 @@ WAL: Final = (
     Mutation(
         "control-frames-stand-alone",
         "wal",
-        "topics/storage/frames.py",
+        "topics/storage/wal/frames.py",
         "flags = (CONTINUES if opened or i else 0) | (MORE if i < last else 0)",
         "flags = CONTINUES if opened or i else 0",
         "8.3: the frames of one change stand or fall together",
@@ -80,7 +80,7 @@ WAL: Final = (
     Mutation(
         "vouches-for-what-is-not-synced",
         "wal",
-        "topics/storage/wal.py",
+        "topics/storage/wal/shard_writer.py",
         'pieces.append(frames.encode_control(FrameType.SYNCED, {"file": file.ordinal, "offset": self._synced_end}))',
         'pieces.append(frames.encode_control(FrameType.SYNCED, {"file": file.ordinal, "offset": start + 4096}))',
         "8.10: a torn end is never mistaken for damage",
@@ -89,7 +89,7 @@ WAL: Final = (
     Mutation(
         "header-not-synced",
         "wal",
-        "topics/storage/wal.py",
+        "topics/storage/wal/shard_writer.py",
         """
                 write_all(handle, encode_file_header(self._spare_salt, ordinal), 0)
                 handle.fdatasync()
@@ -104,7 +104,7 @@ WAL: Final = (
     Mutation(
         "client-bytes-without-a-salt",
         "wal",
-        "topics/storage/wal.py",
+        "topics/storage/wal/shard_writer.py",
         "return file.head.salt is None or file.end + len(batch.data) > self._file_bytes",
         "return file.end + len(batch.data) > self._file_bytes",
         "8.10: no client can write what is read as a frame",
@@ -113,7 +113,7 @@ WAL: Final = (
     Mutation(
         "rotation-without-sync",
         "wal",
-        "topics/storage/wal.py",
+        "topics/storage/wal/shard_writer.py",
         """
             write_all(handle, ending, at)
             handle.fdatasync()
@@ -128,7 +128,7 @@ WAL: Final = (
     Mutation(
         "room-not-asked-for",
         "wal",
-        "topics/storage/wal.py",
+        "topics/storage/wal/shard_writer.py",
         """
             if end + 2 * TAIL_BYTES > self._allocated:
                 assert self._handle is not None
@@ -143,7 +143,7 @@ WAL: Final = (
     Mutation(
         "failed-sync-shrugged-off",
         "wal",
-        "topics/storage/wal.py",
+        "topics/storage/wal/shard_writer.py",
         """
             except OSError as error:
                 self._fail(error)
@@ -165,7 +165,7 @@ DIRECTORIES: Final = (
     Mutation(
         "wal-name-not-synced",
         "directories",
-        "topics/storage/wal.py",
+        "topics/storage/wal/shard_writer.py",
         """
                 self._fs.sync_dir(self._directory)
                 self._name_current(name)
@@ -180,7 +180,7 @@ DIRECTORIES: Final = (
     Mutation(
         "root-not-synced",
         "directories",
-        "topics/storage/datadir.py",
+        "topics/storage/files/datadir.py",
         """
                 fs.mkdir(directory)
             fs.sync_dir(datadir.root)
@@ -195,7 +195,7 @@ DIRECTORIES: Final = (
     Mutation(
         "atomic-file-name-not-synced",
         "directories",
-        "topics/storage/fs.py",
+        "topics/storage/files/fs.py",
         """
                 _unlink_quietly(fs, temporary)
                 raise
@@ -212,7 +212,7 @@ DIRECTORIES: Final = (
     Mutation(
         "atomic-file-renamed-before-sync",
         "directories",
-        "topics/storage/fs.py",
+        "topics/storage/files/fs.py",
         """
                 file.truncate(0)
                 write_all(file, data, 0)
@@ -229,7 +229,7 @@ DIRECTORIES: Final = (
     Mutation(
         "manifest-name-not-synced",
         "directories",
-        "topics/storage/manifests.py",
+        "topics/storage/snapshots/manifests.py",
         """
             for one in manifests:
                 self._fs.sync_dir(self._datadir.topic_dir(one.topic_id))
@@ -244,7 +244,7 @@ DIRECTORIES: Final = (
     Mutation(
         "segment-names-not-synced",
         "directories",
-        "topics/storage/unsynced_files.py",
+        "topics/storage/files/unsynced_files.py",
         """
             for directory in sorted({parent(path) for path in self._paths}):
                 self._fs.sync_dir(directory)
@@ -259,7 +259,7 @@ DIRECTORIES: Final = (
     Mutation(
         "store-object-not-synced",
         "directories",
-        "topics/storage/segment_store.py",
+        "topics/storage/segments/segment_store.py",
         """
                     length += len(chunk)
                 file.fdatasync()
@@ -274,7 +274,7 @@ DIRECTORIES: Final = (
     Mutation(
         "store-name-not-synced",
         "directories",
-        "topics/storage/segment_store.py",
+        "topics/storage/segments/segment_store.py",
         """
                 self._unlink_quietly(temporary)
                 raise
@@ -294,7 +294,7 @@ CEILINGS: Final = (
     Mutation(
         "raise-not-waited-for",
         "ceilings",
-        "topics/ceilings.py",
+        "topics/engine/ceilings.py",
         "return gate if last_seq <= topic.ceiling else Gate.SYNCED",
         "return gate",
         "8.2: no seq is given out twice, whatever a crash takes",
@@ -303,7 +303,7 @@ CEILINGS: Final = (
     Mutation(
         "late-raise-undoes-the-lowering",
         "ceilings",
-        "topics/ceilings.py",
+        "topics/engine/ceilings.py",
         "if self.ceiling <= self.topic.ceiling_queued:  # else it was lowered again behind this frame",
         "if self.ceiling:",
         "rule 1: after the step that lowers a ceiling the next append waits for a new raise",
@@ -312,7 +312,7 @@ CEILINGS: Final = (
     Mutation(
         "seqs-used-again",
         "ceilings",
-        "topics/storage/verdicts.py",
+        "topics/storage/recovery/verdicts.py",
         "if ceiling > head and not exempt:",
         "if ceiling > head and False:",
         "8.2: after a crash the head is the ceiling, and no seq is used again",
@@ -321,7 +321,7 @@ CEILINGS: Final = (
     Mutation(
         "routed-seqs-used-again",
         "ceilings",
-        "topics/storage/verdicts.py",
+        "topics/storage/recovery/verdicts.py",
         'ceiling = max(reached, 0 if durability == "fsync" else ceiling)',
         'ceiling = 0 if durability == "fsync" else ceiling',
         "rule 15: no router's cursor stands above its source's head",
@@ -330,7 +330,7 @@ CEILINGS: Final = (
     Mutation(
         "restored-seqs-used-again",
         "ceilings",
-        "topics/storage/verdicts.py",
+        "topics/storage/recovery/verdicts.py",
         "reached = max(head, ceiling, reached) + skipped",
         "reached = max(head, ceiling, reached)",
         "8.2: no seq is given out twice, by a restored directory neither",
@@ -339,7 +339,7 @@ CEILINGS: Final = (
     Mutation(
         "part-forgets-the-raise-on-its-way",
         "ceilings",
-        "topics/storage/storing.py",
+        "topics/storage/maintenance/topic_checkpoint.py",
         "ceiling=max(topic.ceiling, topic.ceiling_queued),",
         "ceiling=log_.head_seq,",
         "rule 1: a part holds the ceiling",
@@ -351,7 +351,7 @@ EVICTION: Final = (
     Mutation(
         "evict-watermark-not-logged",
         "eviction",
-        "topics/appending.py",
+        "topics/engine/operations/append.py",
         "return tail + eviction_frames(topic, watermark)",
         "return tail",
         "8.2: what was evicted never comes back",
@@ -360,7 +360,7 @@ EVICTION: Final = (
     Mutation(
         "ttl-floor-not-logged",
         "eviction",
-        "topics/committing.py",
+        "topics/engine/commits.py",
         'return {"below": floor, "reason": "ttl"}',
         "return None",
         "8.4: replay knows what had expired before a deletion took the rest",
@@ -369,7 +369,7 @@ EVICTION: Final = (
     Mutation(
         "ttl-floor-not-latched",
         "eviction",
-        "topics/configuring.py",
+        "topics/engine/operations/topic_lifecycle.py",
         "if topic.log.evict_floor > 1:",
         "if topic.log.evict_floor < 1:",
         "rule 6: what has expired stays so under a longer ttl",
@@ -399,7 +399,7 @@ CHECKPOINT: Final = (
     Mutation(
         "position-later-than-the-parts",
         "checkpoint",
-        "topics/storage/compactor.py",
+        "topics/storage/maintenance/compactor.py",
         "checkpoint = await self._write_snapshot(starts)",
         "checkpoint = await self._write_snapshot([Start(*one.synced_position()) for one in self._store.writers])",
         "rule 8: replay begins where the parts end, or before",
@@ -408,7 +408,7 @@ CHECKPOINT: Final = (
     Mutation(
         "captured-before-the-queue-is-drained",
         "checkpoint",
-        "topics/storage/storing.py",
+        "topics/storage/maintenance/topic_checkpoint.py",
         """
             if sync_shards:
                 await self._store.sync_shards()
@@ -423,7 +423,7 @@ CHECKPOINT: Final = (
     Mutation(
         "wal-file-dropped-one-snapshot-too-early",
         "checkpoint",
-        "topics/storage/compactor.py",
+        "topics/storage/maintenance/compactor.py",
         "if any(kept[writer.shard].position.ordinal < following.ordinal for kept in self._kept):",
         "if any(kept[writer.shard].position.ordinal < following.ordinal for kept in self._kept[1:]):",
         "rule 9: a WAL file goes when both kept snapshots are past it",
@@ -432,7 +432,7 @@ CHECKPOINT: Final = (
     Mutation(
         "log-cut-without-a-reserve",
         "checkpoint",
-        "topics/storage/compactor.py",
+        "topics/storage/maintenance/compactor.py",
         "if self._reserve != newest:",
         "if self._reserve == newest:",
         "rule 9: two bad snapshots are not the end of a log that was cut",
@@ -441,7 +441,7 @@ CHECKPOINT: Final = (
     Mutation(
         "uncertain-manifest-written-over",
         "checkpoint",
-        "topics/storage/manifests.py",
+        "topics/storage/snapshots/manifests.py",
         "self._generations[topic_id] = generation = self.generation(topic_id) + 1",
         "self._generations[topic_id] = generation = self.generation(topic_id)",
         "rule 8: a manifest that may be on disk counts for nobody before its files are written again",
@@ -450,7 +450,7 @@ CHECKPOINT: Final = (
     Mutation(
         "skipped-topics-forgotten",
         "checkpoint",
-        "topics/storage/compactor.py",
+        "topics/storage/maintenance/compactor.py",
         "starts[topic.shard] = self._previous(topic.shard)",
         "pass",
         "rule 8: the log of a topic that was not stored stays",
@@ -459,7 +459,7 @@ CHECKPOINT: Final = (
     Mutation(
         "manifest-renamed-before-sync",
         "checkpoint",
-        "topics/storage/manifests.py",
+        "topics/storage/snapshots/manifests.py",
         """
                 if sync:
                     handle.fdatasync()
@@ -474,7 +474,7 @@ CHECKPOINT: Final = (
     Mutation(
         "same-mount-assumed",
         "recovery",
-        "topics/storage/witness.py",
+        "topics/storage/files/witness.py",
         'mount = fs.mount(datadir.root) or f"unknown:{fs.salt():016x}"',
         'mount = "the one there is"',
         "rule 3: the page cache goes with an unmount",
@@ -483,7 +483,7 @@ CHECKPOINT: Final = (
     Mutation(
         "failure-not-witnessed",
         "recovery",
-        "topics/storage/witness.py",
+        "topics/storage/files/witness.py",
         """
             self.failed.add(shard)
             try:
@@ -500,7 +500,7 @@ CHECKPOINT: Final = (
     Mutation(
         "synced-through-another-descriptor",
         "checkpoint",
-        "topics/storage/unsynced_files.py",
+        "topics/storage/files/unsynced_files.py",
         """
             if path not in self._open:
                 file.close()
@@ -515,7 +515,7 @@ CHECKPOINT: Final = (
     Mutation(
         "segment-data-not-synced",
         "checkpoint",
-        "topics/storage/unsynced_files.py",
+        "topics/storage/files/unsynced_files.py",
         """
             for _, file in sorted(self._open.items()):
                 file.fdatasync()
@@ -530,7 +530,7 @@ CHECKPOINT: Final = (
     Mutation(
         "one-snapshot-kept",
         "checkpoint",
-        "topics/storage/snapshot.py",
+        "topics/storage/snapshots/snapshot.py",
         "for number in numbers[:-KEPT]:",
         "for number in numbers[:-1]:",
         "rule 9: the newest snapshot may be damaged, the one before is there",
@@ -539,7 +539,7 @@ CHECKPOINT: Final = (
     Mutation(
         "one-snapshot-names-the-new-layout",
         "checkpoint",
-        "topics/storage/compactor.py",
+        "topics/storage/maintenance/compactor.py",
         "for _ in range(KEPT):",
         "for _ in range(1):",
         "rule 14: two snapshots before the old layout goes",
@@ -548,7 +548,7 @@ CHECKPOINT: Final = (
     Mutation(
         "uncertain-manifest-trusted",
         "checkpoint",
-        "topics/storage/storing.py",
+        "topics/storage/maintenance/topic_checkpoint.py",
         "self.stuck.update(one.topic for one in captured if one.topic.id in written)",
         "pass",
         "rule 8: what a manifest that may be on disk names is not written again",
@@ -560,7 +560,7 @@ RECOVERY: Final = (
     Mutation(
         "damage-mistaken-for-the-end",
         "recovery",
-        "topics/storage/log_end.py",
+        "topics/storage/recovery/log_end.py",
         "if following is None and not cut and known and stop.batch_at >= vouched:",
         "if following is None:",
         "8.10: damage is never mistaken for the end of a log",
@@ -569,7 +569,7 @@ RECOVERY: Final = (
     Mutation(
         "zeros-taken-for-the-end",
         "recovery",
-        "topics/storage/log_end.py",
+        "topics/storage/recovery/log_end.py",
         'clean = stop.reason == "zeros" and only_zeros(handle, stop.at, search.size)',
         'clean = stop.reason == "zeros"',
         "rule 4: zeros end the log only with nothing behind them",
@@ -578,7 +578,7 @@ RECOVERY: Final = (
     Mutation(
         "synced-frame-believed-about-what-is-behind-it",
         "recovery",
-        "topics/storage/frame_search.py",
+        "topics/storage/wal/frame_search.py",
         "if not ours or offset > at or (file.salt is None and offset != at):",
         "if not ours:",
         "8.10: a torn end is never mistaken for damage",
@@ -587,7 +587,7 @@ RECOVERY: Final = (
     Mutation(
         "search-without-a-bound",
         "recovery",
-        "topics/storage/frame_search.py",
+        "topics/storage/wal/frame_search.py",
         "if self._work <= 0:",
         "if False:",
         "8.10: a start takes as long as its bytes take, whatever they claim",
@@ -596,7 +596,7 @@ RECOVERY: Final = (
     Mutation(
         "verdict-not-synced",
         "recovery",
-        "topics/storage/wal.py",
+        "topics/storage/wal/shard_writer.py",
         """
             write_all(handle, opening.sealed(file.head.salt, file.end), file.end)
             handle.fdatasync()
@@ -620,7 +620,7 @@ RECOVERY: Final = (
     Mutation(
         "another-boot-forgiven",
         "recovery",
-        "topics/storage/verdicts.py",
+        "topics/storage/recovery/verdicts.py",
         "and shard.boot_id == boot_id",
         "and shard.boot_id",
         "rule 3: only the boot that wrote has its page cache",
@@ -629,7 +629,7 @@ RECOVERY: Final = (
     Mutation(
         "frames-replayed-twice",
         "recovery",
-        "topics/storage/recovery.py",
+        "topics/storage/recovery/replay.py",
         "if Position(file.ordinal, first.offset) < topic.end:",
         "if Position(file.ordinal, first.offset) < Position(0, 0):",
         "rule 8: frames before a part's own position are in it",
@@ -638,7 +638,7 @@ RECOVERY: Final = (
     Mutation(
         "older-part-wins",
         "recovery",
-        "topics/storage/recovery.py",
+        "topics/storage/recovery/replay.py",
         "if part.id == topic_id and (topic is None or Position(*part.end) >= topic.end):",
         "if part.id == topic_id and (topic is None or Position(*part.end) > topic.end):",
         "rule 12: the manifest decides where segments are",
@@ -647,7 +647,7 @@ RECOVERY: Final = (
     Mutation(
         "salvage-without-a-hole",
         "recovery",
-        "topics/storage/log_end.py",
+        "topics/storage/recovery/log_end.py",
         "losses[topic_id] = (head + 1, None)",
         "pass",
         "rule 15: the head advances by the most that a lost range can have held",
@@ -656,7 +656,7 @@ RECOVERY: Final = (
     Mutation(
         "clock-of-retention-not-restored",
         "recovery",
-        "topics/storage/recovery.py",
+        "topics/storage/recovery/replay.py",
         "self.clock = snapshot.clock",
         "self.clock = 0",
         "8.2, rule 6: what has expired does not come back when the clock is set back",
@@ -668,7 +668,7 @@ RECLAIMER: Final = (
     Mutation(
         "rewrite-takes-undecided-deletions",
         "reclaimer",
-        "topics/storage/reclaimer.py",
+        "topics/storage/maintenance/reclaimer.py",
         "kept = i >= gone and size > 0 and state != LOST and (state != DELETED or first + i in since)",
         "kept = i >= gone and size > 0 and state != LOST and state != DELETED",
         "8.1, rule 12: files never forget more than the part on disk knows",
@@ -677,7 +677,7 @@ RECLAIMER: Final = (
     Mutation(
         "rewrite-loses-flags",
         "reclaimer",
-        "topics/storage/reclaimer.py",
+        "topics/storage/maintenance/reclaimer.py",
         "plan.flags.append(flag if kept else flag | (IDX_HOLE if state == LOST else IDX_DELETED))",
         "plan.flags.append(flag)",
         "8.4: what was deleted is silent, what was lost is announced",
@@ -686,7 +686,7 @@ RECLAIMER: Final = (
     Mutation(
         "cold-flag-before-its-deletion-is-synced",
         "reclaimer",
-        "topics/storage/reclaimer.py",
+        "topics/storage/maintenance/reclaimer.py",
         """
                 if topic in self._source.changed:
                     self._source.attention.add(topic)  # whatever makes its part durable until then
@@ -701,7 +701,7 @@ RECLAIMER: Final = (
     Mutation(
         "topic-removed-file-by-file",
         "reclaimer",
-        "topics/storage/segment_store.py",
+        "topics/storage/segments/segment_store.py",
         """
             self._fs.sync_dir(self._dirs.topics_dir)
             for path in present:
@@ -719,7 +719,7 @@ SEGMENTS: Final = (
     Mutation(
         "segment-search-goes-back-in-seq",
         "reading",
-        "topics/storage/segment_scan.py",
+        "topics/storage/segments/segment_scan.py",
         "if not fits or seq <= above or seq not in self._seqs or data_len < (21 if flags & HAS_ORIGIN else 4):",
         "if not fits or seq not in self._seqs or data_len < (21 if flags & HAS_ORIGIN else 4):",
         "8.2: bytes that a client chose are no record",
@@ -728,7 +728,7 @@ SEGMENTS: Final = (
     Mutation(
         "segment-search-without-a-bound",
         "reading",
-        "topics/storage/segment_scan.py",
+        "topics/storage/segments/segment_scan.py",
         "self._work -= size",
         "self._work -= 0",
         "8.10: a forged chain of lengths must not cost hours",
@@ -737,7 +737,7 @@ SEGMENTS: Final = (
     Mutation(
         "short-file-reads-as-deletion",
         "reading",
-        "topics/storage/segment_reader.py",
+        "topics/storage/segments/segment_reader.py",
         "return found if length is None else found._replace(damaged=_beyond(found.columns, first, length))",
         "return found",
         "8.4: no loss that nobody asked for without a tombstone",
@@ -746,7 +746,7 @@ SEGMENTS: Final = (
     Mutation(
         "damage-not-noted",
         "reading",
-        "topics/storage/span_loader.py",
+        "topics/storage/cache/span_loader.py",
         """
             topic.log.add_hole(first, last, "corrupt")
             self._notes.note(topic, [(first, last)])
@@ -763,7 +763,7 @@ RELOCATOR: Final = (
     Mutation(
         "flip-before-the-copy",
         "relocator",
-        "topics/storage/relocator.py",
+        "topics/storage/maintenance/relocator.py",
         "await self._offload.run(Kind.COLD_FILES, partial(_copy, tiers, segment))",
         "await self._offload.run(Kind.COLD_FILES, partial(_copy, tiers._replace(cold=tiers.hot), segment))",
         "rule 12: the pointer decides, so the copy is there before it",
@@ -772,7 +772,7 @@ RELOCATOR: Final = (
     Mutation(
         "hot-copy-goes-before-the-flip",
         "relocator",
-        "topics/storage/relocator.py",
+        "topics/storage/maintenance/relocator.py",
         """
                     await self._storing.store([topic], moved=segment, tier="cold")
                     if topic.deleted or segment.tier != "cold":
@@ -791,7 +791,7 @@ RELOCATOR: Final = (
     Mutation(
         "flags-that-came-during-a-copy-forgotten",
         "relocator",
-        "topics/storage/relocator.py",
+        "topics/storage/maintenance/relocator.py",
         "late, segment.flagged_meanwhile = sorted(segment.flagged_meanwhile), set()",
         "late, segment.flagged_meanwhile = [], set()",
         "8.2, rule 12: flags set during a copy are applied to it before the flip",
@@ -800,7 +800,7 @@ RELOCATOR: Final = (
     Mutation(
         "cold-directory-of-somebody-else-taken-over",
         "relocator",
-        "topics/storage/identity.py",
+        "topics/storage/cold/identity.py",
         "if mine is None or its.data != mine.id or mine.cold not in (None, its.id):",
         "if mine is not None and its.data == its.id:",
         "8.2: nobody deletes the segments of another data directory",
@@ -809,7 +809,7 @@ RELOCATOR: Final = (
     Mutation(
         "flags-of-a-moving-segment-written-to-its-old-files",
         "relocator",
-        "topics/storage/storing.py",
+        "topics/storage/maintenance/topic_checkpoint.py",
         "captured.unflagged = [(span, seqs) for span, seqs in captured.unflagged if span.segment is not moved]",
         "captured.unflagged = [(span, seqs) for span, seqs in captured.unflagged]",
         "8.2, rule 12: a deletion during a move does not come back",
@@ -821,7 +821,7 @@ ROUTERS: Final = (
     Mutation(
         "wal-file-dropped-under-copies",
         "routers",
-        "topics/storage/compactor.py",
+        "topics/storage/maintenance/compactor.py",
         "if file.file_id in needed:",
         "if not file.file_id:",
         "rule 18: bytes that copies are made of stay",
@@ -830,7 +830,7 @@ ROUTERS: Final = (
     Mutation(
         "segment-dropped-under-copies",
         "routers",
-        "topics/storage/reclaimer.py",
+        "topics/storage/maintenance/reclaimer.py",
         """
             if segment.first in needed:
                 continue
@@ -845,7 +845,7 @@ ROUTERS: Final = (
     Mutation(
         "directory-removed-under-copies",
         "routers",
-        "topics/storage/reclaimer.py",
+        "topics/storage/maintenance/reclaimer.py",
         "if self._upkeep.needed_segments(topic_id):",
         "if not topic_id:",
         "rule 18: bytes that copies are made of stay, whatever becomes of their topic",
@@ -854,7 +854,7 @@ ROUTERS: Final = (
     Mutation(
         "segment-moved-under-copies",
         "routers",
-        "topics/storage/relocator.py",
+        "topics/storage/maintenance/relocator.py",
         "if segment.first in self._upkeep.needed_segments(topic.id):",
         "if not segment.first:",
         "rule 18: copies are not left to a cold store",
@@ -863,7 +863,7 @@ ROUTERS: Final = (
     Mutation(
         "origin-ignored",
         "routers",
-        "topics/forwarding.py",
+        "topics/engine/forwarding/forwarders.py",
         "chosen = [i for i in chosen if origins[i][0].topic_id != dest.id and origins[i][0].hops < MAX_HOPS]",
         "chosen = [i for i in chosen if origins[i][0].hops < MAX_HOPS]",
         "semantics 5: a copy is never forwarded into its origin",
@@ -872,7 +872,7 @@ ROUTERS: Final = (
     Mutation(
         "hops-not-counted",
         "routers",
-        "topics/taking.py",
+        "topics/engine/forwarding/source_columns.py",
         "return Kind(kind.topic_id, kind.hops + 1, Look(*drops, look.stamp or kind.look.stamp))",
         "return Kind(kind.topic_id, kind.hops, Look(*drops, look.stamp or kind.look.stamp))",
         "semantics 5: no copy goes beyond 15 hops",
@@ -881,7 +881,7 @@ ROUTERS: Final = (
     Mutation(
         "cursor-in-a-batch-of-its-own",
         "routers",
-        "topics/copy_commits.py",
+        "topics/engine/forwarding/copy_commits.py",
         """
             durable=dest.gate is Gate.SYNCED,
             closes_batch=False,
@@ -896,7 +896,7 @@ ROUTERS: Final = (
     Mutation(
         "cursor-not-restored",
         "routers",
-        "topics/storage/recovery.py",
+        "topics/storage/recovery/replay.py",
         "router.cursor = max(router.cursor, forwarded.last)",
         "pass",
         "rule 19: a single path never duplicates",
@@ -905,7 +905,7 @@ ROUTERS: Final = (
     Mutation(
         "pins-not-kept",
         "routers",
-        "topics/copy_commits.py",
+        "topics/engine/forwarding/copy_commits.py",
         "dest.copy_table().need(set(recipe.files), seqs.last)",
         "pass",
         "rule 18: bytes that copies are made of stay until the copies are stored",
@@ -914,7 +914,7 @@ ROUTERS: Final = (
     Mutation(
         "origins-of-parts-not-restored",
         "routers",
-        "topics/storage/recovery.py",
+        "topics/storage/recovery/replay.py",
         "topic.origins = OriginSet.load(part.origins) if part.origins is not None else None",
         "topic.origins = OriginSet() if part.origins is not None else None",
         "rule 19: exactly_once remembers what it has taken across restarts",
@@ -923,7 +923,7 @@ ROUTERS: Final = (
     Mutation(
         "origins-on-their-way-ignored",
         "routers",
-        "topics/forwarding.py",
+        "topics/engine/forwarding/forwarders.py",
         "if origin not in known and origin not in arriving:",
         "if origin not in known:",
         "semantics 5: exactly_once takes each origin once, over several paths too",
@@ -932,7 +932,7 @@ ROUTERS: Final = (
     Mutation(
         "copy-stronger-than-its-source",
         "routers",
-        "topics/forwarding.py",
+        "topics/engine/forwarding/forwarders.py",
         """
             if self._waits_for_sync(forwarder):
                 return min(source.synced_seq, source.log.head_seq)
@@ -947,7 +947,7 @@ ROUTERS: Final = (
     Mutation(
         "copy-synced-before-its-source",
         "routers",
-        "topics/topic.py",
+        "topics/engine/topic.py",
         "if not missing and not self.lagging:",
         "if not self.lagging:",
         "rule 16: a copy counts as synced when the bytes it is made of are",
@@ -956,7 +956,7 @@ ROUTERS: Final = (
     Mutation(
         "source-trim-not-told",
         "routers",
-        "topics/forwarding.py",
+        "topics/engine/forwarding/forwarders.py",
         """
             else:
                 self._copy_commits.trim(forwarder, last)
@@ -974,7 +974,7 @@ QUEUES: Final = (
     Mutation(
         "ack-answered-before-its-sync",
         "queues",
-        "topics/lease_commits.py",
+        "topics/engine/queues/lease_commits.py",
         "gate = topic.gate",
         "gate = Gate.HANDED",
         "8.1: an acked fsync ack survives any crash",
@@ -983,7 +983,7 @@ QUEUES: Final = (
     Mutation(
         "ack-not-logged",
         "queues",
-        "topics/lease_commits.py",
+        "topics/engine/queues/lease_commits.py",
         "data, count = deletion_batch(topic, selector, ts, moved)",
         'data, count = b"", 0',
         "8.2: a job whose ack was synced does not come back",
@@ -1025,7 +1025,7 @@ QUEUES: Final = (
     Mutation(
         "durable-lease-not-waited-for",
         "queues",
-        "topics/lease_commits.py",
+        "topics/engine/queues/lease_commits.py",
         "gate = Gate.SYNCED if topic.config.leases_durable and data else Gate.HANDED",
         "gate = Gate.HANDED",
         "8.9: with leases_durable no crash makes a second holder",
@@ -1034,7 +1034,7 @@ QUEUES: Final = (
     Mutation(
         "leases-not-restored",
         "queues",
-        "topics/storage/recovery.py",
+        "topics/storage/recovery/replay.py",
         "topic.queue.apply(event_from_wire(payload, self.now))",
         "pass",
         "8.9: with leases_durable no restart makes a second holder",
@@ -1043,7 +1043,7 @@ QUEUES: Final = (
     Mutation(
         "dead-letter-deleted-before-its-copy-is-synced",
         "queues",
-        "topics/dead_letters.py",
+        "topics/engine/queues/dead_letters.py",
         """
             await self._sync(config.dead_letter)
             await self._delete(topic, queue, moved)
@@ -1067,7 +1067,7 @@ QUEUES: Final = (
     Mutation(
         "one-poisoned-job-holds-up-all",
         "queues",
-        "topics/dead_letters.py",
+        "topics/engine/queues/dead_letters.py",
         "elif len(failed) < SINGLES or moved:",
         "elif len(failed) < 0:",
         "8.7: one poisoned job holds up nobody else",
@@ -1079,7 +1079,7 @@ STAGING: Final = (
     Mutation(
         "stages-not-synced",
         "staging",
-        "topics/stage_commits.py",
+        "topics/engine/operations/stage_commits.py",
         """
             for stage in {stage.shard: stage for stage in stages}.values():
                 await self._commits.sync_shard(stage)
@@ -1094,7 +1094,7 @@ STAGING: Final = (
     Mutation(
         "commit-in-pieces",
         "staging",
-        "topics/storage/frames.py",
+        "topics/storage/wal/frames.py",
         """
             flags = (CONTINUES if i else 0) | (MORE if i < last else 0)
             bodies.append(_BODY.pack(kind, flags, topic_id, seq, ts, 0, 0, len(blob)) + blob)
@@ -1109,7 +1109,7 @@ STAGING: Final = (
     Mutation(
         "commit-key-not-remembered",
         "staging",
-        "topics/stage_commits.py",
+        "topics/engine/operations/stage_commits.py",
         "target.commit_keys.remember(decided.key, decided.first_seq, commit.records, decided.at, names)",
         "pass",
         "rule 23: a commit is repeated as it was",
@@ -1118,7 +1118,7 @@ STAGING: Final = (
     Mutation(
         "commit-key-not-restored",
         "staging",
-        "topics/storage/recovery.py",
+        "topics/storage/recovery/replay.py",
         "topic.commit_keys.remember(*commit)",
         "pass",
         "rule 23: a commit is repeated as it was, after a restart too",
@@ -1127,7 +1127,7 @@ STAGING: Final = (
     Mutation(
         "committed-stage-comes-back",
         "staging",
-        "topics/storage/verdicts.py",
+        "topics/storage/recovery/verdicts.py",
         "if target is None or closed or topic.log.count != topic.log.head_seq:",
         "if target is None or topic.log.count != topic.log.head_seq:",
         "rule 23: a committed stage is closed, whatever a crash takes",
@@ -1136,7 +1136,7 @@ STAGING: Final = (
     Mutation(
         "partial-stage-kept",
         "staging",
-        "topics/storage/verdicts.py",
+        "topics/storage/recovery/verdicts.py",
         "if target is None or closed or topic.log.count != topic.log.head_seq:",
         "if target is None or closed:",
         "8.3: no commit publishes a part of what was staged",
@@ -1145,7 +1145,7 @@ STAGING: Final = (
     Mutation(
         "damaged-stage-committed",
         "staging",
-        "topics/stage_commits.py",
+        "topics/engine/operations/stage_commits.py",
         "if stage.deleted or stage.log.count != stage.log.head_seq:  # its target has gone, or bytes were damaged",
         "if stage.deleted:",
         "8.3: no commit publishes a part of what was staged",
@@ -1157,7 +1157,7 @@ IDEMPOTENCY: Final = (
     Mutation(
         "keys-of-parts-not-restored",
         "idempotency",
-        "topics/storage/recovery.py",
+        "topics/storage/recovery/replay.py",
         "topic.keys = DedupeWindow.load(part.keys) if part.keys else None",
         "topic.keys = None",
         "8.2: a repeat under a key that was acked makes no second record",
@@ -1166,7 +1166,7 @@ IDEMPOTENCY: Final = (
     Mutation(
         "keys-of-the-log-not-restored",
         "idempotency",
-        "topics/storage/recovery.py",
+        "topics/storage/recovery/replay.py",
         'topic.keys.remember(payload["key"], payload["first"], payload["count"], at)',
         "pass",
         "8.2: a repeat under a key that was acked makes no second record",
@@ -1175,7 +1175,7 @@ IDEMPOTENCY: Final = (
     Mutation(
         "repeat-does-not-wait-for-the-first",
         "idempotency",
-        "topics/idempotency.py",
+        "topics/engine/idempotency_keys.py",
         "topic.keys_in_flight[key] = commit.done",
         "pass",
         "api 1: an append and its repeat make one record, at the same time too",
@@ -1184,7 +1184,7 @@ IDEMPOTENCY: Final = (
     Mutation(
         "key-of-a-failed-append-remembered",
         "idempotency",
-        "topics/idempotency.py",
+        "topics/engine/idempotency_keys.py",
         "commit.on_fail = partial(self._fail, topic, key)",
         "commit.on_fail = partial(self.remember, topic, key, commit.last_seq, commit.records, 0)",
         "8.1: a repeat is acked only if the first append was",
@@ -1193,7 +1193,7 @@ IDEMPOTENCY: Final = (
     Mutation(
         "key-not-logged",
         "idempotency",
-        "topics/appending.py",
+        "topics/engine/operations/append.py",
         'tail.append((FrameType.IDEMPOTENCY, {"key": key, "first": first_seq, "count": count, "at": at}))',
         "pass",
         "8.2: a repeat after a restart makes no second record",
@@ -1202,7 +1202,7 @@ IDEMPOTENCY: Final = (
     Mutation(
         "windows-by-the-wall-clock",
         "idempotency",
-        "topics/window_clock.py",
+        "topics/runtime/window_clock.py",
         "return self._ahead + self._clock.monotonic_ms()",
         "return self._clock.now_ms()",
         "8.2: a wall clock that is set makes no second record of a repeat",
@@ -1211,7 +1211,7 @@ IDEMPOTENCY: Final = (
     Mutation(
         "boot-of-the-mark-not-asked",
         "idempotency",
-        "topics/window_clock.py",
+        "topics/runtime/window_clock.py",
         "passed = boottime - mark.boottime",
         "passed = wall - mark.wall",
         "8.2: a wall clock that is set between two lives makes no second record of a repeat",
@@ -1223,7 +1223,7 @@ CLASSES: Final = (
     Mutation(
         "ephemeral-records-not-written-out",
         "classes",
-        "topics/configuring.py",
+        "topics/engine/operations/topic_lifecycle.py",
         "await self._write_out(topic)",
         "pass",
         "rule 24: leaving ephemeral writes its live records",
@@ -1232,7 +1232,7 @@ CLASSES: Final = (
     Mutation(
         "full-disk-not-noticed",
         "classes",
-        "topics/committing.py",
+        "topics/engine/commits.py",
         "if shortage is not None:",
         "if shortage is not None and self.saturated:",
         "rule 27: below TOPICS_MIN_FREE_BYTES appends are refused",
@@ -1241,7 +1241,7 @@ CLASSES: Final = (
     Mutation(
         "dead-letters-may-be-ephemeral",
         "classes",
-        "topics/configuring.py",
+        "topics/engine/operations/topic_lifecycle.py",
         'if config.durability == "ephemeral" and named:',
         'if config.durability == "ephemeral" and not named:',
         "rule 26: a referenced dead-letter topic does not turn ephemeral",
@@ -1262,7 +1262,7 @@ READING: Final = (
     Mutation(
         "hole-not-told",
         "reading",
-        "topics/collecting.py",
+        "topics/engine/record_collector.py",
         "self.tombstone = log.tombstone_of(step)",
         "pass",
         "8.4: no involuntary loss without a tombstone",
@@ -1271,7 +1271,7 @@ READING: Final = (
     Mutation(
         "floor-not-advanced",
         "reading",
-        "topics/collecting.py",
+        "topics/engine/record_collector.py",
         "self._registry.expire(self.topic)",
         "pass",
         "rule 7: a read advances the floor first",
@@ -1280,7 +1280,7 @@ READING: Final = (
     Mutation(
         "times-go-back",
         "reading",
-        "topics/appending.py",
+        "topics/engine/operations/append.py",
         "ts = topic.last_ts = max(self._registry.now_ms(), topic.last_ts)",
         "ts = topic.last_ts = self._clock.now_ms()",
         "semantics 1: $ts never decreases, whatever the clock does",
@@ -1289,7 +1289,7 @@ READING: Final = (
     Mutation(
         "export-without-tombstones",
         "reading",
-        "topics/exporting.py",
+        "topics/engine/operations/export.py",
         "tombstone = self._within(found.tombstone)",
         "tombstone = None",
         "8.4: diff, SSE, WebSocket and export agree",
@@ -1310,7 +1310,7 @@ DELIVERY: Final = (
     Mutation(
         "topic-that-is-waited-for-not-delivered",
         "delivery",
-        "topics/watching/delivery.py",
+        "topics/engine/delivery/topic_delivery.py",
         "for feed in self._awaited.take(topic.name):",
         "for feed in []:",
         "api 8: a watcher who waits for a topic is given all of it",
@@ -1328,7 +1328,7 @@ DELIVERY: Final = (
     Mutation(
         "frames-of-other-places",
         "delivery",
-        "topics/watching/delivery.py",
+        "topics/engine/delivery/topic_delivery.py",
         "key = (state, feed.epoch, feed.position, feed.wish, feed.outbox and feed.outbox.form)",
         "key = (state, feed.epoch, feed.wish, feed.outbox and feed.outbox.form)",
         "8.4: frames are shared only by those in the same place",
@@ -1337,7 +1337,7 @@ DELIVERY: Final = (
     Mutation(
         "delivered-before-the-sync",
         "delivery",
-        "topics/watching/feed.py",
+        "topics/engine/delivery/feed.py",
         "return min(head, self.topic.synced_seq) if self.strong and not self.topic.ephemeral else head",
         "return head",
         "semantics 2: a strong watcher sees what is synced",
@@ -1346,7 +1346,7 @@ DELIVERY: Final = (
     Mutation(
         "id-ignored",
         "delivery",
-        "topics/watching/sessions.py",
+        "topics/engine/delivery/watch_sessions.py",
         "session.rewind(cursors)",
         "pass",
         "8.4: a stream goes on where its id says",
@@ -1355,7 +1355,7 @@ DELIVERY: Final = (
     Mutation(
         "id-ahead-of-what-was-sent",
         "delivery",
-        "topics/watching/sessions.py",
+        "topics/engine/delivery/watch_sessions.py",
         "text = msgspec.json.encode({feed.name: feed.position for feed in self._order if self._goes_on(feed)})",
         "text = msgspec.json.encode({feed.name: feed.position + 1 for feed in self._order if self._goes_on(feed)})",
         "8.4: a stream goes on behind what its id was sent with",
@@ -1364,7 +1364,7 @@ DELIVERY: Final = (
     Mutation(
         "dropped-frames-forgotten",
         "delivery",
-        "topics/watching/outbox.py",
+        "topics/engine/delivery/outbox.py",
         "feed.go_back(marks[-1] if marks else feed.sent)",
         "pass",
         "8.8: what a slow client was spared for now it gets later",
@@ -1373,7 +1373,7 @@ DELIVERY: Final = (
     Mutation(
         "recreated-topic-not-told",
         "delivery",
-        "topics/watching/delivery.py",
+        "topics/engine/delivery/topic_delivery.py",
         "return Collector(self._registry, topic, wish, feed.position, same_epoch=feed.epoch == topic.id, up_to=up_to)",
         "return Collector(self._registry, topic, wish, feed.position, same_epoch=True, up_to=up_to)",
         "8.4: a watcher of an older instance is told `recreated`",
@@ -1409,7 +1409,7 @@ PRESSURE: Final = (
     Mutation(
         "group-without-room-forgotten",
         "pressure",
-        "topics/storage/wal.py",
+        "topics/storage/wal/shard_writer.py",
         """
         self._queue_bytes -= total
         self._in_group = group
@@ -1424,7 +1424,7 @@ PRESSURE: Final = (
     Mutation(
         "late-refusal-not-tried-again",
         "pressure",
-        "topics/storage/wal.py",
+        "topics/storage/wal/shard_writer.py",
         "self._wake.set()  # to look at the clock: the spare is made beside the writer, which may be asleep",
         "pass",
         "8.8: a shard without room goes on by itself",
@@ -1433,7 +1433,7 @@ PRESSURE: Final = (
     Mutation(
         "checkpoint-waits-for-room",
         "pressure",
-        "topics/storage/wal.py",
+        "topics/storage/wal/shard_writer.py",
         """
                 return
         self._settle_requests()
@@ -1448,7 +1448,7 @@ PRESSURE: Final = (
     Mutation(
         "room-not-told",
         "pressure",
-        "topics/storage/wal.py",
+        "topics/storage/wal/shard_writer.py",
         """
             self._urgent = bool(self._queue)
             if not self.full:
@@ -1467,7 +1467,7 @@ PRESSURE: Final = (
     Mutation(
         "control-frames-wait-for-appends",
         "pressure",
-        "topics/storage/wal.py",
+        "topics/storage/wal/shard_writer.py",
         """
             if self._stopping:
                 raise ApiError("shutting_down", "the daemon is shutting down", retry_after_s=1)
@@ -1485,7 +1485,7 @@ SOCKETS: Final = (
     Mutation(
         "busiest-of-the-idle-evicted",
         "sockets",
-        "topics/http/server.py",
+        "topics/http/connections/server.py",
         """
             for connection in self.idle:
                 self.forget(connection)
@@ -1500,7 +1500,7 @@ SOCKETS: Final = (
     Mutation(
         "a-byte-is-progress",
         "sockets",
-        "topics/http/connection.py",
+        "topics/http/connections/connection.py",
         """
             if taken - self._progress >= PROGRESS_BYTES:
                 self._progress, self._progress_at = taken, now

@@ -17,7 +17,7 @@ from tests.described import closed_document, resolve
 from topics.client import calls
 from topics.client.calls import Call
 from topics.client.results import NewRecord, Page, Record, Tombstone
-from topics.http.openapi import document
+from topics.http.openapi.document import document
 from topics.http.routes import ROUTES, Found, RouteTable
 
 TABLE = RouteTable()

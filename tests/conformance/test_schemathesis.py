@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.conformance.client import Client, body_of, running
-from topics.http.openapi import document
+from topics.http.openapi.document import document
 
 HERE = Path(__file__).parent
 

@@ -32,11 +32,11 @@ from tests.simulation.world import COLD, ROOT, End, Life, World, settings
 from tests.storage.data_file import rows_of
 from topics.errors import ApiError
 from topics.model import Performance, ReadRequest
-from topics.storage.datadir import DataDirError
-from topics.storage.file_header import FILE_HEADER_BYTES
-from topics.storage.frames import FrameType, StoredRecord
-from topics.storage.recovered import Damage
-from topics.storage.segments import INDEX_ENTRY_BYTES, encode_copies
+from topics.storage.files.datadir import DataDirError
+from topics.storage.files.file_header import FILE_HEADER_BYTES
+from topics.storage.recovery.recovered_state import Damage
+from topics.storage.segments.segment_format import INDEX_ENTRY_BYTES, encode_copies
+from topics.storage.wal.frames import FrameType, StoredRecord
 
 CONFIG: Final = settings(
     wal_file_bytes=4 << 10,

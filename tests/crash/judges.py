@@ -24,8 +24,8 @@ from tests.simulation.test_staging_crashes import judge as judge_stages
 from tests.simulation.world import End, Life, World
 from topics.config import Settings
 from topics.model import TopicConfigPatch
-from topics.queue import pages
-from topics.storage import queue_dump
+from topics.queue import job_pages
+from topics.storage.snapshots import queue_dump
 
 # ----------------------------------------------------------------- queues
 
@@ -33,7 +33,7 @@ from topics.storage import queue_dump
 @contextmanager
 def tiny_pages() -> Iterator[None]:
     """A few jobs are many pages of a queue's projection, dumped while the loop goes on."""
-    with mock.patch.object(pages, "PAGE", 4), mock.patch.object(queue_dump, "LARGE_PAGES", 1):
+    with mock.patch.object(job_pages, "PAGE", 4), mock.patch.object(queue_dump, "LARGE_PAGES", 1):
         yield
 
 

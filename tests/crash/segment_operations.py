@@ -23,7 +23,7 @@ from tests.simulation.segment_lives import (
     with_shards,
 )
 from tests.simulation.world import End, Life
-from topics.log.match import Match
+from topics.log.tag_match import Match
 
 EAGER = replace(SMALL, rewrite_live_ratio=0.7)
 """Segments are written anew as soon as a third of them is dead."""

@@ -25,12 +25,12 @@ from tests.crash.sweep import DAMAGE, NAMES, VARIANTS, Case, Figures, Task
 from tests.everything import EVERYTHING
 from tests.simulation.disk import SimFile, SimFs
 from tests.simulation.wal_content import scan_of
-from topics.engine import Engine
-from topics.storage import frames
-from topics.storage.compactor import Compactor
-from topics.storage.frames import FrameType
-from topics.storage.reclaimer import Reclaimer
-from topics.storage.relocator import Relocator
+from topics.engine.engine import Engine
+from topics.storage.maintenance.compactor import Compactor
+from topics.storage.maintenance.reclaimer import Reclaimer
+from topics.storage.maintenance.relocator import Relocator
+from topics.storage.wal import frames
+from topics.storage.wal.frames import FrameType
 
 STRIDE: Final = 1 if EVERYTHING else 29
 
@@ -261,7 +261,7 @@ def test_a_sync_that_does_nothing_is_found_and_the_command_shows_it_again(
 
 @pytest.mark.slow
 def test_a_daemon_that_logs_no_claims_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("topics.lease_commits.encode_control", releasing)
+    monkeypatch.setattr("topics.engine.queues.lease_commits.encode_control", releasing)
     figures = sweep.run(Task("claim"))
     assert figures.failed
     assert all("AssertionError" in failure.problem for failure in figures.failures)

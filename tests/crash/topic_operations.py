@@ -12,7 +12,7 @@ from tests.simulation.lives import CLASSES
 from tests.simulation.model import Client
 from tests.simulation.segment_lives import SMALL, STORED, SegmentSweep, checkpoint, exactly, fill, fill_all, one_of_each
 from tests.simulation.world import Life
-from topics.log.match import Match
+from topics.log.tag_match import Match
 
 LONG = replace(SMALL, wal_file_bytes=64 << 10, segment_max_events=100)
 """A log that is not rotated, and segments that are not full."""

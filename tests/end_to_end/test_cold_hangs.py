@@ -12,7 +12,7 @@ import pytest
 
 from tests.end_to_end.test_segments import daemon_in
 from tests.end_to_end.test_sigkill import Client, Daemon
-from topics.attempts import THREAD_NAME
+from topics.runtime.bounded_calls import THREAD_NAME
 
 pytestmark = pytest.mark.slow
 

@@ -27,8 +27,8 @@ import xxhash
 
 from tests.end_to_end.test_segments import Ledger, daemon_in
 from tests.end_to_end.test_sigkill import Client, Daemon, read_all
-from topics.storage.restored import SKIPPED_SEQS
-from topics.storage.upkeep import MAX_HOLD_MS, Upkeep
+from topics.storage.maintenance.file_holds import MAX_HOLD_MS, Upkeep
+from topics.storage.recovery.restored_copy import SKIPPED_SEQS
 
 SCRIPTS = Path(__file__).resolve().parents[2] / "scripts"
 sys.path.insert(0, str(SCRIPTS))

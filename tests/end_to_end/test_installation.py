@@ -20,7 +20,7 @@ from pathlib import Path
 import pytest
 
 from tests.client.ports import free_port
-from topics.storage.restored import SKIPPED_SEQS
+from topics.storage.recovery.restored_copy import SKIPPED_SEQS
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = (ROOT / "docs" / "operations.md").read_text()

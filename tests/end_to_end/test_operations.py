@@ -19,12 +19,12 @@ from typing import Any
 import pytest
 import yaml  # type: ignore[import-untyped]
 
+from topics.auth.keys import ALL, parse_key_file
 from topics.config import CLIENT_VARIABLES, SETTINGS, load_settings
-from topics.figures import EngineFigures
-from topics.http.metrics import RequestFigures, families
+from topics.http.answers.metrics import RequestFigures, families
+from topics.http.connections.server import KEEP_ALIVE_S
 from topics.http.routes import ROUTES
-from topics.http.server import KEEP_ALIVE_S
-from topics.keys import ALL, parse_key_file
+from topics.telemetry.figures import EngineFigures
 
 ROOT = Path(__file__).resolve().parents[2]
 DOCS = ROOT / "docs"

@@ -19,9 +19,9 @@ from tests.simulation.disk import SimFs
 from tests.simulation.offload import InlineOffload
 from tests.simulation.wal_content import scan_of
 from topics.config import Settings
-from topics.engine import Engine
+from topics.engine.engine import Engine
 from topics.errors import ApiError
-from topics.log.match import parse_match
+from topics.log.tag_match import parse_match
 from topics.model import (
     AppendRequest,
     AppendResult,
@@ -33,9 +33,9 @@ from topics.model import (
     TopicConfig,
     TopicConfigPatch,
 )
-from topics.offload import Kind
-from topics.storage import frames
-from topics.storage.frames import FrameType
+from topics.runtime.offload import Kind
+from topics.storage.wal import frames
+from topics.storage.wal.frames import FrameType
 
 T = TypeVar("T")
 

@@ -13,9 +13,9 @@ from tests.engine.life import Called, HeldOffload, living, refusal, settings, se
 from tests.simulation.clock import SimClock
 from tests.simulation.disk import Fault, SimFs
 from topics.errors import ApiError
-from topics.offload import Kind
-from topics.storage.frames import CONTINUES, MORE, FrameType
-from topics.withdrawal import CURRENT, Withdrawal
+from topics.runtime.offload import Kind
+from topics.runtime.withdrawal import CURRENT, Withdrawal
+from topics.storage.wal.frames import CONTINUES, MORE, FrameType
 
 pytestmark = pytest.mark.trio
 

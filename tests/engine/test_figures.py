@@ -6,10 +6,10 @@ import pytest
 import trio
 
 from tests.engine.life import Life, living
-from topics import engine
-from topics.figures import EngineFigures
-from topics.keys import ALL, OPEN, Key
+from topics.auth.keys import ALL, OPEN, Key
+from topics.engine import engine
 from topics.model import RouterPatch
+from topics.telemetry.figures import EngineFigures
 
 pytestmark = pytest.mark.trio
 

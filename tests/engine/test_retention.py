@@ -10,7 +10,7 @@ import trio
 from tests.engine.life import Called, HeldOffload, living, refusal, settings, settle
 from tests.simulation.clock import SimClock
 from tests.simulation.disk import SimFs
-from topics.storage.frames import MORE, FrameType
+from topics.storage.wal.frames import MORE, FrameType
 
 pytestmark = pytest.mark.trio
 

@@ -21,10 +21,10 @@ import tests.simulation.world as simulation
 from tests.engine.life import records
 from tests.simulation.offload import InlineOffload
 from tests.simulation.world import COLD, Life, settings
-from topics.engine import Engine
+from topics.engine.engine import Engine
 from topics.errors import ApiError
 from topics.model import Performance, ReadRequest, ReadResult
-from topics.offload import Kind
+from topics.runtime.offload import Kind
 
 T = TypeVar("T")
 

@@ -18,11 +18,11 @@ from tests.fuzz import mutations
 from tests.fuzz.target import Target
 from topics.config import Settings
 from topics.errors import ApiError
-from topics.http import bodies, queue_requests, watch_requests
+from topics.http.answers.sse import accepts_events
 from topics.http.calls import error_response
-from topics.http.lines import Batches
+from topics.http.requests import bodies, queue_requests, watch_requests
+from topics.http.requests.line_batches import Batches
 from topics.http.routes import RouteTable
-from topics.http.sse import accepts_events
 from topics.log.topic_config import resolve_config
 from topics.routing.router import resolve_router
 

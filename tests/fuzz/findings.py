@@ -14,8 +14,8 @@ import cbor2
 
 from tests.fuzz import machines
 from tests.fuzz.framing import mend_log, mend_sealed, mend_segment
-from topics.storage import frames
-from topics.storage.frames import FrameType
+from topics.storage.wal import frames
+from topics.storage.wal.frames import FrameType
 
 
 class Found(NamedTuple):

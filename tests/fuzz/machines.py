@@ -19,8 +19,8 @@ from tests.fuzz.framing import header_of
 from tests.simulation.disk import SimFs
 from tests.simulation.wal_content import scan_of
 from tests.simulation.world import COLD, ROOT, Life, World, settings
-from topics.http.bodies import decode_append
-from topics.log.match import parse_match
+from topics.http.requests.bodies import decode_append
+from topics.log.tag_match import parse_match
 from topics.model import (
     ClaimRequest,
     HeldRequest,
@@ -29,10 +29,10 @@ from topics.model import (
     RouterPatch,
     TopicConfigPatch,
 )
-from topics.storage.datadir import DataDir, open_data_dir, wal_path
-from topics.storage.file_header import FILE_HEADER_BYTES, encode_file_header
-from topics.storage.frames import Frame
-from topics.storage.wal_head import TAIL_BYTES
+from topics.storage.files.datadir import DataDir, open_data_dir, wal_path
+from topics.storage.files.file_header import FILE_HEADER_BYTES, encode_file_header
+from topics.storage.wal.frames import Frame
+from topics.storage.wal.wal_head import TAIL_BYTES
 
 LOGGED: Final = settings(wal_file_bytes=1 << 20, min_free_bytes=0, cold_dir=Path(COLD))
 """All that a life writes is in one file of the log."""

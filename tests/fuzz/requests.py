@@ -21,7 +21,12 @@ from typing import Any, Final
 import h11
 
 from tests.fuzz.target import Target
-from topics.http.protocols import MAX_HEADER_BYTES, _asks_for_http2, _H11Connection, _opens_websocket
+from topics.http.connections.hypercorn_protocols import (
+    MAX_HEADER_BYTES,
+    _asks_for_http2,
+    _H11Connection,
+    _opens_websocket,
+)
 
 HAS_LLHTTP: Final = util.find_spec("httptools") is not None
 
@@ -318,6 +323,6 @@ TARGETS: Final[tuple[Target, ...]] = (
         base_bytes=1 << 20,
         factor=1000,
         examples=300,
-        modules=("topics.http.protocols", "h11"),
+        modules=("topics.http.connections.hypercorn_protocols", "h11"),
     ),
 )

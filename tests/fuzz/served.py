@@ -25,9 +25,9 @@ from tests.fuzz.target import Target
 from tests.simulation.disk import SimFs
 from tests.simulation.lives import end_steps
 from tests.simulation.world import Life, World
+from topics.auth.keys import parse_keys
 from topics.http.app import make_app
-from topics.http.server import open_listener, port_of, serve
-from topics.keys import parse_keys
+from topics.http.connections.server import open_listener, port_of, serve
 
 SERVED: Final = replace(
     machines.LOGGED,

@@ -22,22 +22,18 @@ from tests.simulation.disk import SimFs
 from tests.simulation.lives import end_steps
 from tests.simulation.world import ROOT, End, Life, World, quiet
 from topics.config import Settings
-from topics.engine import Engine
+from topics.engine.engine import Engine
 from topics.errors import ApiError
-from topics.log.match import Match
+from topics.log.tag_match import Match
 from topics.model import Performance, ReadRequest, TopicState
-from topics.storage import frames
-from topics.storage.checkpointed import Directory
-from topics.storage.datadir import DataDirError, open_data_dir, parse_segment_file, parse_wal_name, segment_name
-from topics.storage.file_header import first_frame
-from topics.storage.frames import FrameType, Seeds, UnknownFrameType
-from topics.storage.inspect import Inspection
-from topics.storage.parts import load_part
-from topics.storage.recovered import Damage
-from topics.storage.segment_reader import Tiers, load_columns, load_tags
-from topics.storage.segment_scan import BadBytes, frames_of, layout_of
-from topics.storage.segment_store import DirectorySegmentStore
-from topics.storage.segments import (
+from topics.storage.files.datadir import DataDirError, open_data_dir, parse_segment_file, parse_wal_name, segment_name
+from topics.storage.files.file_header import first_frame
+from topics.storage.offline.inspect import Inspection
+from topics.storage.offline.stored_topics import Directory
+from topics.storage.offline.topic_parts import load_part
+from topics.storage.offline.verify import Verification
+from topics.storage.recovery.recovered_state import Damage
+from topics.storage.segments.segment_format import (
     SegmentDamaged,
     convert_appends,
     decode_index,
@@ -46,9 +42,13 @@ from topics.storage.segments import (
     open_records,
     scan_data,
 )
-from topics.storage.shelf import Segment
-from topics.storage.snapshot import Snapshot, SnapshotDamaged, decode_manifest, decode_part, decode_snapshot
-from topics.storage.verify import Verification
+from topics.storage.segments.segment_reader import Tiers, load_columns, load_tags
+from topics.storage.segments.segment_scan import BadBytes, frames_of, layout_of
+from topics.storage.segments.segment_store import DirectorySegmentStore
+from topics.storage.segments.topic_segments import Segment
+from topics.storage.snapshots.snapshot import Snapshot, SnapshotDamaged, decode_manifest, decode_part, decode_snapshot
+from topics.storage.wal import frames
+from topics.storage.wal.frames import FrameType, Seeds, UnknownFrameType
 
 REFUSALS: Final = (Damage, DataDirError, UnknownFrameType, OSError)
 """How a start says no (`Engine.recover`)."""
@@ -504,7 +504,7 @@ TARGETS: Final[tuple[Target, ...]] = (
         lambda: _files("data"),
         mend=mend_segment,
         base_bytes=1 << 20,
-        modules=("topics.spark.segment_columns", "topics.storage.segments"),
+        modules=("topics.spark.segment_columns", "topics.storage.segments.segment_format"),
         examples=60,
     ),
 )

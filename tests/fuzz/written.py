@@ -16,8 +16,8 @@ import msgspec
 from tests.fuzz import mutations
 from tests.fuzz.asked import checked
 from tests.fuzz.target import Target
-from topics.audit import make_entry
-from topics.cli.record_input import BadInput, Form, LineSplitter, Parser
+from topics.auth.keys import Key, Keyring, MalformedKeys, parse_key_file, parse_keys
+from topics.cli.records.record_input import BadInput, Form, LineSplitter, Parser
 from topics.cli.values import parse_duration, parse_size
 from topics.client import calls, results
 from topics.client.bulk import Export
@@ -26,14 +26,14 @@ from topics.client.following import Following, named, watch
 from topics.client.sse import EventDecoder
 from topics.client.transport import result
 from topics.config import ConfigError, load_settings
+from topics.engine.delivery.feed import SHUTTING_DOWN
 from topics.http.accept import qualities
-from topics.http.bodies import check_key
-from topics.http.sse import EVENTS, heartbeat, job_event, with_id
-from topics.keys import Key, Keyring, MalformedKeys, parse_key_file, parse_keys
-from topics.log.match import Match, parse_match
+from topics.http.answers.sse import EVENTS, heartbeat, job_event, with_id
+from topics.http.requests.bodies import check_key
 from topics.log.names import check_node, check_router_name, check_topic_name
+from topics.log.tag_match import Match, parse_match
 from topics.model import Tombstone
-from topics.watching.feed import SHUTTING_DOWN
+from topics.telemetry.audit_log import make_entry
 
 CLIENT: Final = ("topics.client",)
 PIECE: Final = 17
@@ -310,7 +310,7 @@ def _written(name: str, about: str, take: Callable[[bytes], None], seeds: Any, *
 
 
 TARGETS: Final[tuple[Target, ...]] = (
-    _written("keys", "API keys, of a file and of the environment", _keys, _key_seeds, modules=("topics.keys",)),
+    _written("keys", "API keys, of a file and of the environment", _keys, _key_seeds, modules=("topics.auth.keys",)),
     _written("settings", "settings of the environment and the command line", _settings, _setting_seeds),
     _written("values", "durations and sizes on the command line", _value, [b"1h30m", b"1.5s", b"64KiB", b"10MB", b"7"]),
     _written(

@@ -15,8 +15,8 @@ import trio
 from tests.http.fake_engine import FakeEngine
 from topics.config import Settings
 from topics.http.app import make_app
+from topics.http.connections.server import Server, open_listener, port_of, serve
 from topics.http.gate import Gate
-from topics.http.server import Server, open_listener, port_of, serve
 
 SMALL = Settings(
     data_dir=Path("/nonexistent"),

@@ -10,14 +10,14 @@ import msgspec
 import trio
 from msgspec.structs import asdict, replace
 
-from topics.clock import SystemClock
-from topics.columns import columns_of
+from topics.auth.keys import Key
 from topics.config import Settings
+from topics.engine.delivery.watch_sessions import Watching
+from topics.engine.operations.export import Export, ExportRequest
+from topics.engine.queues.queue_calls import Work
+from topics.engine.record_columns import columns_of
 from topics.errors import ApiError, invalid, router_not_found, topic_not_found
-from topics.exporting import Export, ExportRequest
-from topics.figures import EngineFigures, RouterFigures, TopicFigures
-from topics.keys import Key
-from topics.log.match import Match, parse_match
+from topics.log.tag_match import Match, parse_match
 from topics.log.topic_config import resolve_config
 from topics.model import (
     AppendRequest,
@@ -41,8 +41,8 @@ from topics.model import (
     TopicState,
     TopicSummary,
 )
-from topics.queueing import Work
-from topics.watching.sessions import Watching
+from topics.runtime.clock import SystemClock
+from topics.telemetry.figures import EngineFigures, RouterFigures, TopicFigures
 
 NO_ROUTER = RouterState(
     router="",

@@ -1,4 +1,4 @@
-"""Calls that run while their key is withdrawn, or loses the rights that they need (`topics.withdrawal`)."""
+"""Calls that run while their key is withdrawn, or loses the rights that they need (`topics.runtime.withdrawal`)."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import pytest
 import trio
 
 from tests.http.conftest import SMALL, Served, serving, until
-from topics.keys import Keyring, parse_keys
+from topics.auth.keys import Keyring, parse_keys
 
 pytestmark = pytest.mark.trio
 

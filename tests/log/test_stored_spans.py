@@ -19,9 +19,9 @@ from hypothesis.stateful import initialize, invariant, precondition, rule
 
 from tests.log.test_topic_log import extent, log_of, steps, told
 from tests.log.test_topic_log_model import BATCH, PLACE, TopicLogMachine, everything
-from topics.log import index, tags, topic_log
-from topics.log.index import NotLoaded, Span
-from topics.log.match import Match
+from topics.log import record_index, tag_index, topic_log
+from topics.log.record_index import NotLoaded, Span
+from topics.log.tag_match import Match
 from topics.log.topic_log import (
     FrameRange,
     Gap,
@@ -34,17 +34,17 @@ from topics.log.topic_log import (
     summary_first,
 )
 
-DELETED, LOST = index.DELETED, index.LOST
+DELETED, LOST = record_index.DELETED, record_index.LOST
 
 
 @pytest.fixture
 def _tiny_limits() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(index, "SPAN_RECORDS", 4)
-        patch.setattr(index, "MIN_TRIM", 3)
-        patch.setattr(index, "_FIRST_STRIDE", 2)
-        patch.setattr(tags, "RUN_NAMES", 2)
-        patch.setattr(tags, "_CHUNK", 2)
+        patch.setattr(record_index, "SPAN_RECORDS", 4)
+        patch.setattr(record_index, "MIN_TRIM", 3)
+        patch.setattr(record_index, "_FIRST_STRIDE", 2)
+        patch.setattr(tag_index, "RUN_NAMES", 2)
+        patch.setattr(tag_index, "_CHUNK", 2)
         patch.setattr(topic_log, "_SHORT_HOLE", 2)
         patch.setattr(topic_log, "_SWEEP_MIN", 1)
         yield
@@ -663,7 +663,7 @@ def test_more_live_on_disk_than_the_summary_says_leaves_its_tags_to_the_files() 
     log = log_of(20, tags=["a"] * 20)
     log.delete_seqs([4])
     driven = checkpoint(log, 10, 10)
-    driven.disk.slots[4] = driven.disk.slots[4]._replace(dead=index.LIVE, size=10)
+    driven.disk.slots[4] = driven.disk.slots[4]._replace(dead=record_index.LIVE, size=10)
     span = log.stored_spans()[0]
     assert log.attach(span, driven.disk.columns(span))
     assert (log.count, log.bytes, log.tags_from) == (20, 200, 11)
@@ -844,7 +844,7 @@ def test_a_stored_span_that_contradicts_itself_does_not_load(change: dict[str, A
     log.extend(extent(11, 2, ts=2000))
     dumped = log.dump()
     mark, *values = dumped["spans"][0]
-    names = [*index.SUMMARY_FIELDS, "unflagged"]
+    names = [*record_index.SUMMARY_FIELDS, "unflagged"]
     assert TopicLog.load(dumped).dump() == dumped
     damaged = dict(zip(names, values, strict=True)) | change
     with pytest.raises(ValueError):  # noqa: PT011

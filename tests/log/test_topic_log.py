@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from topics.log import index, topic_log
-from topics.log.match import Match
+from topics.log import record_index, topic_log
+from topics.log.tag_match import Match
 from topics.log.topic_log import Extent, Gap, Run, TopicLog
 from topics.model import Tombstone
 
@@ -348,8 +348,8 @@ def test_no_more_than_32_bytes_of_index_a_record() -> None:
 
 
 def test_a_batch_larger_than_a_span_is_stored_whole() -> None:
-    log = log_of(2 * index.SPAN_RECORDS + 5)
-    assert log.step(0, 10**6) == Run(1, 2 * index.SPAN_RECORDS + 5)
+    log = log_of(2 * record_index.SPAN_RECORDS + 5)
+    assert log.step(0, 10**6) == Run(1, 2 * record_index.SPAN_RECORDS + 5)
     log.check()
 
 

@@ -17,19 +17,19 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from topics.log import index, tags, topic_log
-from topics.log.match import Match
+from topics.log import record_index, tag_index, topic_log
+from topics.log.tag_match import Match
 from topics.log.topic_log import Extent, Gap, Run, TopicLog
 
 
 @pytest.fixture(scope="module", autouse=True)
 def _tiny_limits() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(index, "SPAN_RECORDS", 4)
-        patch.setattr(index, "MIN_TRIM", 3)
-        patch.setattr(index, "_FIRST_STRIDE", 2)
-        patch.setattr(tags, "RUN_NAMES", 2)
-        patch.setattr(tags, "_CHUNK", 2)
+        patch.setattr(record_index, "SPAN_RECORDS", 4)
+        patch.setattr(record_index, "MIN_TRIM", 3)
+        patch.setattr(record_index, "_FIRST_STRIDE", 2)
+        patch.setattr(tag_index, "RUN_NAMES", 2)
+        patch.setattr(tag_index, "_CHUNK", 2)
         patch.setattr(topic_log, "_SHORT_HOLE", 2)
         patch.setattr(topic_log, "_SWEEP_MIN", 1)
         yield

@@ -20,12 +20,12 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from topics.instant import MAX_AHEAD_MS, Instant
-from topics.log.index import from_little_endian
-from topics.queue import leases, pages
-from topics.queue.events import Acked, Claimed, DeadLettered, Event, Extended, Parked, Released, event_from_wire
+from topics.log.record_index import from_little_endian
+from topics.queue import job_pages, leases
+from topics.queue.job_pages import ABSENT, DELAYED, FREE, LEASED, PARKED
+from topics.queue.lease_events import Acked, Claimed, DeadLettered, Event, Extended, Parked, Released, event_from_wire
 from topics.queue.leases import Frozen, Leases
-from topics.queue.pages import ABSENT, DELAYED, FREE, LEASED, PARKED
+from topics.runtime.instant import MAX_AHEAD_MS, Instant
 
 PARKED_AT_ONCE = 3
 # No wall clock is set back to before this: times before the epoch are not kept apart.
@@ -40,7 +40,7 @@ def _tiny_limits() -> Iterator[None]:
         patch.setattr(leases, "SWEEP_MOST", 0)
         patch.setattr(leases, "_LOOK", 1)
         patch.setattr(leases, "_SCAN", 3)
-        patch.setattr(pages, "PAGE", 4)
+        patch.setattr(job_pages, "PAGE", 4)
         yield
 
 

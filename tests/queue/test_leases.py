@@ -11,9 +11,18 @@ from itertools import count, islice
 import cbor2
 import pytest
 
-from topics.instant import MAX_AHEAD_MS, Instant
-from topics.queue.events import Acked, Claimed, DeadLettered, Extended, LeaseEvent, Parked, Released, event_from_wire
+from topics.queue.lease_events import (
+    Acked,
+    Claimed,
+    DeadLettered,
+    Extended,
+    LeaseEvent,
+    Parked,
+    Released,
+    event_from_wire,
+)
 from topics.queue.leases import MAX_PARKED, Leases, NextLive
+from topics.runtime.instant import MAX_AHEAD_MS, Instant
 
 EPOCH = 1_700_000_000_000
 

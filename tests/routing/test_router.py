@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from topics.errors import ApiError
-from topics.log.match import Match
+from topics.log.tag_match import Match
 from topics.model import RouterPatch
 from topics.routing.router import RouterConfig, resolve_router, router_from_wire, router_to_wire
 

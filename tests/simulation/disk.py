@@ -37,7 +37,7 @@ from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from typing import Any, Literal, NamedTuple, TypeGuard
 
-from topics.storage.fs import File, LockHandle, LockHeld
+from topics.storage.files.fs import File, LockHandle, LockHeld
 
 SECTOR = 512
 """The unit in which a disk writes, in bytes; a write may end anywhere between and inside sectors."""

@@ -20,7 +20,7 @@ from tests.simulation.disk import SimFs
 from tests.simulation.model import Fate, Record, View
 from tests.simulation.world import End, Life, World, Wreck, some_ends, wrecks_of
 from topics.config import Settings
-from topics.log.match import Match
+from topics.log.tag_match import Match
 from topics.model import RecordIn, TopicConfig
 
 CLASSES: Final = ("ephemeral", "memory", "disk", "fsync")

@@ -16,9 +16,9 @@ from typing import Any, Final, Literal
 
 import msgspec
 
-from topics.engine import Engine
+from topics.engine.engine import Engine
 from topics.errors import ApiError
-from topics.log.match import Match
+from topics.log.tag_match import Match
 from topics.model import AppendRequest, AppendResult, Performance, ReadRequest, RecordIn, TopicConfig, TopicConfigPatch
 
 Fate = Literal["kill", "machine", "stop"]

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from typing import Never
 
 from tests.simulation.disk import Op, SimFs
-from topics.storage.fs import TEMPORARY_SUFFIX
+from topics.storage.files.fs import TEMPORARY_SUFFIX
 
 
 class OrderingMonitor:

@@ -9,8 +9,8 @@ from typing import Final, TypeVar
 import trio
 
 from tests.simulation.disk import SimHang
-from topics.attempts import Attempt, CallHangs, Patience
-from topics.offload import COLD, Kind
+from topics.runtime.bounded_calls import Attempt, CallHangs, Patience
+from topics.runtime.offload import COLD, Kind
 
 T = TypeVar("T")
 

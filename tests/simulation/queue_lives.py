@@ -29,11 +29,11 @@ from tests.simulation.router_lives import SMALL, check_said, nobody_forwards, un
 from tests.simulation.segment_lives import check_files, check_logs
 from tests.simulation.world import End, Life, World
 from topics.config import Settings
-from topics.dead_letters import DeadLetters
+from topics.engine.queues.dead_letters import DeadLetters
+from topics.engine.queues.queue_calls import Work
 from topics.errors import ApiError
-from topics.instant import Instant
-from topics.log.index import NotLoaded
-from topics.log.match import Match
+from topics.log.record_index import NotLoaded
+from topics.log.tag_match import Match
 from topics.log.topic_log import Run
 from topics.model import (
     AppendRequest,
@@ -47,8 +47,8 @@ from topics.model import (
     TopicConfig,
     TopicConfigPatch,
 )
-from topics.queue.pages import DELAYED, FREE, LEASED, PARKED
-from topics.queueing import Work
+from topics.queue.job_pages import DELAYED, FREE, LEASED, PARKED
+from topics.runtime.instant import Instant
 
 MADE: Final = "made"
 """A topic that a router makes."""
@@ -374,7 +374,7 @@ class Kept:
 
     @classmethod
     def of(cls, dump: dict[str, Any]) -> Kept:
-        """Out of its dump (see `topics.queue.pages`)."""
+        """Out of its dump (see `topics.queue.job_pages`)."""
         jobs = {}
         for number, states, *columns, nodes in dump["pages"]:
             slots = [slot for slot, state in enumerate(states) if state]

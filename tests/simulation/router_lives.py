@@ -30,9 +30,9 @@ from tests.simulation.wal_content import scan_of, seeds_of
 from tests.simulation.world import COLD, End, Life, World, settings
 from topics.config import Settings
 from topics.errors import ApiError
-from topics.log.match import Match, parse_match
+from topics.log.tag_match import Match, parse_match
 from topics.model import AppendRequest, Performance, RouterPatch, RouterState, TopicConfigPatch
-from topics.storage.frames import Frame, FrameType, open_append
+from topics.storage.wal.frames import Frame, FrameType, open_append
 
 SMALL: Final = settings(
     wal_shards=2,

@@ -23,9 +23,9 @@ from tests.simulation.model import Client, Fate, History, Oracle, Restarted, Vie
 from tests.simulation.world import COLD, ROOT, End, Life, World, settings
 from topics.config import Settings
 from topics.errors import ApiError
-from topics.log.match import Match
-from topics.storage.datadir import segment_name
-from topics.storage.snapshot import decode_part
+from topics.log.tag_match import Match
+from topics.storage.files.datadir import segment_name
+from topics.storage.snapshots.snapshot import decode_part
 
 STORED: Final = CLASSES[1:]
 SMALL: Final = settings(

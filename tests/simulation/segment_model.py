@@ -14,8 +14,8 @@ from typing import Any, Final
 
 import msgspec
 
-from topics.engine import Engine
-from topics.log.match import Match
+from topics.engine.engine import Engine
+from topics.log.tag_match import Match
 from topics.model import Performance, ReadRequest, ReadResult, TopicConfig
 
 LIVE: Final = "live"

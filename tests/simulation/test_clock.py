@@ -7,7 +7,7 @@ import trio
 import trio.testing
 
 from tests.simulation.clock import BASE_MS, SimClock
-from topics.clock import Clock
+from topics.runtime.clock import Clock
 
 
 @pytest.mark.trio

@@ -34,7 +34,7 @@ from tests.simulation.world import COLD, Life, World
 from topics.config import Settings
 from topics.errors import ApiError
 from topics.model import Performance, ReadRequest, RouterPatch
-from topics.storage.cold_store import START_S, STOP_S
+from topics.storage.cold.cold_store import START_S, STOP_S
 
 SOON_S = 5.0
 """No work on what is hot takes as long in a world without slow disks."""

@@ -22,7 +22,7 @@ from tests.simulation.lives import CLASSES
 from tests.simulation.model import Client, Fate, History, Oracle, Restarted, View, append_everywhere, views_of
 from tests.simulation.world import COLD, End, Life, World, Wreck, all_ends, settings, some_ends, wrecks_of
 from topics.config import Settings
-from topics.log.match import Match
+from topics.log.tag_match import Match
 
 Script = Callable[[Life, Client], Awaitable[None]]
 

@@ -20,10 +20,10 @@ from tests.simulation.wal_content import salt_of, scan_of, sealed_for
 from tests.simulation.world import End, Life, World, all_ends, settings, wrecks_of
 from topics.config import Settings
 from topics.errors import ApiError
-from topics.storage import frames
-from topics.storage.datadir import DataDir, DataDirError
-from topics.storage.frames import Frame, FrameType, UnknownFrameType
-from topics.storage.recovered import Damage
+from topics.storage.files.datadir import DataDir, DataDirError
+from topics.storage.recovery.recovered_state import Damage
+from topics.storage.wal import frames
+from topics.storage.wal.frames import Frame, FrameType, UnknownFrameType
 
 WAL = "/data/wal"
 

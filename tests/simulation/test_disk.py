@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.simulation.disk import CRASH_KINDS, SECTOR, CrashKind, Fault, Op, SimCrash, SimFs
-from topics.storage.fs import File, write_all, write_atomic
+from topics.storage.files.fs import File, write_all, write_atomic
 
 SEEDS = range(200)
 

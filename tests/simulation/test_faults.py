@@ -21,12 +21,12 @@ from tests.simulation.model import Acked, Client, History, Oracle, Refused, Rest
 from tests.simulation.monitor import OrderingMonitor
 from tests.simulation.test_crash_sweep import see
 from tests.simulation.world import Life, World, settings
+from topics.engine.topic import Commit, Gate
 from topics.errors import ApiError
 from topics.model import AppendRequest, AppendResult, Performance, RecordIn, TopicConfigPatch
-from topics.storage.datadir import DataDirError
-from topics.storage.frames import FrameType
-from topics.storage.wal_head import WalHead
-from topics.topic import Commit, Gate
+from topics.storage.files.datadir import DataDirError
+from topics.storage.wal.frames import FrameType
+from topics.storage.wal.wal_head import WalHead
 
 pytestmark = pytest.mark.slow
 

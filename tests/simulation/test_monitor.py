@@ -8,7 +8,7 @@ import pytest
 
 from tests.simulation.disk import Fault, SimFs
 from tests.simulation.monitor import OrderingMonitor
-from topics.storage.fs import File, write_all, write_atomic
+from topics.storage.files.fs import File, write_all, write_atomic
 
 
 @pytest.fixture

@@ -7,7 +7,7 @@ import trio
 import trio.testing
 
 from tests.simulation.offload import InlineOffload
-from topics.offload import Kind, Offload
+from topics.runtime.offload import Kind, Offload
 
 
 @pytest.mark.trio

@@ -38,10 +38,10 @@ from tests.simulation.router_lives import SMALL
 from tests.simulation.segment_lives import checkpoint, exactly, reclaim, relocate, upkeep
 from tests.simulation.world import End, Life, all_ends, some_ends
 from topics.config import Settings
-from topics.log.match import Match
-from topics.queue import pages
-from topics.storage import queue_dump
-from topics.storage.datadir import DataDirError
+from topics.log.tag_match import Match
+from topics.queue import job_pages
+from topics.storage.files.datadir import DataDirError
+from topics.storage.snapshots import queue_dump
 
 pytestmark = pytest.mark.slow
 
@@ -50,7 +50,7 @@ pytestmark = pytest.mark.slow
 def _tiny_pages() -> Iterator[None]:
     """A few jobs are many pages, dumped while the loop goes on."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(pages, "PAGE", 4)
+        patch.setattr(job_pages, "PAGE", 4)
         patch.setattr(queue_dump, "LARGE_PAGES", 1)
         yield
 

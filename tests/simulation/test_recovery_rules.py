@@ -20,16 +20,16 @@ from tests.simulation.model import Acked, Client, Fate, History, Oracle, View, v
 from tests.simulation.test_crash_sweep import see
 from tests.simulation.wal_content import scan_of
 from tests.simulation.world import Life, World, settings, some_ends, wrecks_of
-from topics.engine import Engine
+from topics.engine.engine import Engine
 from topics.errors import ApiError
 from topics.model import AppendRequest, Performance, ReadRequest, TopicConfigPatch
-from topics.storage import frames
-from topics.storage.datadir import DataDirError
-from topics.storage.frames import Frame, FrameType
-from topics.storage.recovered import Damage
-from topics.storage.restored import SKIPPED_SEQS
-from topics.storage.wal import ShardWriter
-from topics.storage.witness import encode_witness
+from topics.storage.files.datadir import DataDirError
+from topics.storage.files.witness import encode_witness
+from topics.storage.recovery.recovered_state import Damage
+from topics.storage.recovery.restored_copy import SKIPPED_SEQS
+from topics.storage.wal import frames
+from topics.storage.wal.frames import Frame, FrameType
+from topics.storage.wal.shard_writer import ShardWriter
 
 FIRST = "/data/wal/wal-00000000000000000000.log"
 

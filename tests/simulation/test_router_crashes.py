@@ -29,8 +29,8 @@ from tests.simulation.router_lives import (
 from tests.simulation.segment_lives import checkpoint, exactly, reclaim, relocate, upkeep
 from tests.simulation.world import End, Life, all_ends, some_ends
 from topics.config import Settings
-from topics.log.match import Match
-from topics.storage.storing import Storing
+from topics.log.tag_match import Match
+from topics.storage.maintenance.topic_checkpoint import Storing
 
 pytestmark = pytest.mark.slow
 

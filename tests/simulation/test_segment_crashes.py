@@ -41,8 +41,8 @@ from tests.simulation.segment_lives import (
 from tests.simulation.world import COLD, ROOT, Life, World, all_ends, some_ends
 from topics.config import Settings
 from topics.errors import ApiError
-from topics.log.match import Match
-from topics.storage.datadir import segment_name
+from topics.log.tag_match import Match
+from topics.storage.files.datadir import segment_name
 
 pytestmark = pytest.mark.slow
 

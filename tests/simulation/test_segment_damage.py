@@ -18,9 +18,9 @@ from tests.simulation.segment_model import Row
 from tests.simulation.test_segment_models import seeds
 from tests.simulation.world import COLD, ROOT, Life, World, settings
 from topics.errors import ApiError
-from topics.log.match import Match
+from topics.log.tag_match import Match
 from topics.model import AppendRequest, Performance, ReadRequest, RecordIn, TopicConfigPatch
-from topics.storage.datadir import DataDirError
+from topics.storage.files.datadir import DataDirError
 
 CONFIG = settings(
     segment_max_events=10,

@@ -24,12 +24,12 @@ from tests.simulation.segment_model import Row, TopicModel, compare, slots_of
 from tests.simulation.world import COLD, ROOT, Life, World, settings
 from topics.config import Settings
 from topics.errors import ApiError
-from topics.log.match import Match
+from topics.log.tag_match import Match
 from topics.model import AppendRequest, Performance, ReadRequest, RecordIn, TopicConfigPatch
-from topics.storage import index_cache
-from topics.storage.datadir import segment_name
-from topics.storage.file_header import FILE_HEADER_BYTES
-from topics.storage.segments import MIN_FRAME_BYTES
+from topics.storage.cache import index_cache
+from topics.storage.files.datadir import segment_name
+from topics.storage.files.file_header import FILE_HEADER_BYTES
+from topics.storage.segments.segment_format import MIN_FRAME_BYTES
 
 TAGS = ["a", "ab", "abc", "b", "b*", "c:1", "c:2", "é"]
 NODES = ["n1", "n2", "n3"]

@@ -11,10 +11,10 @@ from tests.simulation.disk import SimFs
 from tests.simulation.test_segment_damage import Written, check, copy_of, everything
 from tests.simulation.world import End, Life, World, settings
 from tests.storage.data_file import rows_of
-from topics.log.match import Match
+from topics.log.tag_match import Match
 from topics.model import AppendRequest, Performance, RecordIn, TopicConfigPatch
-from topics.storage.length_check import AT_START
-from topics.storage.wal import Position
+from topics.storage.recovery.length_check import AT_START
+from topics.storage.wal.shard_writer import Position
 
 RECORDS = 30
 PER_SEGMENT = 10
@@ -140,7 +140,7 @@ def test_what_the_start_leaves_is_looked_at_when_the_daemon_is_ready(
     assert content is not None
     length, gone = lengths(content)["a frame"]
     cut(world.fs, path, length)
-    monkeypatch.setattr("topics.storage.length_check.check_at_start.__defaults__", (1,))
+    monkeypatch.setattr("topics.storage.recovery.length_check.check_at_start.__defaults__", (1,))
     expected = len(topic.records) - len(topic.deleted)
 
     async def look(life: Life) -> None:

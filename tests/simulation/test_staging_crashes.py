@@ -17,7 +17,7 @@ import trio
 
 from tests.everything import EVERYTHING
 from tests.simulation.world import End, Life, World, all_ends, disk_after, settings, some_ends, wrecks_of
-from tests.storage.test_verify import damage
+from tests.storage.offline.test_verify import damage
 from topics.config import Settings
 from topics.errors import ApiError
 from topics.model import (

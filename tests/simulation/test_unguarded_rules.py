@@ -24,13 +24,13 @@ from tests.simulation.test_crash_sweep import see
 from tests.simulation.test_damage import appended, corrupt, frames_of, overwrite, salvaged, wal_files
 from tests.simulation.test_recovery_rules import lived, lives_on
 from tests.simulation.world import End, Life, World, settings
-from tests.storage.test_verify import damage
+from tests.storage.offline.test_verify import damage
 from topics.errors import ApiError
 from topics.model import RouterPatch
-from topics.offload import Kind
-from topics.storage.frames import FrameType
-from topics.storage.recovered import shard_of
-from topics.storage.snapshot import decode_part
+from topics.runtime.offload import Kind
+from topics.storage.recovery.recovered_state import shard_of
+from topics.storage.snapshots.snapshot import decode_part
+from topics.storage.wal.frames import FrameType
 
 APPEND, FORWARDED = FrameType.APPEND, FrameType.FORWARDED
 ENDS: Final[tuple[End, ...]] = ("kill", "drop", "keep", "reorder")

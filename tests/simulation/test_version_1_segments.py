@@ -9,11 +9,11 @@ import pytest
 from tests.simulation.test_forged_segments import forged
 from tests.simulation.test_segment_damage import Written, check
 from tests.simulation.world import Life, World, settings
-from topics.log.match import Match
+from topics.log.tag_match import Match
 from topics.model import AppendRequest, Performance, RecordIn, TopicConfigPatch
-from topics.storage import storing
-from topics.storage.file_header import MAGIC
-from topics.storage.shelf import Segment
+from topics.storage.files.file_header import MAGIC
+from topics.storage.maintenance import topic_checkpoint
+from topics.storage.segments.topic_segments import Segment
 
 CONFIG = settings(segment_max_events=8, segment_max_age_ms=0, cache_bytes=0)
 
@@ -37,8 +37,10 @@ def old(monkeypatch: pytest.MonkeyPatch) -> tuple[World, Written]:
         await life.compactor.checkpoint()
 
     with monkeypatch.context() as before:
-        before.setattr(storing.Storing, "_new_segment", lambda _self, topic_id, first: Segment(topic_id, first))
-        before.setattr(storing, "_header", lambda _segment: b"")
+        before.setattr(
+            topic_checkpoint.Storing, "_new_segment", lambda _self, topic_id, first: Segment(topic_id, first)
+        )
+        before.setattr(topic_checkpoint, "_header", lambda _segment: b"")
         assert world.live(scenario)
     assert headers(world) == [False, False, False]
     return world, topic

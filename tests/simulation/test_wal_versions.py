@@ -15,11 +15,13 @@ from tests.simulation.test_crash_sweep import see
 from tests.simulation.test_damage import appended, corrupt, frames_of, salvaged, wal_files
 from tests.simulation.wal_content import salt_of
 from tests.simulation.world import End, Life, World, settings
-from topics.storage import datadir, store, wal
-from topics.storage.datadir import DataDir
-from topics.storage.frames import FrameType
-from topics.storage.recovered import Damage
-from topics.storage.wal_head import HEADLESS, WalHead
+from topics.storage import store
+from topics.storage.files import datadir
+from topics.storage.files.datadir import DataDir
+from topics.storage.recovery.recovered_state import Damage
+from topics.storage.wal import shard_writer
+from topics.storage.wal.frames import FrameType
+from topics.storage.wal.wal_head import HEADLESS, WalHead
 
 FORMAT_PATH = DataDir("/data").format_path
 OLD = {"wal": 1, "segment": 1, "snapshot": 1}
@@ -32,15 +34,15 @@ def old_daemon() -> Iterator[None]:
     def enter(salt: int) -> WalHead:
         return HEADLESS
 
-    def is_full(self: wal.ShardWriter, batch: wal.Batch) -> bool:
+    def is_full(self: shard_writer.ShardWriter, batch: shard_writer.Batch) -> bool:
         return bool(self.file.end) and self.file.end + len(batch.data) > self._file_bytes
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(datadir, "FORMAT", OLD)
         patch.setattr(store, "raise_format", lambda fs, layout: None)
-        patch.setattr(wal, "new_head", enter)
-        patch.setattr(wal.ShardWriter, "_write_header", lambda self, handle, ordinal: None)
-        patch.setattr(wal.ShardWriter, "_is_full_for", is_full)
+        patch.setattr(shard_writer, "new_head", enter)
+        patch.setattr(shard_writer.ShardWriter, "_write_header", lambda self, handle, ordinal: None)
+        patch.setattr(shard_writer.ShardWriter, "_is_full_for", is_full)
         yield
 
 

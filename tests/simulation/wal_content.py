@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from topics.storage.file_header import decode_file_header, first_frame
-from topics.storage.frames import Scan, Seeds, Unsealed, scan_window
+from topics.storage.files.file_header import decode_file_header, first_frame
+from topics.storage.wal.frames import Scan, Seeds, Unsealed, scan_window
 
 
 def salt_of(content: bytes) -> int | None:

@@ -23,10 +23,10 @@ from tests.simulation.clock import BASE_MS, SimClock
 from tests.simulation.disk import CRASH_KINDS, Op, SimCrash, SimFs
 from tests.simulation.offload import InlineOffload
 from topics.config import Settings
-from topics.engine import Engine
-from topics.storage.compactor import Compactor
-from topics.storage.reclaimer import Reclaimer
-from topics.storage.relocator import Relocator
+from topics.engine.engine import Engine
+from topics.storage.maintenance.compactor import Compactor
+from topics.storage.maintenance.reclaimer import Reclaimer
+from topics.storage.maintenance.relocator import Relocator
 from topics.storage.store import Store
 
 ROOT: Final = "/data"

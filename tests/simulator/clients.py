@@ -16,6 +16,7 @@ from typing import Any, Final
 import msgspec
 import trio
 
+from tests.engine.delivery.client import Connection, Frame, Streams
 from tests.simulation import forgery
 from tests.simulation.disk import SimCrash
 from tests.simulation.model import Record, canonical, numbered, view_of
@@ -23,10 +24,9 @@ from tests.simulation.world import Life
 from tests.simulator.known import Batch, Commit, Instance, Lease, Stage, broken, promise_of
 from tests.simulator.plan import Actor
 from tests.simulator.truth import Truth
-from tests.watching.client import Connection, Frame, Streams
+from topics.engine.operations.export import End, ExportRequest
 from topics.errors import ApiError
-from topics.exporting import End, ExportRequest
-from topics.log.match import Match
+from topics.log.tag_match import Match
 from topics.model import (
     AppendRequest,
     CheckedAppend,

@@ -18,7 +18,7 @@ from tests.simulator.known import (
     broken,
     survives,
 )
-from topics.log.match import parse_match
+from topics.log.tag_match import parse_match
 from topics.model import RouterState, TopicConfig
 
 if TYPE_CHECKING:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from enum import IntEnum
 from typing import Final, Literal, NoReturn
 
-from topics.log.match import Match
+from topics.log.tag_match import Match
 from topics.model import RecordIn, TopicConfig
 
 Fate = Literal["stop", "kill", "machine"]

@@ -34,15 +34,15 @@ from tests.simulator.plan import TOLD, Hang, LifePlan, Plan, Rot, Trouble
 from tests.simulator.truth import Truth
 from tests.storage.data_file import rows_of
 from topics.config import Settings
-from topics.engine import Engine
+from topics.engine.engine import Engine
 from topics.errors import ApiError
 from topics.model import ClaimRequest, HeldRequest, Performance, QueueState, RouterState, TopicConfigPatch
-from topics.offload import Kind
-from topics.storage.datadir import DataDir, DataDirError, lock_data_dir
-from topics.storage.file_header import BadFileHeader
-from topics.storage.frames import StoredRecord
-from topics.storage.recovered import Damage
-from topics.storage.segments import encode_copies
+from topics.runtime.offload import Kind
+from topics.storage.files.datadir import DataDir, DataDirError, lock_data_dir
+from topics.storage.files.file_header import BadFileHeader
+from topics.storage.recovery.recovered_state import Damage
+from topics.storage.segments.segment_format import encode_copies
+from topics.storage.wal.frames import StoredRecord
 
 DAMAGES_RECORDS: Final = ".data"
 """The kind of file in which a bit that changes costs a record; of all others there is a second witness."""

@@ -22,9 +22,9 @@ from tests.simulator.clients import Clients
 from tests.simulator.plan import Plan, decode, encode, make
 from tests.simulator.running import run
 from tests.simulator.shrinking import shrink
-from topics.storage.frames import NOTHING, Unsealed
-from topics.storage.fs import File
-from topics.storage.wal import ShardWriter, WalFile
+from topics.storage.files.fs import File
+from topics.storage.wal.frames import NOTHING, Unsealed
+from topics.storage.wal.shard_writer import ShardWriter, WalFile
 
 QUICK = range(12)
 SLOW = range(100, 1100 if EVERYTHING else 220)

@@ -36,7 +36,7 @@ from tests.simulator.known import (
     promise_of,
     survives,
 )
-from topics.log.match import Match
+from topics.log.tag_match import Match
 from topics.model import QueueState, RecordIn, RouterState, TopicConfig
 
 

@@ -15,7 +15,7 @@ from pyspark.sql import SparkSession
 from tests.spark.test_segments import tree
 from topics.spark.__main__ import run
 from topics.spark.session import JobOptions
-from topics.storage.fs import OsFs
+from topics.storage.files.fs import OsFs
 
 
 @pytest.fixture

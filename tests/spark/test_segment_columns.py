@@ -15,8 +15,8 @@ import xxhash
 
 from topics.spark import segment_columns
 from topics.spark.segment_columns import RUN_FRAMES, TYPES, Decoded, NotDecodable
-from topics.storage.frames import HAS_NODE, HAS_ORIGIN, HAS_TAG
-from topics.storage.segments import DELETED_FLAG, LIVE_FLAG
+from topics.storage.segments.segment_format import DELETED_FLAG, LIVE_FLAG
+from topics.storage.wal.frames import HAS_NODE, HAS_ORIGIN, HAS_TAG
 
 Record = dict[str, Any]
 decode = partial(segment_columns.decode, seqs=range(1, 1 << 40))

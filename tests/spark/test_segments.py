@@ -39,9 +39,9 @@ from topics.spark.reading import rest_reader
 from topics.spark.schema import arrow_schema
 from topics.spark.segments import FilesError, FileTask, PushingSegmentReader, segment_reader, without
 from topics.spark.source import TopicsDataSource
-from topics.storage.checkpointed import Directory, Lost, StoredSegment
-from topics.storage.fs import OsFs
-from topics.storage.segments import DELETED_FLAG, LIVE_FLAG, DataScan
+from topics.storage.files.fs import OsFs
+from topics.storage.offline.stored_topics import Directory, Lost, StoredSegment
+from topics.storage.segments.segment_format import DELETED_FLAG, LIVE_FLAG, DataScan
 
 SEEDS = (1, 2)
 SMALL = {

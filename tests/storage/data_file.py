@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from topics.storage.file_header import FILE_HEADER_BYTES, decode_file_header, first_frame
-from topics.storage.segments import DataScan, scan_data
+from topics.storage.files.file_header import FILE_HEADER_BYTES, decode_file_header, first_frame
+from topics.storage.segments.segment_format import DataScan, scan_data
 
 
 def rows_of(content: bytes, end: int | None = None) -> DataScan:

@@ -14,7 +14,7 @@ import trio
 
 from tests.simulation.world import Life, World, settings
 from topics.config import Settings
-from topics.log.match import parse_match
+from topics.log.tag_match import parse_match
 from topics.model import AppendRequest, Performance, RecordIn, TopicConfigPatch
 
 ROOT: Final = "/data"

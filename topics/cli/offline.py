@@ -1,7 +1,7 @@
 """The offline commands: `topics inspect DIR` and `topics verify DIR` (`storage.md`).
 
-Responsible for options, progress and what is printed; the facts are `topics.storage.inspect`'s, the findings
-`topics.storage.verify`'s. Nothing is ever written. Results go to stdout, progress and refusals to stderr.
+Responsible for options, progress and what is printed; the facts are `topics.storage.offline.inspect`'s, the findings
+`topics.storage.offline.verify`'s. Nothing is ever written. Results go to stdout, progress and refusals to stderr.
 
 Exit codes: 0, 1 if `verify` has found damage, 2 for a command line or a directory that is refused.
 """
@@ -22,9 +22,9 @@ from topics.cli.failures import Refused
 from topics.cli.output import moment, print_json, print_line, print_ndjson, printable, size
 
 if TYPE_CHECKING:
-    from topics.storage.fs import Fs
-    from topics.storage.inspect import DirectoryFacts, FrameFacts, ShardFacts, TopicFacts
-    from topics.storage.progress import Progress
+    from topics.storage.files.fs import Fs
+    from topics.storage.files.progress import Progress
+    from topics.storage.offline.inspect import DirectoryFacts, FrameFacts, ShardFacts, TopicFacts
 
 EXIT_DAMAGE: Final = 1
 HOLES_SHOWN: Final = 20
@@ -59,7 +59,7 @@ def verify(options: Options, directory: str, cold_dir: str | None, in_use: bool)
 
     Exit code 1 if there is damage. Notes alone are no damage: what the next start clears away, what nobody needs.
     """
-    from topics.storage.verify import Verification  # noqa: PLC0415
+    from topics.storage.offline.verify import Verification  # noqa: PLC0415
 
     fs = _open(directory, in_use=in_use)
     verification = Verification(fs, directory, cold_dir, in_use=in_use)
@@ -108,8 +108,8 @@ def inspect(
 ) -> None:
     """Show what is in a data directory: topics, segments per tier, WAL files, frames by type, floors, holes. Changes
     nothing."""
-    from topics.storage.datadir import DataDirError  # noqa: PLC0415
-    from topics.storage.inspect import Inspection  # noqa: PLC0415
+    from topics.storage.files.datadir import DataDirError  # noqa: PLC0415
+    from topics.storage.offline.inspect import Inspection  # noqa: PLC0415
 
     fs = _open(directory, in_use=in_use)
     inspection = Inspection(fs, directory, cold_dir)
@@ -137,7 +137,7 @@ def inspect(
 
 def _open(directory: str, *, in_use: bool) -> Fs:
     """The file system, if the directory is one of ours and may be looked at; exits otherwise."""
-    from topics.storage.fs import OsFs  # noqa: PLC0415
+    from topics.storage.files.fs import OsFs  # noqa: PLC0415
 
     fs = OsFs()
     if not any(fs.exists(f"{directory}/{name}") for name in ("FORMAT", "wal", "meta")):

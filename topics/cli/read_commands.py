@@ -1,7 +1,7 @@
 """`topics read` and `topics tail`: records on standard output, from the beginning, from the end, and as they come.
 
-Responsible for where to begin, what is left out, and when to end. What a line looks like is `topics.cli.record_lines`'s
-business; going on over broken connections is the client's.
+Responsible for where to begin, what is left out, and when to end. What a line looks like is
+`topics.cli.records.record_lines`'s business; going on over broken connections is the client's.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from topics.cli.app import Options, client_options, complete_topics, connect, ex
 from topics.cli.output import on_terminal
 
 if TYPE_CHECKING:
-    from topics.cli.record_lines import Style, Value
+    from topics.cli.records.record_lines import Style, Value
     from topics.client import Client
     from topics.client.errors import TopicsError
     from topics.client.results import Record, Tombstone
@@ -172,7 +172,7 @@ def read(
         raise click.UsageError("--last does not go with --from-seq or --to-seq.")
     style = _style(options, data_only=data_only)
     selection = Selection(node, tag, tag_prefix, not no_meta)
-    from topics.cli.record_lines import printer  # noqa: PLC0415
+    from topics.cli.records.record_lines import printer  # noqa: PLC0415
     from topics.client.results import Record  # noqa: PLC0415
 
     show = printer(style, named=False, prompt=on_terminal())
@@ -253,7 +253,7 @@ def tail(
                 raise failures.Failed(f"no topic begins with {prefix!r}", failures.EXIT_NOT_FOUND)
             if follow and len(names) > MAX_FOLLOWED:
                 raise failures.Failed(f"{len(names)} topics are too many to follow: {MAX_FOLLOWED} at most")
-            from topics.cli.record_lines import printer  # noqa: PLC0415
+            from topics.cli.records.record_lines import printer  # noqa: PLC0415
 
             show = printer(style, named=prefix is not None or len(names) > 1, prompt=follow or on_terminal())
             chosen = from_seq is not None or from_start

@@ -69,7 +69,7 @@ def _serve(**flags: str | None) -> None:
         if setting.secret:
             os.environ.pop(setting.variable, None)
     # Imported here so that --help and a refused start need neither Trio nor hypercorn.
-    from topics.logs import setup_logging  # noqa: PLC0415
+    from topics.telemetry.logs import setup_logging  # noqa: PLC0415
 
     setup_logging(settings.log_level, settings.log_format)
     from topics import daemon  # noqa: PLC0415

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from topics.audit import AuditLog
+from topics.auth.keys import Keyring
 from topics.http.calls import Engine
 from topics.http.gate import Gate
-from topics.keys import Keyring
+from topics.telemetry.audit_log import AuditLog
 
 
 def make_app(engine: Engine, keyring: Keyring | None = None, audit: AuditLog | None = None) -> Gate:

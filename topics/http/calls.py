@@ -11,18 +11,18 @@ import msgspec
 import trio
 from msgspec import UNSET
 
-from topics.clock import Clock
+from topics.auth.keys import OPEN, Key
+from topics.auth.keys import Scope as KeyScope
 from topics.config import Settings
+from topics.engine.delivery.watch_sessions import Watching
+from topics.engine.operations.export import Export, ExportRequest
+from topics.engine.queues.queue_calls import Work
 from topics.errors import ApiError
-from topics.exporting import Export, ExportRequest
-from topics.figures import EngineFigures
-from topics.http.answers import AppendAnswer
-from topics.http.connection import Connection
+from topics.http.answer_types import AppendAnswer
+from topics.http.connections.connection import Connection
 from topics.http.grants import Grant
 from topics.http.routes import Route
-from topics.keys import OPEN, Key
-from topics.keys import Scope as KeyScope
-from topics.log.match import Match
+from topics.log.tag_match import Match
 from topics.model import (
     AppendRequest,
     AppendResult,
@@ -45,9 +45,9 @@ from topics.model import (
     TopicState,
     TopicSummary,
 )
-from topics.queueing import Work
-from topics.watching.sessions import Watching
-from topics.withdrawal import interruptible
+from topics.runtime.clock import Clock
+from topics.runtime.withdrawal import interruptible
+from topics.telemetry.figures import EngineFigures
 
 T = TypeVar("T")
 
@@ -78,7 +78,7 @@ class Status(Protocol):
 
 
 class Engine(Protocol):
-    """What HTTP asks of `topics.engine.Engine`, which documents it.
+    """What HTTP asks of `topics.engine.engine.Engine`, which documents it.
 
     Everything raises `ApiError` for what a client should see.
     """

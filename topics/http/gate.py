@@ -20,12 +20,13 @@ import structlog
 import trio
 from werkzeug.exceptions import HTTPException
 
-from topics.audit import AuditEntry, AuditLog, make_entry
+from topics.auth.keys import ANY_KEY, Key, Keyring
 from topics.config import is_loopback
 from topics.errors import ApiError
 from topics.http.accept import qualities
-from topics.http.access import Access
-from topics.http.bulk import Bulk
+from topics.http.access.key_access import Access
+from topics.http.access.origins import Origins
+from topics.http.answers.metrics import Exposition, RequestFigures
 from topics.http.calls import (
     Call,
     ClientGone,
@@ -38,19 +39,25 @@ from topics.http.calls import (
     error_response,
     with_line_end,
 )
-from topics.http.connection import Connection
-from topics.http.control_plane import ControlPlane
-from topics.http.data_plane import DataPlane
+from topics.http.connections.connection import Connection
+from topics.http.connections.hypercorn_protocols import stop_receiving, waits_for_continue, was_cut_off
 from topics.http.grants import Grant
-from topics.http.metrics import Exposition, RequestFigures
-from topics.http.origins import Origins
-from topics.http.protocols import stop_receiving, waits_for_continue, was_cut_off
-from topics.http.reading import SMALL_BODY, SMALL_BODY_S, BodyReader, discard_body, has_small_rest, is_lines
+from topics.http.handlers.bulk import Bulk
+from topics.http.handlers.control_plane import ControlPlane
+from topics.http.handlers.data_plane import DataPlane
+from topics.http.handlers.websocket import WebSocket
+from topics.http.openapi.strict_names import check_query, is_strict
+from topics.http.requests.body_reader import (
+    SMALL_BODY,
+    SMALL_BODY_S,
+    BodyReader,
+    discard_body,
+    has_small_rest,
+    is_lines,
+)
 from topics.http.routes import Body, Found, Plane, Route, RouteTable
-from topics.http.strict import check_query, is_strict
-from topics.http.websocket import WebSocket
-from topics.keys import ANY_KEY, Key, Keyring
-from topics.logs import get_logger
+from topics.telemetry.audit_log import AuditEntry, AuditLog, make_entry
+from topics.telemetry.logs import get_logger
 
 log = get_logger(__name__)
 

@@ -1,17 +1,17 @@
 """What a running call needs its key for, so that it ends when the key is not good for that any more.
 
 The gate opens a `Grant` for each call with a key, and each command of a socket; whoever finds more names in a body adds
-them with `check_name`. `topics.http.access` withdraws the grants that a reload of the keys no longer allows, and then
-every wait of the call ends (`topics.withdrawal`).
+them with `check_name`. `topics.http.access.key_access` withdraws the grants that a reload of the keys no longer allows,
+and then every wait of the call ends (`topics.runtime.withdrawal`).
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 
+from topics.auth.keys import Key, Scope
 from topics.errors import ApiError
-from topics.keys import Key, Scope
-from topics.withdrawal import Withdrawal
+from topics.runtime.withdrawal import Withdrawal
 
 
 class Grant:

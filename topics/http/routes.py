@@ -13,8 +13,8 @@ from functools import partial
 from typing import Final
 from urllib.parse import unquote_to_bytes
 
+from topics.auth.keys import ANY_KEY, Scope
 from topics.errors import ApiError, invalid
-from topics.keys import ANY_KEY, Scope
 from topics.log.names import check_router_name, check_topic_name
 
 MAX_SEGMENT: Final = 4096

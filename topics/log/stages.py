@@ -6,7 +6,7 @@ finished commit accepts nothing more. Both are bounded. Writers that commit agai
 of each query the latest epoch is what a repeat will ask for, so at the bound those that are not the latest of their
 query go first, and the latest of all never goes. A key without a slash is a query of one epoch.
 
-What is on its way under a key is `topics.stage_commits`'s affair.
+What is on its way under a key is `topics.engine.operations.stage_commits`'s affair.
 """
 
 from __future__ import annotations

@@ -71,7 +71,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import islice, pairwise
 from typing import Any, Final, Literal, NamedTuple, cast
 
-from topics.log.index import (
+from topics.log.record_index import (
     DELETED,
     FLAG_DERIVED,
     LIVE,
@@ -89,8 +89,8 @@ from topics.log.index import (
     little_endian,
     whole,
 )
-from topics.log.match import Match
-from topics.log.tags import TagIndex
+from topics.log.tag_index import TagIndex
+from topics.log.tag_match import Match
 from topics.model import Tombstone
 
 LossReason = Literal["cap", "ttl", "mixed", "source_trim", "lost", "corrupt"]

@@ -91,11 +91,11 @@ from dataclasses import dataclass
 from itertools import repeat
 from typing import Any, Final, Generic, NamedTuple, TypeVar
 
-from topics.instant import MAX_AHEAD_MS, Instant
-from topics.queue import pages
-from topics.queue.events import Acked, Claimed, DeadLettered, Event, Extended, Parked, Released
-from topics.queue.pages import ABSENT, DELAYED, FAR_MS, FREE, LEASED, PARKED, Page
-from topics.queue.table import Table
+from topics.queue import job_pages
+from topics.queue.job_pages import ABSENT, DELAYED, FAR_MS, FREE, LEASED, PARKED, Page
+from topics.queue.job_table import Table
+from topics.queue.lease_events import Acked, Claimed, DeadLettered, Event, Extended, Parked, Released
+from topics.runtime.instant import MAX_AHEAD_MS, Instant
 
 # One claim parks no more than that: as many as a call can claim. A step of the loop stays short, and so does the frame.
 MAX_PARKED: Final = 1000
@@ -409,7 +409,7 @@ class Leases:
                 "cursor": int(cursor),
                 "dead_lettered": int(dead_lettered),
                 "to_epoch_ms": int(to_epoch_ms),
-                "page": pages.PAGE,
+                "page": job_pages.PAGE,
                 "pages": list(dumped),
             }:
                 pass
@@ -582,7 +582,7 @@ class Frozen:
             "cursor": self.cursor,
             "dead_lettered": self.dead_lettered,
             "to_epoch_ms": self.to_epoch_ms,
-            "page": pages.PAGE,
+            "page": job_pages.PAGE,
             "pages": [self.pages[number].dump(number) for number in sorted(self.pages)],
         }
 

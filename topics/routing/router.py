@@ -12,8 +12,8 @@ import msgspec
 from msgspec import UNSET
 
 from topics.errors import ApiError, invalid
-from topics.log.match import Match, parse_match
 from topics.log.names import check_topic_name
+from topics.log.tag_match import Match, parse_match
 from topics.model import Guarantee, RouterPatch, RouterStart
 
 # By the names of the fields here; `start` is `from` to clients.

@@ -12,9 +12,9 @@ from typing import Any, Final, NamedTuple
 
 import trio
 
-from topics.logs import get_logger
 from topics.sched.pressure import Ewma, Ladder, Signals, Steps, pressure_of
 from topics.sched.workers import Scheduler
+from topics.telemetry.logs import get_logger
 
 log = get_logger(__name__)
 

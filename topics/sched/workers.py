@@ -19,8 +19,8 @@ from typing import Final, Generic, NamedTuple, Protocol, TypeVar
 
 import trio
 
-from topics.figures import SCHEDULING_BOUNDS_MS, Histogram
 from topics.sched.ready_set import ReadySet
+from topics.telemetry.figures import SCHEDULING_BOUNDS_MS, Histogram
 
 TURN_MS: Final = 1.0
 """A worker lets others run after so long."""

@@ -1,8 +1,8 @@
 """One `.data` file of a segment as Arrow columns, decoded in bulk (`storage.md` section 4).
 
-Responsible for verifying every frame and for taking frames apart; their layout is in `topics.storage.segments`. Which
-of the records are to be shown, and what is announced where bytes are bad, is `topics.spark.segments`' business. Pure:
-bytes in, columns out.
+Responsible for verifying every frame and for taking frames apart; their layout is in
+`topics.storage.segments.segment_format`. Which of the records are to be shown, and what is announced where bytes are
+bad, is `topics.spark.segments`' business. Pure: bytes in, columns out.
 
 Theory of operation. Where frames begin is found by following `frame_len`, and each checksum is computed: two short
 loops per record, all of it but the first in C. From there on a run of frames *is* an Arrow array of binaries, the
@@ -26,10 +26,16 @@ import msgspec
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from topics.storage.file_header import FILE_HEADER_BYTES
-from topics.storage.frames import HAS_NODE, HAS_ORIGIN, HAS_TAG, ORIGIN_BYTES
-from topics.storage.segment_scan import FrameSearch, layout_of
-from topics.storage.segments import HEADER_BYTES, MIN_FRAME_BYTES, READS_AS_DELETED, TRAILER_BYTES, digests
+from topics.storage.files.file_header import FILE_HEADER_BYTES
+from topics.storage.segments.segment_format import (
+    HEADER_BYTES,
+    MIN_FRAME_BYTES,
+    READS_AS_DELETED,
+    TRAILER_BYTES,
+    digests,
+)
+from topics.storage.segments.segment_scan import FrameSearch, layout_of
+from topics.storage.wal.frames import HAS_NODE, HAS_ORIGIN, HAS_TAG, ORIGIN_BYTES
 
 RUN_FRAMES: Final = 16_384
 """Frames verified and decoded at a time: more than a segment has by default."""

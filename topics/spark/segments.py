@@ -1,8 +1,8 @@
 """The reader of files (`path`): what a directory holds of its topics as of their last checkpoint, without a daemon.
 
 Responsible for the partitions, which are whole segments, and for what of a segment's records is shown: what the topic's
-part says is laid over what the file says. What parts say is `topics.storage.checkpointed`'s business, what frames hold
-`topics.spark.segment_columns`'.
+part says is laid over what the file says. What parts say is `topics.storage.offline.stored_topics`'s business, what
+frames hold `topics.spark.segment_columns`'.
 
 Theory of operation. The range of every topic is fixed when it is planned, by the parts of that moment: for each segment
 the run of seqs of one instance that it holds, and the losses that begin in it. A task has one segment or, where they
@@ -40,12 +40,12 @@ from topics.spark.planning import Gap, Known, beginning
 from topics.spark.pushdown import EVERYTHING, Narrowing
 from topics.spark.schema import arrow_schema
 from topics.spark.segment_columns import TYPES, Bad, Decoded, NotDecodable, decode
-from topics.storage.checkpointed import Directory, Lost, StoredSegment, StoredTopic
-from topics.storage.datadir import DataDirError
-from topics.storage.file_header import FILE_HEADER_BYTES
-from topics.storage.fs import Fs, OsFs
-from topics.storage.segment_scan import layout_of
-from topics.storage.snapshot import SnapshotDamaged
+from topics.storage.files.datadir import DataDirError
+from topics.storage.files.file_header import FILE_HEADER_BYTES
+from topics.storage.files.fs import Fs, OsFs
+from topics.storage.offline.stored_topics import Directory, Lost, StoredSegment, StoredTopic
+from topics.storage.segments.segment_scan import layout_of
+from topics.storage.snapshots.snapshot import SnapshotDamaged
 
 log = logging.getLogger(__name__)
 

@@ -14,34 +14,42 @@ from typing import Any, Final, NamedTuple
 
 import msgspec
 
-from topics.clock import Clock
 from topics.config import Settings
 from topics.errors import ApiError
-from topics.figures import WalFigures
-from topics.instant import Instant
-from topics.logs import get_logger
-from topics.offload import Kind, Offload
-from topics.storage import frames, recovery, restored
-from topics.storage.clock_mark import read_mark, write_mark
-from topics.storage.cold_directory import ColdDirectory
-from topics.storage.datadir import DataDir, DataDirError, lock_data_dir, open_data_dir, parse_wal_name, raise_format
-from topics.storage.frames import FrameType, Unsealed, joined
-from topics.storage.free_space import FreeSpace
-from topics.storage.fs import TEMPORARY_SUFFIX, Fs, LockHandle, write_atomic
-from topics.storage.length_check import check_at_start
-from topics.storage.manifests import Manifests
-from topics.storage.progress import Progress
-from topics.storage.rebuilding import NoSnapshot
-from topics.storage.recovered import Damage, Recovered, RecoveredShard, shard_of, understood
-from topics.storage.salvage import finish_repairs, repair
-from topics.storage.segment_reader import Tiers
-from topics.storage.segment_store import DirectorySegmentStore, SegmentStore
-from topics.storage.snapshot import ShardPosition, set_damaged_aside
-from topics.storage.tidy import remove_unknown_topics, set_unknown_aside, tidy_topic
-from topics.storage.verdicts import Verdict, decide, note_damage, secure_end, settle_queues
-from topics.storage.wal import ControlBatch, Position, ShardWriter, SyncRequest, WalFiles
-from topics.storage.witness import Witness
-from topics.window_clock import WindowClock, resumed
+from topics.runtime.clock import Clock
+from topics.runtime.instant import Instant
+from topics.runtime.offload import Kind, Offload
+from topics.runtime.window_clock import WindowClock, resumed
+from topics.storage.cold.cold_directory import ColdDirectory
+from topics.storage.files.datadir import (
+    DataDir,
+    DataDirError,
+    lock_data_dir,
+    open_data_dir,
+    parse_wal_name,
+    raise_format,
+)
+from topics.storage.files.free_space import FreeSpace
+from topics.storage.files.fs import TEMPORARY_SUFFIX, Fs, LockHandle, write_atomic
+from topics.storage.files.progress import Progress
+from topics.storage.files.witness import Witness
+from topics.storage.recovery import replay, restored_copy
+from topics.storage.recovery.leftovers import remove_unknown_topics, set_unknown_aside, tidy_topic
+from topics.storage.recovery.length_check import check_at_start
+from topics.storage.recovery.recovered_state import Damage, Recovered, RecoveredShard, shard_of, understood
+from topics.storage.recovery.salvage import finish_repairs, repair
+from topics.storage.recovery.substitute_snapshot import NoSnapshot
+from topics.storage.recovery.verdicts import Verdict, decide, note_damage, secure_end, settle_queues
+from topics.storage.segments.segment_reader import Tiers
+from topics.storage.segments.segment_store import DirectorySegmentStore, SegmentStore
+from topics.storage.snapshots.clock_mark import read_mark, write_mark
+from topics.storage.snapshots.manifests import Manifests
+from topics.storage.snapshots.snapshot import ShardPosition, set_damaged_aside
+from topics.storage.wal import frames
+from topics.storage.wal.frames import FrameType, Unsealed, joined
+from topics.storage.wal.shard_writer import ControlBatch, Position, ShardWriter, SyncRequest, WalFiles
+from topics.telemetry.figures import WalFigures
+from topics.telemetry.logs import get_logger
 
 log = get_logger(__name__)
 
@@ -144,7 +152,7 @@ class Store:
         self.manifests.adopt(recovered.directories, recovered.generations)
         self.snapshot_number = recovered.snapshot_number
         self._starts = recovered.starts
-        restored_now = restored.is_restored(fs, self.datadir.root, recovered, self.identity)
+        restored_now = restored_copy.is_restored(fs, self.datadir.root, recovered, self.identity)
         with understood(f"the log of {self.datadir.root}"):
             verdicts = decide(
                 recovered,
@@ -158,7 +166,7 @@ class Store:
             self.unchecked = check_at_start(recovered, self.tiers)
             note_damage(recovered, verdicts, shards)
         if restored_now:
-            log.warning("directory_restored", directory=self.datadir.root, seqs_skipped=restored.SKIPPED_SEQS)
+            log.warning("directory_restored", directory=self.datadir.root, seqs_skipped=restored_copy.SKIPPED_SEQS)
         self._log_found(recovered, verdicts, (self._clock.perf_ns() - began_ns) / 1e6)
         by_number = {shard.shard: shard for shard in recovered.shards}
         # What recovery relied on is made durable first: names may have been visible that no crash would have left.
@@ -178,7 +186,7 @@ class Store:
         for number in sorted(range(shards), key=lambda number: number not in recovered.failed):
             self.writers[number].write_opening(*openings[number])
         if restored_now:
-            restored.forget(fs, self.datadir.root)
+            restored_copy.forget(fs, self.datadir.root)
         for number in range(shards):
             if fs.exists(self._failure_path(number)):
                 fs.unlink(self._failure_path(number))
@@ -257,7 +265,7 @@ class Store:
         clock, mark = self._clock, read_mark(self._fs, self.datadir)
         window = resumed(mark, wall=clock.now_ms(), boottime=clock.boottime_ms(), boot=self.boot_id)
         now = Instant(clock.monotonic_ms(), window)
-        recovered = recovery.recover(
+        recovered = replay.recover(
             self._fs,
             self.datadir,
             self.tiers,

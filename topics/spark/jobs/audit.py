@@ -2,8 +2,8 @@
 are nearly all of it, verified in parallel.
 
 Responsible for dividing the work, for the report (a row for each segment) and for the summary. What is damage, and
-what only worth a note, is `topics.storage.verify`'s business, so both find the same. The log, snapshots, manifests and
-floors are looked at by the driver; whoever verifies a segment needs its directory under the same path.
+what only worth a note, is `topics.storage.offline.verify`'s business, so both find the same. The log, snapshots,
+manifests and floors are looked at by the driver; whoever verifies a segment needs its directory under the same path.
 
 Exit codes are those of `topics verify`: 0, 1 if there is damage, 2 for a command line or a directory that is refused.
 """
@@ -22,13 +22,13 @@ import msgspec
 
 from topics.cli.failures import EXIT_FAILED, Refused
 from topics.cli.output import count, print_line, printable, size
-from topics.log.index import Span
+from topics.log.record_index import Span
 from topics.spark.session import JobOptions, spark_options
-from topics.storage.checkpointed import Directory
-from topics.storage.datadir import DataDir, DataDirError
-from topics.storage.finding import Finding
-from topics.storage.fs import OsFs
-from topics.storage.verify_divided import DividedVerification, SegmentWork, damaged
+from topics.storage.files.datadir import DataDir, DataDirError
+from topics.storage.files.fs import OsFs
+from topics.storage.offline.finding import Finding
+from topics.storage.offline.stored_topics import Directory
+from topics.storage.offline.verify_divided import DividedVerification, SegmentWork, damaged
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

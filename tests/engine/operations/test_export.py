@@ -1,0 +1,155 @@
+"""Exports (`pipeline.md` section 1): what happens to a topic between two slices, and to the loop."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+import trio
+
+from tests.engine.life import Life, living, refusal, settings
+from topics.engine.operations.export import PAY_MOST_S, SLICE_BYTES, Export, ExportRequest, Slice
+from topics.log.tag_match import Match
+
+pytestmark = pytest.mark.trio
+
+LARGE = "x" * 50_000
+"""Two of these are a slice."""
+
+
+def seqs_of(piece: Slice | None) -> list[int]:
+    assert piece is not None
+    return [json.loads(line)["$seq"] for line in piece.lines.split(b"\n") if line]
+
+
+def gap_of(piece: Slice) -> tuple[int, int, str] | None:
+    tombstone = piece.tombstone
+    return None if tombstone is None else (tombstone.gap_from, tombstone.gap_to, tombstone.reason)
+
+
+async def rest_of(export: Export) -> list[Slice]:
+    pieces = []
+    while (piece := await export.next_slice()) is not None:
+        pieces.append(piece)
+    return pieces
+
+
+async def test_a_slice_is_bounded_and_holds_a_record_at_least(autojump_clock: Any) -> None:
+    async with living(settings(cache_bytes=0)) as life:
+        await life.append("t", *[LARGE] * 5, "y" * 300_000, *["z"] * 3_000)
+        pieces = await rest_of(await life.engine.export("t", ExportRequest()))
+        assert [seqs_of(piece) for piece in pieces[:4]] == [[1, 2], [3, 4], [5], [6]]
+        assert [seq for piece in pieces for seq in seqs_of(piece)] == list(range(1, 3_007))
+        assert all(len(piece.lines) <= SLICE_BYTES for piece in pieces if seqs_of(piece) != [6])
+
+
+async def test_what_is_evicted_before_its_turn_is_announced_and_what_is_appended_is_not_in_it(
+    autojump_clock: Any,
+) -> None:
+    async with living() as life:
+        await life.put("t", cap_records=10)
+        await life.append("t", *[LARGE] * 10)
+        export = await life.engine.export("t", ExportRequest())
+        assert seqs_of(await export.next_slice()) == [1, 2]
+        await life.append("t", *[LARGE] * 6)
+        piece = await export.next_slice()
+        assert piece is not None
+        assert (gap_of(piece), seqs_of(piece)) == ((3, 6, "cap"), [7, 8])
+        await life.append("t", *[LARGE] * 20)
+        (last,) = await rest_of(export)
+        assert (gap_of(last), seqs_of(last)) == ((9, 10, "cap"), []), "no further than the range goes"
+        assert (export.end.next_from_seq, export.end.head_seq, export.end.earliest_seq) == (10, 36, 27)
+
+
+@pytest.mark.parametrize("first", [True, False])
+async def test_one_whose_topic_is_deleted_ends_in_404_and_not_in_another_topic(first: bool) -> None:
+    async with living() as life:
+        await life.append("t", *[LARGE] * 10)
+        export = await life.engine.export("t", ExportRequest())
+        if not first:
+            await export.next_slice()
+        await life.engine.delete_topic("t", if_empty=False)
+        await life.append("t", *[LARGE] * 10)
+        assert (await refusal(export.next_slice())).code == "topic_not_found"
+        assert (await refusal(life.engine.export("u", ExportRequest()))).code == "topic_not_found"
+
+
+async def test_one_ends_when_the_daemon_stops(autojump_clock: Any) -> None:
+    async with living() as life:
+        await life.append("t", *[LARGE] * 10)
+        export = await life.engine.export("t", ExportRequest())
+        await export.next_slice()
+        life.engine.start_draining()
+        assert (await refusal(export.next_slice())).code == "shutting_down"
+
+
+async def test_gaps_at_the_ends_of_a_range_of_times_are_in_it(autojump_clock: Any) -> None:
+    async with living() as life:
+        await life.put("t", cap_records=4)
+        times = []
+        for i in range(6):
+            await life.append("t", i)
+            times.append(life.engine.topic("t").last_ts)
+            await trio.sleep(0.01)
+        topic = life.engine.topic("t")
+        topic.log.add_hole(4, 4, "corrupt")
+        life.engine.registry.account(topic)
+
+        async def between(first: int | None, last: int | None) -> list[Any]:
+            export = await life.engine.export("t", ExportRequest(from_ts=first, to_ts=last))
+            return [item for piece in await rest_of(export) for item in (gap_of(piece), *seqs_of(piece)) if item]
+
+        assert await between(times[0], times[2]) == [(1, 2, "cap"), 3, (4, 4, "corrupt")]
+        assert await between(None, times[2] - 1) == [(1, 2, "cap")]
+        assert await between(times[4], None) == [(4, 4, "corrupt"), 5, 6], "it may have been as late"
+        assert await between(times[4] + 1, times[5]) == [6]
+        assert await between(times[5] + 1, None) == []
+
+
+async def taken(life: Life, export: Export, ms: int, *, lively: bool) -> float:
+    """The seconds that an export waits after `ms` of the loop were taken up by it."""
+    if lively:
+        await life.append("other", 1)
+    life.clock.advance(ms)
+    began = trio.current_time()
+    assert await export.next_slice() is not None
+    return trio.current_time() - began
+
+
+async def test_beside_appends_the_loop_is_left_to_others_for_as_long_as_it_was_taken(autojump_clock: Any) -> None:
+    async with living() as life:
+        await life.append("t", *[LARGE] * 100)
+        export = await life.engine.export("t", ExportRequest())
+        await export.next_slice()
+        assert await taken(life, export, 20, lively=True) == pytest.approx(0.02, abs=0.003)
+        small = [await taken(life, export, 1, lively=True) for _ in range(10)]
+        assert sum(small) == pytest.approx(0.01, abs=0.003), "small debts are gathered, and none is forgiven"
+        assert 0.0 in small
+        waited = await taken(life, export, 10_000, lively=False)
+        assert waited == 0.0, "nobody has appended for long, and nobody wants anything"
+        life.clock.advance(10_000)
+        await life.append("other", 1)
+        began = trio.current_time()
+        await export.next_slice()
+        assert trio.current_time() - began <= PAY_MOST_S + 0.001
+
+
+async def test_others_have_their_turns_while_a_rare_tag_is_looked_for(autojump_clock: Any) -> None:
+    turns = 0
+
+    async def count_turns() -> None:
+        nonlocal turns
+        while True:
+            await trio.lowlevel.checkpoint()
+            turns += 1
+
+    async with living() as life, trio.open_nursery() as nursery:
+        await life.append("t", *[{"data": i, "tag": "rare" if i == 49_999 else "often"} for i in range(50_000)])
+        export = await life.engine.export("t", ExportRequest(match=Match("rare", prefix=False)))
+        nursery.start_soon(count_turns)
+        before = turns
+        assert seqs_of(await export.next_slice()) == [50_000]
+        assert turns - before >= 3
+        nursery.cancel_scope.cancel()
+    assert export.end.next_from_seq == 50_000

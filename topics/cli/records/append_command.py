@@ -1,0 +1,370 @@
+"""`topics append`: records out of arguments, or out of standard input as it comes.
+
+Responsible for the options, for reading standard input without waiting for more than there is, and for what is said at
+the end. Records are made by `topics.cli.records.record_input`, and sent by `topics.cli.records.append_sinks`.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import select
+import stat
+import sys
+from collections.abc import Iterable, Iterator
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import asdict, dataclass, replace
+from typing import TYPE_CHECKING, Any, Final
+
+import click
+
+from topics.cli import failures
+from topics.cli.app import Options, client_options, complete_topics, connect, examples
+from topics.cli.output import Bar, count, print_json, progress
+from topics.cli.stopping import Stop, stopping
+from topics.cli.values import Duration
+
+if TYPE_CHECKING:
+    from topics.cli.records.append_sinks import Sink
+    from topics.cli.records.record_input import Form, Line, Parser
+    from topics.client import Client
+
+LINGER_MS: Final = 50
+PIECE_BYTES: Final = 1 << 18
+LOOK_S: Final = 0.05
+"""How often to look after what is on its way while no input comes: so long a failure may go unnoticed."""
+GIVE_UP_AFTER_S: Final = 60.0
+"""How long lines are tried for by default. Below the idempotency window of a topic, which is 120 s by default."""
+MAX_KEY: Final = 240
+"""Of the 256 characters of an idempotency key, the rest is for the number of a batch."""
+STDIN: Final = 0
+
+
+@dataclass(slots=True)
+class Summary:
+    """What is known to be appended."""
+
+    topic: str
+    first_seq: int | None = None
+    last_seq: int | None = None
+    count: int = 0
+    repeated: int = 0
+    """Records that an earlier append with the same key has appended."""
+
+    def add(self, first_seq: int, last_seq: int, count: int, *, repeated: bool = False) -> None:
+        """One more batch, in order."""
+        if self.first_seq is None:
+            self.first_seq = first_seq
+        self.last_seq = last_seq
+        self.count += count
+        if repeated:
+            self.repeated += count
+
+    def document(self) -> dict[str, Any]:
+        """For programs."""
+        return asdict(self)
+
+
+class KeyValue(click.ParamType[tuple[str, str]]):
+    """`K=V`"""
+
+    name = "key=value"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> tuple[str, str]:
+        key, equals, text = value.partition("=")
+        if not equals or not key:
+            self.fail(f"{value!r} is not of the form KEY=VALUE", param, ctx)
+        return key, text
+
+
+class Delimiter(click.ParamType[str]):
+    """One character, or `tab`."""
+
+    name = "character"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
+        text = {"tab": "\t", "\\t": "\t"}.get(value, str(value))
+        if len(text) != 1 or text in '\r\n"\0':
+            self.fail(f"{value!r} is not one character", param, ctx)
+        return text
+
+
+@click.command(
+    epilog=examples(
+        "topics append greetings hello 'good morning'",
+        "topics append orders --ndjson '{\"id\": 1}' --tag customer:7",
+        "tail -F /var/log/syslog | topics append syslog --node $(hostname)",
+        "topics append people --csv --tag-field city < people.csv",
+        "topics append orders --ndjson --key upload-2026-11-21 < orders.ndjson",
+        "topics read orders | topics append copy-of-orders --records",
+    ),
+)
+@click.argument("topic", shell_complete=complete_topics)
+@click.argument("given", nargs=-1, metavar="[RECORD]...")
+@click.option("--ndjson", "form", flag_value="ndjson", help="Each argument or line is a JSON value.")
+@click.option(
+    "--records",
+    "form",
+    flag_value="records",
+    help="Each is a whole record as JSON: data, and tag, node, meta. What `topics read` prints is taken too; "
+    "tombstones in it are skipped.",
+)
+@click.option(
+    "--csv",
+    "form",
+    flag_value="csv",
+    help="Standard input is CSV with a header line. Each row becomes an object of strings.",
+)
+@click.option("--delimiter", type=Delimiter(), default=",", metavar="CHAR", help="Of CSV: a character, or tab.  [,]")
+@click.option("--tag", metavar="TAG", help="The tag of records that have none themselves.")
+@click.option("--node", metavar="NODE", help="The node that records come from that name none themselves.")
+@click.option("--meta", type=KeyValue(), multiple=True, metavar="KEY=VALUE", help="Metadata; may be repeated.")
+@click.option("--tag-field", metavar="FIELD", help="Take the tag from this field of the JSON object or CSV row.")
+@click.option("--node-field", metavar="FIELD", help="Take the node from this field.")
+@click.option("--create/--no-create", default=True, help="Whether to create the topic if it is missing.  [create]")
+@click.option(
+    "--key",
+    "keys",
+    multiple=True,
+    metavar="KEY",
+    help="Idempotency key of the whole input, given once: while the topic remembers it (its idempotency window, "
+    "2 minutes by default), the same append can be repeated and happens once. Standard input goes in batches under "
+    "KEY/0, KEY/1, ..., which break by content alone: repeat it with the same --batch.",
+)
+@click.option(
+    "--batch",
+    type=click.IntRange(1, 10_000),
+    default=1000,
+    metavar="N",
+    help="At most so many lines go together.  [1000]",
+)
+@click.option(
+    "--linger",
+    type=Duration(),
+    metavar="TIME",
+    help="How long a line may wait for others to go with it.  [50ms]",
+)
+@click.option(
+    "--give-up-after",
+    type=Duration(plain="s", off=True),
+    metavar="TIME",
+    help="How long to try while the daemon is away or refuses for the moment; off or 0: for ever. What is tried again "
+    "after the idempotency window of the topic may arrive twice.  [60s for lines; records as arguments are tried once]",
+)
+@client_options
+@click.pass_obj
+def append(
+    options: Options,
+    topic: str,
+    given: tuple[str, ...],
+    form: Form | None,
+    delimiter: str,
+    tag: str | None,
+    node: str | None,
+    meta: tuple[tuple[str, str], ...],
+    tag_field: str | None,
+    node_field: str | None,
+    create: bool,
+    keys: tuple[str, ...],
+    batch: int,
+    linger: int | None,
+    give_up_after: int | None,
+) -> None:
+    """Append records: the arguments, or without any the lines of standard input.
+
+    Arguments become one append, all or none. Lines are sent as they come, in order; an unfinished last line counts. By
+    default each is text and becomes a JSON string, an empty line the empty string; empty lines between JSON values or
+    CSV rows are skipped. A line of which no record can be made ends the input: what stands before it is appended, and
+    the exit code is 1. With --key, only whole batches before it are. What the daemon refuses takes its batch with it;
+    nothing after that is appended.
+
+    Ctrl-C ends the input too: what was read is appended. How much was appended is said on stderr, with --json on stdout
+    as {topic, first_seq, last_seq, count}.
+    """
+    key = _only_key(keys)
+    _check(options, given, form, tag_field or node_field, key, linger)
+    from topics.cli.records.record_input import Parser  # noqa: PLC0415
+
+    parser = Parser(
+        form=form or "text",
+        tag=tag,
+        node=node,
+        meta=dict(meta),
+        tag_field=tag_field,
+        node_field=node_field,
+        delimiter=delimiter,
+        skip_empty=not given,
+    )
+    summary = Summary(topic)
+    from topics.client import Retry  # noqa: PLC0415
+
+    if given:
+        patience = None if give_up_after is None else Retry(give_up_after=give_up_after / 1000 or math.inf)
+        with connect(options, retry=patience) as client:
+            _append_arguments(client, parser, given, summary, create=create, key=key)
+        _say(options, summary)
+        return
+    patience = Retry(give_up_after=GIVE_UP_AFTER_S if give_up_after is None else give_up_after / 1000 or math.inf)
+    with connect(options, retry=patience) as client:
+        # Before anything is read that could not be read again.
+        _wait_for_daemon(client)
+    with connect(options, retry=patience) as client, stopping() as stop:
+        from topics.cli.records.append_sinks import KeyedSink, LiveSink  # noqa: PLC0415
+
+        sink: Sink
+        if key is not None:
+            sink = KeyedSink(client, summary, key=key, batch=batch, create=create)
+        else:
+            sink = LiveSink(
+                client,
+                summary,
+                batch=batch,
+                linger_ms=LINGER_MS if linger is None else linger,
+                create=create,
+                give_up_after=patience.give_up_after,
+            )
+        try:
+            _append_lines(parser, sink, stop)
+        finally:
+            _say(options, summary)
+        sys.exit(stop.exit_code)
+
+
+def _wait_for_daemon(client: Client) -> None:
+    """Wait until the daemon answers, for as long as the client repeats calls. Raises a TopicsError if it does not."""
+    from topics.client import TopicsError, calls  # noqa: PLC0415
+
+    try:
+        client.health()
+    except TopicsError as error:
+        retry = client.connection.retry
+        assert retry is not None
+        how_long = "" if math.isinf(retry.give_up_after) else f" for {retry.give_up_after:g} s"
+        failures.tell(f"{failures.message(error)}; trying{how_long}")
+        client.run(replace(calls.health(), probe=False))
+
+
+def _only_key(keys: tuple[str, ...]) -> str | None:
+    """The key that was given, if one was. Several would leave it open which records are under which."""
+    if len(keys) > 1:
+        raise click.UsageError("--key is for all records of the command, and can be given once.")
+    if keys and keys[0].startswith("--"):  # click takes the next option for the value
+        raise click.UsageError(f"--key needs a value, and {keys[0]!r} looks like the next option.")
+    return keys[0] if keys else None
+
+
+def _check(
+    options: Options, given: tuple[str, ...], form: str | None, fields: str | None, key: str | None, linger: int | None
+) -> None:
+    """Refuse what makes no sense together."""
+    if form == "csv" and given:
+        raise click.UsageError("--csv reads standard input, and takes no records as arguments.")
+    if fields is not None and form not in {"ndjson", "csv"}:
+        raise click.UsageError("--tag-field and --node-field need --ndjson or --csv.")
+    if key is not None and not 0 < len(key) <= MAX_KEY:
+        raise click.UsageError(f"--key must have 1 to {MAX_KEY} characters.")
+    if key is not None and linger is not None:
+        raise click.UsageError("--linger does not go with --key, whose batches break by content alone.")
+    if options.token_file == "-" and not given:
+        raise click.UsageError("--token-file - and records cannot both come from standard input.")
+
+
+# ----------------------------------------------------------------- arguments
+
+
+def _append_arguments(
+    client: Client, parser: Parser, given: Iterable[str], summary: Summary, *, create: bool, key: str | None
+) -> None:
+    from topics.cli.records.record_input import BadInput, Line  # noqa: PLC0415
+
+    lines = (Line(i, os.fsencode(argument)) for i, argument in enumerate(given, 1))
+    try:
+        records = [parsed.record for parsed in parser.parse(lines)]
+    except BadInput as error:
+        raise click.UsageError(f"RECORD number {error.number} {error.problem}") from None
+    if not records:
+        return
+    if key is None:
+        done = client.append(summary.topic, records, create=create, return_seqs=False)
+    else:
+        done = client.append(summary.topic, records, create=create, return_seqs=False, idempotency_key=key)
+        if done.count != len(records):
+            raise failures.Failed(
+                f"nothing was appended: the key {key!r} was used for {done.count} records before, and these are "
+                f"{len(records)}. Another input needs another key",
+                failures.EXIT_CONFLICT,
+            )
+    summary.add(done.first_seq, done.last_seq, done.count, repeated=done.deduped)
+
+
+# ----------------------------------------------------------------- lines
+
+
+def _append_lines(parser: Parser, sink: Sink, stop: Stop) -> None:
+    """Send what standard input says until it ends, or `stop` does. Raises what a batch failed with, and Failed for a
+    line of which no record can be made."""
+    from topics.cli.records.record_input import BadInput  # noqa: PLC0415
+
+    bad: BadInput | None = None
+    with sink, _progress() as bar:
+        try:
+            for number, record in parser.parse(_lines(stop, sink, bar)):
+                sink.send(number, record)
+        except BadInput as error:
+            # A CSV row whose end nobody waited for is no mistake of the input.
+            bad = error if stop.signal is None else None
+        # Who has to wait for the end after that need not ask for it twice.
+        sink.finish(whole=bad is None and stop.signal is None, late=stop.disarm)
+    if bad is not None:
+        raise failures.Failed(f"line {bad.number} {bad.problem}")
+
+
+def _lines(stop: Stop, sink: Sink, bar: Bar) -> Iterator[Line]:
+    """The lines of standard input as they come, until it ends or `stop` does: then without one that has not ended.
+
+    Nothing is read ahead but one piece. Raises what a batch failed with, whether input comes or not.
+    """
+    from topics.cli.records.record_input import LineSplitter  # noqa: PLC0415
+
+    splitter = LineSplitter()
+    while stop.signal is None:
+        under_way = sink.look()
+        bar.say(f"{count(sink.summary.count)} records")
+        ready, _, _ = select.select([STDIN, stop.descriptor], [], [], LOOK_S if under_way else None)
+        if STDIN not in ready or stop.signal is not None:
+            continue
+        try:
+            piece = os.read(STDIN, PIECE_BYTES)
+        except BlockingIOError:
+            continue
+        if not piece:
+            yield from splitter.end()
+            return
+        yield from splitter.feed(piece)
+        bar.advance(len(piece))
+
+
+def _progress() -> AbstractContextManager[Bar]:
+    """Bytes read of all there are, where standard input is a file; none where somebody types on the same terminal."""
+    if os.isatty(STDIN):
+        return nullcontext(Bar())
+    status = os.fstat(STDIN)
+    return progress("0 records", total=status.st_size if stat.S_ISREG(status.st_mode) else None, unit="bytes")
+
+
+# ----------------------------------------------------------------- the end
+
+
+def _say(options: Options, summary: Summary) -> None:
+    """What was appended, whatever happened then."""
+    if options.as_json:
+        print_json(summary.document())
+        return
+    text = "1 record" if summary.count == 1 else f"{count(summary.count)} records"
+    text += f" appended to {summary.topic!r}"
+    if summary.count:
+        seqs = f"{summary.first_seq}" if summary.count == 1 else f"{summary.first_seq} to {summary.last_seq}"
+        text += f" ({'seq' if summary.count == 1 else 'seqs'} {seqs})"
+    if summary.repeated:
+        text += f"; {count(summary.repeated)} of them by an earlier append with the same key"
+    failures.tell(text)

@@ -1,0 +1,121 @@
+"""The reserve of seqs that topics keep ahead of their head (`semantics.md` section 1): raised, lowered, given back.
+
+`memory`, `disk` and `ephemeral` topics hand out seqs below a synced ceiling, so that no crash can make one be given out
+twice. Whether an append then waits for a sync is answered here (`gate`); which seqs it gets is
+`topics.engine.operations.append`'s business, and what a ceiling means after a crash is
+`topics.storage.recovery.replay`'s.
+"""
+
+from __future__ import annotations
+
+from topics.engine.commits import Commits
+from topics.engine.registry import Registry
+from topics.engine.topic import MAX_CEILING_BLOCK, MIN_CEILING_BLOCK, Gate, Topic
+from topics.errors import ApiError
+from topics.runtime.clock import Clock
+from topics.storage.wal.frames import FrameType, encode_control
+from topics.storage.wal.shard_writer import WalFile
+
+IDLE_MS = 1000
+"""A topic without an append for so long gives its reserve back; raises closer together than this double the block."""
+
+
+class CeilingBatch:
+    """A HeadWatermark on its way: when a sync has covered it, the topic may hand out seqs up to `ceiling` without
+    waiting."""
+
+    __slots__ = ("ceiling", "data", "frames", "last_seq", "topic", "topic_id", "wants_sync")
+
+    def __init__(self, topic: Topic, ceiling: int, ts: int) -> None:
+        self.topic = topic
+        self.ceiling = ceiling
+        self.topic_id = topic.id
+        self.last_seq = 0
+        self.frames = 1
+        self.wants_sync = False
+        self.data = encode_control(FrameType.HEAD_WATERMARK, {"ceiling": ceiling}, topic_id=topic.id, ts=ts)
+
+    def on_written(self, file: WalFile, offset: int) -> None:
+        """Nothing hangs on it."""
+
+    def on_synced(self) -> None:
+        if self.ceiling <= self.topic.ceiling_queued:  # else it was lowered again behind this frame
+            self.topic.ceiling = max(self.topic.ceiling, self.ceiling)
+
+    def on_failed(self, error: ApiError) -> None:
+        """The shard is read-only; no more seqs are handed out."""
+
+    def on_delayed(self, error: ApiError) -> None:
+        """No client waits for it."""
+
+
+class Ceilings:
+    """See the module. Knows which topics have a reserve."""
+
+    def __init__(self, clock: Clock, registry: Registry, commits: Commits) -> None:
+        self._clock = clock
+        self._registry = registry
+        self._commits = commits
+        self._raised: dict[int, Topic] = {}
+        """Topics whose ceiling stands above their head."""
+
+    def watch(self, topic: Topic) -> None:
+        """The topic is new here, or its ceiling was set by somebody else."""
+        if topic.ceiling > topic.assigned:
+            self._raised[topic.id] = topic
+        else:
+            self._raised.pop(topic.id, None)
+
+    def forget(self, topic: Topic) -> None:
+        """The topic is gone."""
+        self._raised.pop(topic.id, None)
+
+    def gate(self, topic: Topic, last_seq: int, ts: int) -> Gate:
+        """What a commit of records up to `last_seq` waits for: what its class says, and for a sync where the ceiling
+        has to be raised first (`semantics.md` section 1). Keeps the ceiling ahead."""
+        gate = topic.gate
+        if gate is Gate.SYNCED:
+            return gate
+        if last_seq + topic.ceiling_block // 2 > topic.ceiling_queued:
+            now = self._clock.monotonic_ms()
+            fast = now - topic.last_raise_ms < IDLE_MS
+            topic.last_raise_ms = now
+            topic.ceiling_block = min(topic.ceiling_block * 2, MAX_CEILING_BLOCK) if fast else MIN_CEILING_BLOCK
+            topic.ceiling_queued = last_seq + topic.ceiling_block
+            self._raised[topic.id] = topic
+            topic.mark_changed()
+            self._commits.writer(topic).submit(CeilingBatch(topic, topic.ceiling_queued, ts))
+        return gate if last_seq <= topic.ceiling else Gate.SYNCED
+
+    def lower_idle(self) -> None:
+        """Called every second: topics that have had no append for one and are synced give their reserve back."""
+        now = self._clock.monotonic_ms()
+        for topic in list(self._raised.values()):
+            if topic.barrier is not None:
+                continue  # a ConfigUpdate with a ceiling of its own may be on its way
+            synced = (
+                topic.ephemeral or topic.synced_seq >= topic.assigned or topic.assigned == topic.log.earliest_seq - 1
+            )
+            idle = (
+                now - topic.last_raise_ms >= IDLE_MS and self._registry.now_ms() - (topic.last_write_ms or 0) >= IDLE_MS
+            )
+            if idle and synced and topic.quiet and topic.ceiling >= topic.ceiling_queued:
+                self._lower(topic)
+
+    def lower_all(self) -> None:
+        """Before a clean stop: no seq stays reserved."""
+        for topic in list(self._raised.values()):
+            self._lower(topic)
+
+    def _lower(self, topic: Topic) -> None:
+        """Fall back to the head. Only while everything assigned is synced, and in the step that queues the frame
+        (`crash.md` 1)."""
+        topic.ceiling = topic.ceiling_queued = topic.assigned
+        topic.ceiling_block = MIN_CEILING_BLOCK
+        topic.mark_changed()
+        self._raised.pop(topic.id, None)
+        batch = CeilingBatch(topic, topic.assigned, self._registry.now_ms())
+        try:
+            self._commits.writer(topic).submit(batch)
+        except ApiError:
+            return

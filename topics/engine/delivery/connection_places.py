@@ -1,0 +1,83 @@
+"""How many streams and sockets there may be at once, of everybody together and of each key (`api.md` section 12)."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from typing import Literal
+
+from topics.config import Settings
+from topics.engine.registry import Registry
+
+Kind = Literal["sse", "ws"]
+
+
+class Place:
+    """Of one open stream or socket, until it is closed."""
+
+    __slots__ = ("_kind", "_owner", "_places")
+
+    def __init__(self, places: Places, kind: Kind, owner: bytes) -> None:
+        self._places: Places | None = places
+        self._kind: Kind = kind
+        self._owner = owner
+
+    def close(self) -> None:
+        """The stream or socket is gone. May be repeated."""
+        places, self._places = self._places, None
+        if places is not None:
+            places.give_back(self._kind, self._owner)
+
+
+def share_of(cap: int, share: float) -> int:
+    """What one key may take of a cap of all: at least one; 0 where there is no cap."""
+    return max(1, int(cap * share)) if cap else 0
+
+
+class Places:
+    """See the module. An owner is the digest of a key, empty where there are no keys."""
+
+    def __init__(self, settings: Settings, registry: Registry) -> None:
+        self._settings = settings
+        self._registry = registry
+        self._open: Counter[Kind] = Counter()
+        self._of: Counter[bytes] = Counter()
+        self.share: Callable[[], float] = lambda: 1.0
+        """How much of the cap of all one key may take now, 0..1."""
+
+    @property
+    def sse(self) -> int:
+        """Open event streams."""
+        return self._open["sse"]
+
+    @property
+    def ws(self) -> int:
+        """Open WebSockets."""
+        return self._open["ws"]
+
+    def take(self, kind: Kind, owner: bytes) -> Place:
+        """A place for one more. Raises 429 at either cap."""
+        maximum = self._settings.max_sse_connections
+        if maximum and self.sse + self.ws >= maximum:
+            raise self._registry.throttle("max_sse_connections", maximum)
+        maximum = self._most_of_key()
+        if owner and maximum and self._of[owner] >= maximum:
+            raise self._registry.throttle("max_sse_connections_per_key", maximum)
+        self._open[kind] += 1
+        if owner:
+            self._of[owner] += 1
+        return Place(self, kind, owner)
+
+    def _most_of_key(self) -> int:
+        """0: as many as there are."""
+        own, of_all = self._settings.max_sse_connections_per_key, self._settings.max_sse_connections
+        shared = share_of(of_all, self.share())
+        return min(own, shared) if own and shared else own or shared
+
+    def give_back(self, kind: Kind, owner: bytes) -> None:
+        """One less."""
+        self._open[kind] -= 1
+        if owner:
+            self._of[owner] -= 1
+            if not self._of[owner]:
+                del self._of[owner]

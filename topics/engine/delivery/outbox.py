@@ -1,0 +1,268 @@
+"""What waits for one connection, and how a slow one is told from a fast one (`api.md` section 8).
+
+Theory of operation. Delivery puts frames in. As long as nothing waits, a frame is sent at once, as far as the socket
+takes it; what is left, and what comes after it, the connection's own task takes out and sends. There is room for
+`OUTBOX_BYTES`, or for a number of messages; whoever finds none puts its feed among those that `want` room and goes on,
+so that nobody ever waits for a connection but its own task. What was taken is *in flight* until the connection has it.
+
+    no progress for LAGGED_MS     what is queued and not in flight is dropped, its feeds go back, and are ranges again
+    no progress for TOO_SLOW_MS   everything is dropped but a final frame, which gets
+                     GRACE_MS     to be taken; then the connection is cut off
+
+Progress is a piece of what is in flight that the connection has accepted, or any byte that the peer has acknowledged.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from typing import Final, NamedTuple
+
+import trio
+
+from topics.engine.delivery import feed as feeds
+from topics.engine.delivery.feed import Feed, Format, Mark
+from topics.engine.delivery.transport import Transport
+
+OUTBOX_BYTES: Final = 1 << 20
+"""Encoded bytes that wait for one connection, those in flight included. A single frame may be larger by one record."""
+
+PIECE_BYTES: Final = 64 << 10
+"""Sent at a time by a connection's task: one that takes so much has made progress. Small frames are sent together."""
+
+LAGGED_MS: Final = 5_000
+TOO_SLOW_MS: Final = 30_000
+GRACE_MS: Final = 5_000
+
+
+class Entry(NamedTuple):
+    """A frame, and where its feed is once it is sent. `data` is shared with other connections as long as it waits."""
+
+    head: bytes
+    data: bytes
+    tail: bytes
+    size: int
+    """Bytes of all three."""
+    feed: Feed | None = None
+    mark: Mark | None = None
+    ends: bool = False
+    """It is the feed's last one."""
+
+
+def _wire(entry: Entry) -> bytes:
+    return b"%b%b%b" % (entry.head, entry.data, entry.tail)
+
+
+class Outbox:
+    """See the module. `stamp` makes what precedes a frame on this connection alone, as of when it is queued."""
+
+    def __init__(
+        self,
+        form: Format,
+        transport: Transport,
+        *,
+        stamp: Callable[[], bytes],
+        on_room: Callable[[list[Feed]], None],
+        on_ended: Callable[[Feed], None],
+        sending: dict[Outbox, None],
+        slots: int | None = None,
+    ) -> None:
+        self.form = form
+        self.transport = transport
+        self.feeds: dict[Feed, None] = {}
+        self.wanting: dict[Feed, None] = {}
+        """Feeds that wait for room."""
+        self.cold: deque[Feed] = deque()
+        """Feeds that wait for records from the disk; each at most once."""
+        self.catching_up = False
+        self.closing = False
+        """No frame is taken any more; the queue holds the final one, if any."""
+        self.closed = trio.Event()
+        """The connection is gone, and its feeds are free."""
+        self.ended_by: feeds.Ending | None = None
+        self.ready = False
+        """The connection takes frames: its head is sent."""
+        self._stamp = stamp
+        self._on_room = on_room
+        self._on_ended = on_ended
+        self._sending = sending
+        """Of all connections, those with something in flight."""
+        self._slots = slots
+        self._queue: deque[Entry] = deque()
+        self._flight: list[Entry] = []
+        self._rest = b""
+        """Of what is in flight, what the socket has not taken."""
+        self._bytes = 0
+        self._wake: trio.Event | None = None
+        self._freed = trio.lowlevel.ParkingLot()
+        self._stalled_since = 0.0
+        self._acked_before = 0
+        self._last_sent = trio.current_time()
+
+    # -- putting in --------------------------------------------------------------------------------------------------
+
+    def has_room(self, size: int = 0) -> bool:
+        """Whether a frame of `size` bytes may be put in. One may always that nothing else waits with."""
+        if self.closing:
+            return False
+        if self._slots is not None and len(self._queue) + len(self._flight) >= self._slots:
+            return False
+        return self._bytes + size <= OUTBOX_BYTES or not (self._queue or self._flight)
+
+    async def room(self, size: int = 0) -> bool:
+        """Wait until a frame of `size` bytes may be put in. False: nothing will be any more. Cancelling leaves nothing
+        behind."""
+        while not self.has_room(size):
+            if self.closing:
+                return False
+            await self._freed.park()
+        return True
+
+    def want_room(self, feed: Feed) -> None:
+        """The feed is told (`on_room`) when there is some."""
+        self.wanting[feed] = None
+
+    def put(self, data: bytes, feed: Feed | None = None, *, ends: bool = False) -> None:
+        """Send a frame, or queue it, after `feed` was moved to where it is with it."""
+        head, tail = self.transport.wrap(self._stamp() if feed is not None else b"", data)
+        size = len(head) + len(data) + len(tail)
+        entry = Entry(head, data, tail, size, feed, feed.mark if feed is not None else None, ends)
+        if self.ready and not self._queue and not self._flight:
+            wire = _wire(entry)
+            taken = self.transport.try_send(wire)
+            if taken == entry.size:
+                self._settle(entry)
+                return
+            if taken:
+                self._bytes += entry.size
+                self._begin_flight([entry], wire[taken:])
+                self._notify()
+                return
+        self._queue.append(entry)
+        self._bytes += entry.size
+        self._notify()
+
+    def finish(self, why: feeds.Ending | None) -> None:
+        """Send nothing any more but what is in flight and, with a reason, a final frame; then the connection ends."""
+        if self.closing:
+            return
+        self.drop_queued()
+        self.wanting.clear()
+        self.ended_by = why
+        if why is not None:
+            self.put(self.form.final(why))
+        self.end_after_queued()
+
+    def end_after_queued(self) -> None:
+        """Send what is queued; then the connection ends."""
+        self.closing = True
+        self._freed.unpark_all()
+        self._notify()
+
+    def drop_queued(self) -> None:
+        """Forget what is not in flight, but for answers to commands; its feeds go back to before it, and want room."""
+        dropped = {entry.feed: None for entry in self._queue if entry.feed is not None}
+        for feed in dropped:
+            marks = [entry.mark for entry in self._flight if entry.feed is feed and entry.mark is not None]
+            feed.go_back(marks[-1] if marks else feed.sent)
+            audience = feed.topic.audience if feed.topic is not None else None
+            if audience is not None:
+                audience.set_aside(feed)
+            self.wanting[feed] = None
+        self._queue = deque(entry for entry in self._queue if entry.feed is None)
+        self._bytes = sum(entry.size for entry in (*self._flight, *self._queue))
+
+    def discard(self) -> None:
+        """Let go of what waits: the connection is gone. What refers to it may be collected much later."""
+        self._queue.clear()
+        self._rest = b""
+
+    def _notify(self) -> None:
+        if self._wake is not None:
+            self._wake.set()
+            self._wake = None
+
+    # -- taking out --------------------------------------------------------------------------------------------------
+
+    async def send_all(self, idle_s: float, heartbeat: Callable[[], bytes] | None = None) -> None:
+        """The connection's task: send what is put in until the outbox is finished; when nothing was sent for `idle_s`
+        seconds, a heartbeat."""
+        self.ready = True
+        while True:
+            if not self._rest and not self._queue:
+                if self.closing:
+                    return
+                await self._wait(idle_s, heartbeat)
+                continue
+            await self._send_flight()
+
+    async def _wait(self, idle_s: float, heartbeat: Callable[[], bytes] | None) -> None:
+        """Until there is something to send; a heartbeat is put in when it is due."""
+        self._wake = trio.Event()
+        with trio.move_on_at(self._last_sent + idle_s):
+            await self._wake.wait()
+            return
+        self._wake = None
+        if trio.current_time() >= self._last_sent + idle_s and not self.closing:
+            self._last_sent = trio.current_time()
+            if heartbeat is not None:
+                self.put(heartbeat())
+
+    async def _send_flight(self) -> None:
+        """Send the rest of what is in flight, or the next of what is queued."""
+        if not self._rest:
+            entries = [self._queue.popleft()]
+            size = entries[0].size
+            whole = self.transport.whole_frames
+            while self._queue and not whole and size + self._queue[0].size <= PIECE_BYTES:
+                entries.append(self._queue.popleft())
+                size += entries[-1].size
+            self._begin_flight(entries, b"".join(map(_wire, entries)))
+            del entries
+        size = len(self._rest)
+        piece = size if self.transport.whole_frames else PIECE_BYTES
+        # No local variable: the frame of a task that is cancelled here may live for long.
+        for at in range(0, size, piece):
+            await self.transport.send(self._rest[at : at + piece])
+            self._stalled_since = trio.current_time()
+        self.transport.done()
+        flight, self._flight = self._flight, []
+        self._rest = b""
+        self._sending.pop(self, None)
+        for entry in flight:
+            self._bytes -= entry.size
+            self._settle(entry)
+        self._freed.unpark_all()
+        if self.wanting and not self.closing and self._bytes <= OUTBOX_BYTES // 2:
+            wanting, self.wanting = list(self.wanting), {}
+            self._on_room(wanting)
+
+    def _begin_flight(self, entries: list[Entry], rest: bytes) -> None:
+        self._flight = entries
+        self._rest = rest
+        self._stalled_since = trio.current_time()
+        self._sending[self] = None
+
+    def _settle(self, entry: Entry) -> None:
+        """The connection has accepted an entry."""
+        self._last_sent = trio.current_time()
+        if entry.feed is not None and entry.mark is not None and entry.feed.outbox is self:
+            entry.feed.sent = entry.mark
+            if entry.ends:
+                self._on_ended(entry.feed)
+
+    # -- slow ones ---------------------------------------------------------------------------------------------------
+
+    def check(self) -> None:
+        """Called by the clock while something is in flight: see whether the connection is too slow."""
+        acked = self.transport.acked()
+        if acked != self._acked_before:
+            self._acked_before = acked
+            self._stalled_since = trio.current_time()
+        stalled = (trio.current_time() - self._stalled_since) * 1000
+        if stalled >= TOO_SLOW_MS + GRACE_MS:
+            self.transport.abort()
+        elif stalled >= TOO_SLOW_MS:
+            self.finish(feeds.TOO_SLOW)
+        elif stalled >= LAGGED_MS and not self.closing:
+            self.drop_queued()

@@ -1,0 +1,332 @@
+"""What is due of a topic, made into frames for those who watch it.
+
+Theory of operation. A change of a topic makes its live feeds due and marks it ready; when it is the topic's turn
+(`topics.sched`), `serve` gives each due feed one frame, as far as the records are in memory and there is room on its
+connection, and leaves it in one of these states:
+
+    live          it has everything: the next change makes it due
+    due           there is more: at the topic's next turn
+    wants room    its connection is full: due again when there is some
+    cold          what it needs is on disk: a task of its connection reads it, frame by frame, until memory will do
+
+So a turn never waits, and neither a slow client nor a slow disk is felt by anybody else. Feeds that are at the same
+place and want the same share a frame: what was made last is kept, and given to each of them.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from typing import Any, Final, NamedTuple
+
+import trio
+
+from topics.engine.delivery.awaited_topics import Awaited
+from topics.engine.delivery.feed import Feed
+from topics.engine.delivery.outbox import OUTBOX_BYTES, Outbox
+from topics.engine.loader import Loader
+from topics.engine.record_collector import Collector, Pause
+from topics.engine.registry import Registry
+from topics.engine.topic import Fanout, Topic
+from topics.errors import ApiError
+from topics.log.record_index import NotLoaded
+from topics.model import Performance, Tombstone
+from topics.runtime.background import Background
+from topics.sched.audience import Audience
+from topics.sched.ready_set import MAX_COST
+from topics.sched.workers import Scheduler, Served
+
+TURN_COST: Final = 16
+"""Frames, and as many thousands of records, that a turn of a topic takes at most."""
+
+KEPT_FRAMES: Final = 16
+"""Frames that are kept for feeds that want the same."""
+
+RETRY_S: Final = 1.0
+"""Pause after the disk has not answered."""
+
+PACED_MS: Final = 500
+"""When watchers of paused topics are told to look again."""
+
+AT_CONNECT: Final = frozenset({"cap", "ttl", "mixed"})
+"""Losses that a watcher who connects too late is told as `from_seq_too_old`."""
+
+
+class Made(NamedTuple):
+    """What one look at a topic came to, for a feed in one place."""
+
+    tombstone: Tombstone | None
+    after_tombstone: int
+    record: bytes | None
+    position: int
+    records: int
+
+
+class Delivery:
+    """See the module."""
+
+    def __init__(
+        self, registry: Registry, loader: Loader, background: Background, scheduler: Scheduler[Topic | Fanout[Any]]
+    ) -> None:
+        self._registry = registry
+        self._loader = loader
+        self._background = background
+        self.scheduler = scheduler
+        self._kept: OrderedDict[tuple[Any, ...], Made] = OrderedDict()
+        self._awaited = Awaited()
+        registry.on_added = self.topic_added
+        self._recreated = 0
+        """How many `recreated` frames there have been."""
+        self.outboxes: dict[Outbox, None] = {}
+        """Of all connections."""
+        self.sending: dict[Outbox, None] = {}
+        """Those with something in flight."""
+
+    # -- who watches -------------------------------------------------------------------------------------------------
+
+    def attach(self, feed: Feed, outbox: Outbox) -> None:
+        """The feed is delivered to this connection from here on. One whose topic is gone is told so."""
+        outbox.feeds[feed] = None
+        feed.outbox = outbox
+        feed.fresh, feed.caught_up, feed.ended = True, False, False
+        topic = None if feed.over else self._registry.topics.get(feed.name)
+        if topic is None and feed.awaits:
+            self._awaited.add(feed)
+            return
+        if topic is None:
+            self._end(feed, self._registry.last_head(feed.epoch, feed.position))
+            return
+        self._follow(feed, topic)
+
+    def _follow(self, feed: Feed, topic: Topic) -> None:
+        if feed.awaits:
+            feed.begin(topic.id)
+        feed.topic = topic
+        audience = topic.followed()
+        audience.consumers[feed] = None
+        audience.strong += feed.strong
+        self._set_due(feed)
+
+    def topic_added(self, topic: Topic) -> None:
+        """Somebody may have waited for it."""
+        for feed in self._awaited.take(topic.name):
+            self._follow(feed, topic)
+
+    def detach(self, feed: Feed) -> None:
+        """The feed is not delivered any more; it goes back to what its connection has taken."""
+        self._awaited.discard(feed)
+        outbox, topic = feed.outbox, feed.topic
+        feed.outbox = feed.topic = None
+        feed.go_back(feed.sent)
+        if outbox is not None:
+            outbox.feeds.pop(feed, None)
+            outbox.wanting.pop(feed, None)
+        if topic is not None and topic.audience is not None:
+            audience = topic.audience
+            audience.set_aside(feed)
+            audience.consumers.pop(feed, None)
+            audience.strong -= feed.strong
+            topic.drop_empty_audience()
+
+    def set_due(self, feeds: list[Feed]) -> None:
+        """There is room on the feeds' connection."""
+        for feed in feeds:
+            self._set_due(feed)
+
+    def _set_due(self, feed: Feed) -> None:
+        topic = feed.topic
+        if topic is None:
+            if feed.outbox is not None:
+                self._end(feed, self._registry.last_head(feed.epoch, feed.position))
+            return
+        topic.followed().set_due(feed)
+        self.scheduler.mark(topic)
+
+    # -- a turn ------------------------------------------------------------------------------------------------------
+
+    def serve(self, topic: Topic) -> Served:
+        """One turn of a topic: its long polls are woken, its due feeds get a frame each. One step of the loop."""
+        audience = topic.audience
+        if audience is None or topic.working is not None:
+            return Served(1, False)  # at the end of what it is working on it is marked again
+        audience.wake_polls()
+        cost = 0
+        given = len(audience.due) > 0
+        while audience.due and cost < TURN_COST:
+            cost += self._serve(topic, audience, audience.next_due())
+        if given:
+            self._registry.touch(topic)
+        more = bool(audience.due)
+        topic.drop_empty_audience()
+        return Served(min(max(cost, 1), MAX_COST), more)
+
+    def _serve(self, topic: Topic, audience: Audience[Feed], feed: Feed) -> int:
+        """One frame for one feed; what it cost."""
+        outbox = feed.outbox
+        assert outbox is not None
+        if topic.deleted:
+            self._end(feed, topic.log.head_seq)
+            return 1
+        if not outbox.has_room(self._budget(feed)):
+            outbox.want_room(feed)
+            return 1
+        made = self._make(topic, audience, feed)
+        if made is None:
+            self._warm(feed, outbox)
+            return 1
+        self._give(feed, made)
+        return 1 + made.records // 1000
+
+    def _budget(self, feed: Feed) -> int:
+        return min(feed.wish.max_bytes, OUTBOX_BYTES)
+
+    def _make(self, topic: Topic, audience: Audience[Feed], feed: Feed) -> Made | None:
+        """What is deliverable to the feed out of memory; None when that is nothing and the rest is on disk."""
+        log = topic.log
+        key = None
+        if len(audience.consumers) > 1 and feed.told == feed.position and self._is_current(topic):
+            # A head and a count are a state: with the same head, every change lowers the count.
+            state = (topic.id, log.head_seq, log.count, topic.config.dedupe_node, feed.end)
+            key = (state, feed.epoch, feed.position, feed.wish, feed.outbox and feed.outbox.form)
+            kept = self._kept.get(key)
+            if kept is not None:
+                return kept
+        found = self._collector(topic, feed)
+        need = found.advance()
+        if need is not None and not isinstance(need, Pause) and not _worth_giving(found):
+            return None
+        made = self._made(feed, found)
+        if key is not None:
+            self._kept[key] = made
+            if len(self._kept) > KEPT_FRAMES:
+                self._kept.popitem(last=False)
+        return made
+
+    def _is_current(self, topic: Topic) -> bool:
+        """See to it that what has expired is gone; False if that takes columns that are not here."""
+        try:
+            self._registry.expire(topic)
+        except NotLoaded:
+            return False
+        return True
+
+    def _collector(self, topic: Topic, feed: Feed) -> Collector:
+        wish = feed.wish._replace(max_bytes=self._budget(feed))
+        up_to = feed.end if feed.strong else None
+        return Collector(self._registry, topic, wish, feed.position, same_epoch=feed.epoch == topic.id, up_to=up_to)
+
+    def _made(self, feed: Feed, found: Collector) -> Made:
+        record = None
+        if found.pieces:
+            assert feed.outbox is not None
+            begin = feed.told if found.tombstone is None else found.after_tombstone
+            records = b",".join(found.pieces)
+            record = feed.outbox.form.record(feed.name, records, begin, found.position, found.topic.log.head_seq)
+        return Made(found.tombstone, found.after_tombstone, record, found.position, found.count)
+
+    def _give(self, feed: Feed, made: Made) -> None:
+        """Queue what was made for the feed's place, as far as there is room, and see what it waits for next."""
+        outbox, topic = feed.outbox, feed.topic
+        assert outbox is not None
+        assert topic is not None
+        assert topic.audience is not None
+        if made.tombstone is not None:
+            feed.position = feed.told = made.after_tombstone
+            if made.tombstone.reason == "recreated":
+                self._recreated += 1
+                feed.since = self._recreated
+            feed.epoch = topic.id
+            reason = made.tombstone.reason
+            outbox.put(
+                outbox.form.tombstone(
+                    feed.name, made.tombstone, "from_seq_too_old" if feed.fresh and reason in AT_CONNECT else reason
+                ),
+                feed,
+            )
+        feed.fresh = False
+        if made.record is not None:
+            if not outbox.has_room(len(made.record)):
+                outbox.want_room(feed)
+                return
+            feed.position = feed.told = made.position
+            outbox.put(made.record, feed)
+        else:
+            feed.position = made.position
+        if feed.position < feed.end:
+            feed.caught_up = False
+            topic.audience.set_due(feed)
+            return
+        if not feed.caught_up and feed.position >= topic.log.head_seq:  # what is not synced yet keeps a strong one back
+            if not outbox.has_room():
+                outbox.want_room(feed)
+                return
+            feed.told = feed.position
+            outbox.put(outbox.form.caught_up(feed.name, feed.position), feed)
+            feed.caught_up = True
+        topic.audience.set_live(feed)
+
+    def _end(self, feed: Feed, head_seq: int) -> None:
+        """The feed's topic is gone."""
+        outbox = feed.outbox
+        assert outbox is not None
+        if feed.ended:
+            return
+        if not outbox.has_room():
+            outbox.want_room(feed)
+            return
+        feed.ended = True
+        outbox.put(outbox.form.topic_deleted(feed.name, head_seq), feed, ends=True)
+
+    # -- from the disk -----------------------------------------------------------------------------------------------
+
+    def _warm(self, feed: Feed, outbox: Outbox) -> None:
+        outbox.cold.append(feed)
+        if not outbox.catching_up:
+            outbox.catching_up = True
+            self._background.start_soon(self._catch_up, outbox)
+
+    async def _catch_up(self, outbox: Outbox) -> None:
+        """Read from disk for the feeds of one connection, one frame each in turn, until memory will do for all."""
+        while outbox.cold:
+            feed = outbox.cold.popleft()
+            topic = feed.topic
+            if topic is not None and feed.outbox is outbox and feed not in outbox.wanting:
+                if self.scheduler.is_paused(topic):
+                    self._set_due(feed)  # its turn comes when it is resumed
+                else:
+                    await self._read_for(feed, topic, outbox)
+        outbox.catching_up = False
+
+    async def _read_for(self, feed: Feed, topic: Topic, outbox: Outbox) -> None:
+        perf = Performance(cold_segments_read=0)
+        found = self._collector(topic, feed)
+        began = feed.mark
+        complete = True
+        try:
+            while (need := found.advance()) is not None and not _worth_giving(found):
+                await self._loader.provide(found, need, perf)
+        except ApiError:
+            # The topic is gone, which its next turn tells; or the disk does not answer.
+            complete = False
+            if not topic.deleted:
+                await trio.sleep(RETRY_S)
+        if feed.outbox is not outbox or feed in outbox.wanting:
+            return
+        if not complete or topic.deleted or feed.mark != began or not outbox.has_room(self._budget(feed)):
+            self._set_due(feed)
+            return
+        self._give(feed, self._made(feed, found))
+        if topic.audience is not None and feed in topic.audience.due:
+            self.scheduler.mark(topic)
+
+    # -- pressure ----------------------------------------------------------------------------------------------------
+
+    def announce_pause(self) -> None:
+        """Tell those whose topics get nothing for now; where there is no room for it, it is not told."""
+        for outbox in list(self.outboxes):
+            paused = [feed.name for feed in outbox.feeds if feed.topic and self.scheduler.is_paused(feed.topic)]
+            if paused and outbox.has_room():
+                outbox.put(outbox.form.paced(paused, PACED_MS))
+
+
+def _worth_giving(found: Collector) -> bool:
+    return bool(found.pieces) or found.tombstone is not None

@@ -1,0 +1,336 @@
+"""One commit of a router: a batch of copies, a hole, or only a move of its cursor (`semantics.md` section 5).
+
+Responsible for the one step of the loop in which copies get their seqs and the Forwarded frame is queued, for what its
+publication does to the dest, and for the origins of what is on its way. Which records become copies, and when, is
+`topics.engine.forwarding.forwarders`'s business; how a copy differs from what it is made of is
+`topics.engine.forwarding.source_columns`'s.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Callable, Collection, Sequence
+from functools import partial
+from typing import NamedTuple
+
+from topics.engine.ceilings import Ceilings
+from topics.engine.commits import Commits
+from topics.engine.forwarding.forwarder import Forwarder, Wait
+from topics.engine.forwarding.source_columns import Dressed, Taken, dress
+from topics.engine.loader import Loader
+from topics.engine.operations.append import Appending, eviction_frames, placed, publish_records
+from topics.engine.record_columns import encode_blocks, utf8
+from topics.engine.registry import Registry
+from topics.engine.topic import Commit, Gate, Topic
+from topics.log.block import Block
+from topics.log.copies import Kind, Origin, each_kind
+from topics.log.record_index import FLAG_DERIVED, FLAG_ORIGIN, NotLoaded
+from topics.log.topic_log import Extent
+from topics.runtime.clock import Clock
+from topics.storage.segments.copy_frames import Forwarded, Recipe, encode_forwarded
+from topics.storage.store import Store
+from topics.storage.wal import frames
+from topics.storage.wal.frames import NOTHING, Appends, FrameType, seal_batch
+from topics.storage.wal.shard_writer import Position
+from topics.telemetry.logs import get_logger
+
+log = get_logger(__name__)
+
+
+class Seqs(NamedTuple):
+    """Where the records of a batch are going to be: `n` seqs from `first` on, 0 for none."""
+
+    first: int
+    n: int
+    ts: int
+    gate: Gate
+
+    @property
+    def last(self) -> int:
+        """The last of them; 0 for none."""
+        return self.first + self.n - 1 if self.n else 0
+
+
+class _Columns(NamedTuple):
+    """The chosen records, column by column, as the dest's readers will see them."""
+
+    datas: list[bytes]
+    nodes: list[str | None] | None
+    tags: list[str | None] | None
+    made: Dressed
+
+
+class Decided(NamedTuple):
+    """A batch of copies that has its seqs. Their bytes are where `extent` says, or in the batch itself (`appended`)."""
+
+    seqs: Seqs
+    columns: _Columns
+    extent: Extent | None
+    appended: Appends | None
+    recipe: Recipe | None
+    blocks: list[Block]
+    watermark: int
+
+    @property
+    def origins(self) -> list[tuple[int, int]]:
+        """The origin topic and seq of each copy."""
+        made = self.columns.made
+        return [(kind.topic_id, seq) for kind, seq in zip(each_kind(made.kinds), made.origin_seqs, strict=True)]
+
+
+class CopyCommits:
+    """See the module."""
+
+    def __init__(
+        self,
+        clock: Clock,
+        registry: Registry,
+        store: Store,
+        *,
+        commits: Commits,
+        ceilings: Ceilings,
+        appending: Appending,
+        loader: Loader,
+        settled: Callable[[Forwarder], None],
+    ) -> None:
+        self._clock = clock
+        self._registry = registry
+        self._store = store
+        self._commits = commits
+        self._ceilings = ceilings
+        self._appending = appending
+        self._loader = loader
+        self._settled = settled
+        """Told that a batch of a forwarder is published, or will never be."""
+        self._arriving: dict[Topic, set[tuple[int, int]]] = {}
+        """Origins that are on their way into a dest which takes each only once, or may be told to."""
+
+    def arriving(self, dest: Topic) -> Collection[tuple[int, int]]:
+        """Origins that are on their way into a dest."""
+        return self._arriving.get(dest, ())
+
+    # -- what can be decided -----------------------------------------------------------------------------------------
+
+    def move(self, forwarder: Forwarder, last: int) -> None:
+        """Nothing of what lies up to `last` becomes a copy."""
+        now = self._registry.now_ms()
+        self._send(forwarder, self._forwarded(forwarder, last), Seqs(0, 0, now, Gate.HANDED))
+
+    def trim(self, forwarder: Forwarder, last: int) -> None:
+        """What lies up to `last` cannot be had any more, or never fits: a hole of one seq."""
+        seqs = self._next_seqs(forwarder.dest, 1)
+        forwarded = self._forwarded(forwarder, last)._replace(trims=True)
+        log.warning("source_trim", router=forwarder.router.name, first=forwarded.first, last=last, seq=seqs.first)
+        self._send(forwarder, forwarded, seqs)
+
+    def copy(self, forwarder: Forwarder, taken: Taken, chosen: Sequence[int], last: int) -> None:
+        """The chosen ones of these records become copies, and nothing else up to `last` does. Raises Wait for columns
+        of the dest."""
+        dest = forwarder.dest
+        columns = _columns(forwarder, taken, chosen)
+        watermark = self._watermark(dest, columns.made.sizes)
+        seqs = self._next_seqs(dest, len(chosen))
+        blocks = encode_blocks(
+            seqs.first,
+            seqs.ts,
+            columns.datas,
+            columns.nodes,
+            columns.tags,
+            columns.made.metas,
+            pinned=dest.ephemeral,
+        )
+        decided = Decided(seqs, columns, None, None, None, blocks, watermark)
+        if dest.ephemeral:
+            decided = decided._replace(extent=_in_memory(seqs, columns))
+        elif taken.files is None:
+            decided = decided._replace(appended=_logged(dest, seqs, columns))
+        else:
+            extent, recipe = _derived(seqs, columns, taken, chosen)
+            decided = decided._replace(extent=extent, recipe=recipe)
+            # What they are made of must stay from here on, and not only once they are published.
+            dest.copy_table().need(set(recipe.files), seqs.last)
+            self._registry.common.copying[dest] = None
+        picked = taken.seqs if len(chosen) == len(taken.seqs) else [taken.seqs[i] for i in chosen]
+        forwarded = self._forwarded(forwarder, last)._replace(copies=len(chosen), chosen=picked)
+        self._send(forwarder, forwarded, seqs, decided)
+
+    @staticmethod
+    def _forwarded(forwarder: Forwarder, last: int) -> Forwarded:
+        router = forwarder.router
+        return Forwarded(router.name, router.source_id, forwarder.position + 1, last, 0)
+
+    def _next_seqs(self, dest: Topic, count: int) -> Seqs:
+        """They are given out when the batch is queued: nothing is lost if something goes wrong before."""
+        ts = max(self._registry.now_ms(), dest.last_ts)
+        return Seqs(dest.assigned + 1, count, ts, self._ceilings.gate(dest, dest.assigned + count, ts))
+
+    def _watermark(self, dest: Topic, sizes: array[int]) -> int:
+        watermark = partial(self._appending.watermark, dest, sizes)
+        try:
+            return watermark()
+        except NotLoaded:
+            raise Wait(partial(self._loader.prepared, dest, watermark)) from None
+
+    # -- the commit --------------------------------------------------------------------------------------------------
+
+    def _send(self, forwarder: Forwarder, forwarded: Forwarded, seqs: Seqs, decided: Decided | None = None) -> None:
+        """Queue the batch. From here on it is the dest's, whatever becomes of the router."""
+        dest = forwarder.dest
+        sent_total = forwarder.sent_total + forwarded.copies
+        appended = decided.appended if decided is not None else None
+        recipe = decided.recipe if decided is not None else None
+        payload = encode_forwarded(forwarded._replace(total=sent_total), recipe, self._store.files.place_of)
+        entries = [(FrameType.FORWARDED, payload)]
+        if decided is not None and not dest.ephemeral:
+            entries += eviction_frames(dest, decided.watermark)
+        # What is logged has its seqs itself, and of an `ephemeral` dest nothing is to be replayed.
+        first_seq = 0 if dest.ephemeral or appended is not None else seqs.first
+        data = appended.data if appended is not None else NOTHING
+        commit = Commit(
+            dest,
+            data + seal_batch(entries, topic_id=dest.id, ts=seqs.ts, opened=bool(data), first_seq=first_seq),
+            len(entries) + (seqs.n if data else 0),
+            seqs.gate,
+            partial(self._publish, forwarder, forwarded, seqs, decided),
+            self._clock.perf_ns,
+            last_seq=seqs.last,
+            records=forwarded.copies,
+            sizes=decided.columns.made.sizes if decided is not None else None,
+            frame_lens=appended.frame_lens if appended is not None else None,
+        )
+        if decided is not None:
+            if decided.watermark:
+                commit.needs = partial(dest.log.missing_below, decided.watermark)
+            if decided.recipe is not None:
+                commit.leans = self._leans(dest, decided.recipe)
+            self._expect(dest, decided)
+        commit.deletes = forwarded.trims  # what is evicted for those behind it cannot be told before it is there
+        commit.forwards = True
+        commit.on_fail = partial(self._failed, forwarder)
+        if seqs.n:
+            dest.assigned, dest.last_ts = seqs.last, seqs.ts
+        forwarder.sent_total = sent_total
+        forwarder.position = forwarded.last
+        forwarder.in_flight += 1
+        self._commits.send(commit)
+
+    def _leans(self, dest: Topic, recipe: Recipe) -> list[tuple[int, Position]]:
+        """Where the bytes end that these copies are made of, by shard. Those in the dest's own shard are before the
+        recipe in the same log, and those in segments are on disk."""
+        ends: dict[int, Position] = {}
+        files = self._store.files
+        for file in set(recipe.files):
+            kind, shard, ordinal = files.place_of(file)
+            if kind == "wal" and shard != dest.shard:
+                behind = (
+                    offset + size
+                    for of, offset, size in zip(recipe.files, recipe.offsets, recipe.frame_lens, strict=True)
+                    if of == file
+                )
+                end = Position(ordinal, max(behind))
+                ends[shard] = max(end, ends.get(shard, end))
+        return list(ends.items())
+
+    def _expect(self, dest: Topic, decided: Decided) -> None:
+        if dest.origins is not None or (dest.incoming and len(dest.incoming) > 1):
+            self._arriving.setdefault(dest, set()).update(decided.origins)
+
+    def _publish(
+        self, forwarder: Forwarder, forwarded: Forwarded, seqs: Seqs, decided: Decided | None, commit: Commit
+    ) -> None:
+        """The commit point: from here on readers of the dest see the copies."""
+        dest, router = commit.topic, forwarder.router
+        if decided is not None:
+            extent, columns = decided.extent, decided.columns
+            if decided.appended is not None:
+                extent = placed(commit, seqs.first, seqs.ts, decided.appended, columns.tags)
+            assert extent is not None
+            publish_records(dest, extent, decided.blocks, decided.watermark)
+            dest.copy_table().add(seqs.first, columns.made.kinds, columns.made.origin_seqs)
+            self._arrived(dest, decided)
+        elif forwarded.trims:
+            dest.log.add_hole(seqs.first, seqs.first, "source_trim")
+        router.cursor = forwarded.last
+        router.forwarded += forwarded.copies
+        self._registry.account(dest)
+        self._settled(forwarder)
+
+    def _arrived(self, dest: Topic, decided: Decided) -> None:
+        arriving = self._arriving.get(dest)
+        if dest.origins is None and arriving is None:
+            return
+        origins = decided.origins
+        if dest.origins is not None:
+            for topic_id, seq in origins:
+                dest.origins.add(topic_id, seq)
+        if arriving is not None:
+            arriving.difference_update(origins)
+            if not arriving:
+                del self._arriving[dest]
+
+    def _failed(self, forwarder: Forwarder) -> None:
+        """The dest's shard has failed; it takes nothing any more before a restart."""
+        self._arriving.pop(forwarder.dest, None)
+        self._settled(forwarder)
+
+
+def _columns(forwarder: Forwarder, taken: Taken, chosen: Sequence[int]) -> _Columns:
+    """What the router's look leaves of the chosen records."""
+    look = forwarder.look
+    every = len(chosen) == len(taken.seqs)
+
+    def some(names: list[str | None] | None, dropped: bool) -> list[str | None] | None:
+        if dropped or names is None:
+            return None
+        picked = names if every else [names[i] for i in chosen]
+        return picked if any(picked) else None
+
+    datas = taken.datas if every else [taken.datas[i] for i in chosen]
+    nodes, tags = some(taken.nodes, look.drop_node), some(taken.tags, look.drop_tag)
+    return _Columns(datas, nodes, tags, dress(forwarder.source, taken, chosen, look))
+
+
+def _flags(columns: _Columns) -> bytes:
+    return bytes(flag | FLAG_ORIGIN for flag in columns.made.flags)
+
+
+def _in_memory(seqs: Seqs, columns: _Columns) -> Extent:
+    """Copies that are in no file."""
+    none = array("I", bytes(4 * seqs.n))
+    return Extent(seqs.first, seqs.ts, 0, none, none, columns.made.sizes, _flags(columns), columns.tags)
+
+
+def _logged(dest: Topic, seqs: Seqs, columns: _Columns) -> Appends:
+    """Copies with frames of their own, as there are none that they could be made of."""
+    made = columns.made
+    kinds = each_kind(made.kinds)
+    return frames.encode_appends(
+        dest.id,
+        seqs.first,
+        seqs.ts,
+        columns.datas,
+        nodes=utf8(columns.nodes),
+        tags=utf8(columns.tags),
+        metas=made.metas,
+        durable=dest.gate is Gate.SYNCED,
+        closes_batch=False,
+        origins=[_origin(kind, seq) for kind, seq in zip(kinds, made.origin_seqs, strict=True)],
+    )
+
+
+def _origin(kind: Kind, seq: int) -> Origin:
+    return Origin(kind.topic_id, seq, kind.hops)
+
+
+def _derived(seqs: Seqs, columns: _Columns, taken: Taken, chosen: Sequence[int]) -> tuple[Extent, Recipe]:
+    """Copies that point to the frames they are made of, and how they are made."""
+    assert taken.files is not None
+    made, flags = columns.made, _flags(columns)
+    every = len(chosen) == len(taken.seqs)
+    files, offsets, lens = (
+        column if every else array("I", [column[i] for i in chosen])
+        for column in (taken.files, taken.offsets, taken.frame_lens)
+    )
+    derived = bytes(flag | FLAG_DERIVED for flag in flags)
+    extent = Extent(seqs.first, seqs.ts, files, offsets, lens, made.sizes, derived, columns.tags)
+    return extent, Recipe(made.kinds, made.origin_seqs, files, offsets, lens, made.sizes, flags)

@@ -1,0 +1,512 @@
+"""Forwarders: they take what is new in a source and make copies of it in a dest (`semantics.md` section 5).
+
+Theory of operation. A forwarder stands in the fan-out of its source as a watcher stands in its audience: a change of
+the source makes it due, and when it is the fan-out's turn (`topics.sched`) it takes one step. A step is a single step
+of the loop: it gathers a batch of what follows its position, decides which records become copies, and queues one commit
+in the dest: the Forwarded frame, which is cursor and recipe in one, and what it makes room for. Of the records
+themselves nothing is written; the index of the dest points to the source's frames until a checkpoint has put copies
+into the dest's own segments (`topics.log.copies`). Two cases have no frame to point to, and differ in nothing else:
+
+    from an `ephemeral` source    the copies are logged in the dest as Appends, with their origins
+    into an `ephemeral` dest      the copies are in memory only; the frame is the cursor
+
+A step never waits. What it cannot go on without (bytes from the disk, room in a shard's queue, a barrier, room in a
+full dest) is waited for by a task of its own, and then the forwarder is due again. There is at most one such task a
+forwarder, and none for one that has everything.
+
+What comes of a source that has lost what the forwarder wanted is one hole of one seq in the dest (`source_trim`).
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections import OrderedDict
+from collections.abc import Awaitable, Callable, Sequence
+from functools import partial
+from typing import Any, Final
+
+import trio
+
+from topics.config import Settings
+from topics.engine.ceilings import Ceilings
+from topics.engine.commits import Commits
+from topics.engine.forwarding.copy_commits import CopyCommits
+from topics.engine.forwarding.forwarder import Forwarder, Full, Wait
+from topics.engine.forwarding.source_columns import BATCH_BYTES, Taken, take_opened, take_raw
+from topics.engine.loader import Loader
+from topics.engine.operations.append import Appending, evicts, only_appends
+from topics.engine.registry import EngineStatus, Registry
+from topics.engine.topic import Fanout, Topic
+from topics.errors import ApiError
+from topics.log.block import block_with
+from topics.log.copies import MAX_HOPS, Look, stamped
+from topics.log.record_index import NotLoaded
+from topics.log.topic_log import Gap, Run
+from topics.routing.router_state import Router
+from topics.runtime.background import Background
+from topics.runtime.clock import Clock
+from topics.sched.ready_set import MAX_COST
+from topics.sched.workers import Scheduler, Served
+from topics.storage.segments.topic_segments import Segment
+from topics.storage.store import Store
+from topics.storage.wal.frames import NOTHING
+from topics.storage.wal.shard_writer import ControlBatch
+from topics.telemetry.logs import get_logger
+
+log = get_logger(__name__)
+
+BATCH_RECORDS: Final = 250
+"""What a step takes at most, so that it takes about a millisecond."""
+
+HEAVY_RECORDS: Final = 100
+"""The same where more is done for each: stamps and origins, frames of their own, records out of segments."""
+
+READ_AHEAD: Final = 1000
+"""What is read from disk in one go, for several steps."""
+
+BATCH_SPREAD: Final = 16_384
+"""Seqs of the source that a batch of copies is spread over at most: they are a bitmap in its frame."""
+
+MAX_IN_FLIGHT: Final = 4
+"""Batches of a forwarder on their way through the dest's shard; at the bound it waits for one to be published."""
+
+TURN_COST: Final = 16
+"""What a turn of a fan takes: one full batch, or so many small ones. If there is more and somebody appends, it rests
+for as long as it has worked: what is appended now goes before what has waited anyway, and what waits is batched."""
+
+MIN_BACKOFF_S: Final = 0.05
+MAX_BACKOFF_S: Final = 1.0
+"""Pauses of a forwarder whose dest is full or takes nothing: each twice as long as the one before."""
+
+CATCH_UP_S: Final = 1.0
+"""How long a read waits for what is due (`api.md` section 7)."""
+
+KEPT_TAKEN: Final = 8
+"""Batches of sources that are kept taken apart, for other routers of the same source."""
+
+_STRENGTH: Final = {"ephemeral": 0, "memory": 1, "disk": 2, "fsync": 3}
+
+
+class Forwarding:
+    """See the module."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        clock: Clock,
+        status: EngineStatus,
+        registry: Registry,
+        store: Store,
+        *,
+        commits: Commits,
+        ceilings: Ceilings,
+        appending: Appending,
+        loader: Loader,
+        background: Background,
+        scheduler: Scheduler[Topic | Fanout[Any]],
+        is_busy: Callable[[Topic, Segment], bool],
+    ) -> None:
+        self._settings = settings
+        self._clock = clock
+        self._status = status
+        self._registry = registry
+        self._store = store
+        self._commits = commits
+        self._appending = appending
+        self._loader = loader
+        self._background = background
+        self._scheduler = scheduler
+        self._is_busy = is_busy
+        """Whether the files of a segment are being replaced."""
+        self.forwarders: dict[str, Forwarder] = {}
+        """By the router's name."""
+        self.is_in_cycle: Callable[[str], bool] | None = None
+        """Whether a router is part of a cycle."""
+        self.failures = 0
+        """Steps that ended in an unexpected error; the forwarder was started again."""
+        self._copy_commits = CopyCommits(
+            clock,
+            registry,
+            store,
+            commits=commits,
+            ceilings=ceilings,
+            appending=appending,
+            loader=loader,
+            settled=self._settled,
+        )
+        self._taken: OrderedDict[tuple[int, int, int], Taken] = OrderedDict()
+
+    # -- who forwards ------------------------------------------------------------------------------------------------
+
+    def begin(self, router: Router, source: Topic, dest: Topic) -> None:
+        """The router is at work from here on."""
+        forwarder = self.forwarders[router.name] = Forwarder(router, source, dest)
+        if source.fanout is None:
+            source.fanout = Fanout(source)
+        source.fanout.audience.consumers[forwarder] = None
+        self._set_due(forwarder)
+
+    def end(self, name: str) -> None:
+        """The router is gone. What it has on its way is finished."""
+        forwarder = self.forwarders.pop(name)
+        forwarder.closed = True
+        fanout = forwarder.source.fanout
+        assert fanout is not None
+        fanout.audience.set_aside(forwarder)
+        del fanout.audience.consumers[forwarder]
+        if fanout.audience.empty:
+            forwarder.source.fanout = None
+        if forwarder.scope is not None:
+            forwarder.scope.cancel()
+        forwarder.tell()
+
+    def reconsider(self, name: str) -> None:
+        """The router was configured anew: what kept it waiting may not any more."""
+        forwarder = self.forwarders[name]
+        if forwarder.scope is None and not forwarder.wants_room:
+            self._set_due(forwarder)
+
+    def start_all(self) -> None:
+        """Requests are served from here on, and so are forwarders."""
+        for forwarder in self.forwarders.values():
+            self._set_due(forwarder)
+
+    def _set_due(self, forwarder: Forwarder) -> None:
+        fanout = forwarder.source.fanout
+        if fanout is not None and not forwarder.closed:
+            fanout.audience.set_due(forwarder)
+            self._scheduler.mark(fanout)
+
+    # -- catching up -------------------------------------------------------------------------------------------------
+
+    async def catch_up(self, upstream: Sequence[Topic]) -> None:
+        """Before a read of the last of these topics: forward what is due now, sources before dests, for at most
+        `CATCH_UP_S` and never waiting for a dest that is full. Cancelling leaves nothing."""
+        with trio.move_on_after(CATCH_UP_S):
+            for topic in upstream:
+                for name in list(topic.incoming or ()):
+                    forwarder = self.forwarders.get(name)
+                    if forwarder is not None and forwarder.dest is topic:
+                        await self._reach(forwarder, forwarder.source.log.head_seq)
+
+    async def _reach(self, forwarder: Forwarder, target: int) -> None:
+        asked = False
+        while not forwarder.closed and not forwarder.blocked and forwarder.router.cursor < target:
+            fanout = forwarder.source.fanout
+            if self._status.phase != "ready" or fanout is None or self._scheduler.is_paused(fanout):
+                return
+            if not asked and self._waits_for_sync(forwarder) and self._bound(forwarder) < target:
+                asked = True
+                self._ask_for_sync(forwarder.source)
+            if forwarder.progress is None:
+                forwarder.progress = trio.Event()
+            await forwarder.progress.wait()
+
+    def _ask_for_sync(self, source: Topic) -> None:
+        """What the class of the dest has to wait for comes sooner."""
+        try:
+            self._commits.writer(source).submit(ControlBatch(NOTHING, 0, wants_sync=True))
+        except ApiError:
+            return
+
+    # -- a turn ------------------------------------------------------------------------------------------------------
+
+    def serve(self, fanout: Fanout[Forwarder]) -> Served:
+        """One turn of what forwards from a topic. One step of the loop."""
+        source = fanout.topic
+        audience = fanout.audience
+        if self._status.phase != "ready" or source.working is not None or source.deleted:
+            return Served(1, False)  # it is marked again when that is over
+        began = self._clock.perf_ns()
+        cost = 0
+        while audience.due and cost < TURN_COST:
+            cost += self._serve(audience.next_due())
+        rest_ms = (self._clock.perf_ns() - began) / 1e6 if self._registry.lively else 0.0
+        return Served(min(max(cost, 1), MAX_COST), bool(audience.due), rest_ms)
+
+    def _serve(self, forwarder: Forwarder) -> int:
+        """One step of one forwarder, and what it waits for after that; what it cost."""
+        fanout = forwarder.source.fanout
+        assert fanout is not None
+        try:
+            cost = self._step(forwarder)
+        except Wait as wait:
+            self._await(forwarder, wait.work)
+            return 1
+        except NotLoaded as missing:
+            self._await(forwarder, partial(self._loader.columns, forwarder.source, missing.spans))
+            return 1
+        except (Full, ApiError):
+            self._pause(forwarder)
+            return 1
+        except Exception:  # whatever it is: of this forwarder only
+            log.exception("forwarder_failed", router=forwarder.router.name)
+            self.failures += 1
+            self._pause(forwarder)
+            return 1
+        forwarder.blocked, forwarder.backoff_s = False, 0.0
+        if forwarder.position >= self._bound(forwarder):
+            fanout.audience.set_live(forwarder)
+            fanout.behind = fanout.behind or forwarder.position < forwarder.source.log.head_seq
+        elif forwarder.in_flight >= MAX_IN_FLIGHT:
+            forwarder.wants_room = True
+        else:
+            fanout.audience.set_due(forwarder)
+        return cost
+
+    def _await(self, forwarder: Forwarder, work: Callable[[], Awaitable[Any]]) -> None:
+        self._background.start_soon(self._resume_after, forwarder, work)
+
+    async def _resume_after(self, forwarder: Forwarder, work: Callable[[], Awaitable[Any]]) -> None:
+        with trio.CancelScope() as forwarder.scope:
+            if not forwarder.closed:
+                try:
+                    await work()
+                except ApiError:
+                    await self._sleep(forwarder)
+                except Exception:  # whatever it is: of this forwarder only
+                    log.exception("forwarder_failed", router=forwarder.router.name)
+                    self.failures += 1
+                    await self._sleep(forwarder)
+        forwarder.scope = None
+        self._set_due(forwarder)
+
+    def _pause(self, forwarder: Forwarder) -> None:
+        self._await(forwarder, partial(self._sleep, forwarder))
+
+    async def _sleep(self, forwarder: Forwarder) -> None:
+        forwarder.blocked = True
+        forwarder.backoff_s = min(max(2 * forwarder.backoff_s, MIN_BACKOFF_S), MAX_BACKOFF_S)
+        forwarder.tell()
+        await trio.sleep(forwarder.backoff_s)
+
+    def _settled(self, forwarder: Forwarder) -> None:
+        forwarder.in_flight -= 1
+        forwarder.tell()
+        if forwarder.wants_room and forwarder.in_flight <= MAX_IN_FLIGHT // 2:
+            forwarder.wants_room = False
+            self._set_due(forwarder)
+
+    def _bound(self, forwarder: Forwarder) -> int:
+        """The last seq of the source that may be forwarded now: a copy into a stronger class is made of what is synced,
+        any other of what is written (`semantics.md` section 5)."""
+        source = forwarder.source
+        if source.ephemeral or forwarder.dest.ephemeral:
+            return source.log.head_seq
+        if self._waits_for_sync(forwarder):
+            return min(source.synced_seq, source.log.head_seq)
+        return min(source.blocks.written_seq, source.log.head_seq)
+
+    @staticmethod
+    def _waits_for_sync(forwarder: Forwarder) -> bool:
+        source, dest = forwarder.source.config.durability, forwarder.dest.config.durability
+        return source != "ephemeral" and _STRENGTH[dest] > _STRENGTH[source]
+
+    # -- a step ------------------------------------------------------------------------------------------------------
+
+    def _step(self, forwarder: Forwarder) -> int:
+        """Take what follows the forwarder's position, one batch; what it cost."""
+        self._check_dest(forwarder)
+        source = forwarder.source
+        self._registry.expire(source)
+        bound = self._bound(forwarder)
+        if forwarder.position >= bound:
+            return 1
+        position, tombstone = source.log.start(forwarder.position, True)
+        if tombstone is not None:
+            self._check_room_behind(forwarder, position)
+            self._announce(forwarder, tombstone.gap_to, tombstone.reason)
+            return 1
+        following = source.log.step(position, self._most(forwarder))
+        if following is None or following.first > bound:
+            self._copy_commits.move(forwarder, bound)  # what is left was deleted
+            return 1
+        if isinstance(following, Gap):
+            self._check_room_behind(forwarder, following.last)
+            self._announce(forwarder, min(following.last, bound), following.reason)
+            return 1
+        taken = self._take(forwarder, following.first, min(following.last, bound))
+        chosen = self._choose(forwarder, taken)
+        last = taken.seqs[-1]
+        if not chosen:
+            self._copy_commits.move(forwarder, last)
+            return 1 + len(taken.seqs) // 100
+        fitting = self._fitting(forwarder, taken, chosen)
+        if fitting == 0:
+            # It can never fit: nobody waits for that. What was left out before it goes with it.
+            self._copy_commits.trim(forwarder, taken.seqs[chosen[0]])
+            return 1
+        fitting = min(fitting, bisect_right(chosen, taken.seqs[chosen[0]] + BATCH_SPREAD, key=taken.seqs.__getitem__))
+        if fitting < len(chosen):
+            last = taken.seqs[chosen[fitting]] - 1
+            chosen = chosen[:fitting]
+        self._copy_commits.copy(forwarder, taken, chosen, last)
+        if forwarder.opened is not None and forwarder.opened.seqs[-1] <= last:
+            forwarder.opened = None
+        if forwarder.read and forwarder.read[-1].last_seq <= last:
+            forwarder.read = []
+        return 1 + TURN_COST * len(chosen) // self._most(forwarder)
+
+    @staticmethod
+    def _most(forwarder: Forwarder) -> int:
+        source, dest = forwarder.source, forwarder.dest
+        heavy = (
+            dest.origins is not None
+            or (source.ephemeral and not dest.ephemeral)
+            or forwarder.position < source.log.stored_to
+        )
+        return HEAVY_RECORDS if heavy else BATCH_RECORDS
+
+    def _check_dest(self, forwarder: Forwarder) -> None:
+        """Whether the dest takes anything now. Raises Wait, and ApiError when its shard has failed or the disk is
+        nearly full."""
+        dest = forwarder.dest
+        if dest.barrier is not None:
+            raise Wait(dest.barrier.wait)
+        writer = self._commits.check_writable(dest)
+        self._commits.check_space(writer)
+        if writer.full:
+            raise Wait(partial(self._commits.admit, writer, None))
+        if dest.pending and evicts(dest) and not only_appends(dest):
+            raise Wait(partial(_deletions_over, dest))
+
+    def _choose(self, forwarder: Forwarder, taken: Taken) -> Sequence[int]:
+        """Which of the records become copies, by index."""
+        config, dest = forwarder.router.config, forwarder.dest
+        chosen: Sequence[int] = range(len(taken.seqs))
+        if config.filter is not None:
+            matches = config.filter.matches
+            chosen = [i for i in chosen if matches(taken.tags[i])] if taken.tags is not None else []
+        if taken.origins is not None:
+            # Never back into the topic where it comes from, and no further than so many hops.
+            origins = taken.origins
+            chosen = [i for i in chosen if origins[i][0].topic_id != dest.id and origins[i][0].hops < MAX_HOPS]
+        if dest.origins is not None and config.guarantee == "exactly_once":
+            arriving = self._copy_commits.arriving(dest)
+            known = dest.origins
+            new: dict[tuple[int, int], int] = {}
+            for i in chosen:
+                origin = self._origin(forwarder.source, taken, i)
+                if origin not in known and origin not in arriving:
+                    new.setdefault(origin, i)
+            chosen = list(new.values())
+        return chosen
+
+    @staticmethod
+    def _origin(source: Topic, taken: Taken, i: int) -> tuple[int, int]:
+        if taken.origins is None:
+            return source.id, taken.seqs[i]
+        kind, seq = taken.origins[i]
+        return kind.topic_id, seq
+
+    def _fitting(self, forwarder: Forwarder, taken: Taken, chosen: Sequence[int]) -> int:
+        """How many of the chosen fit into the dest; 0 if the first can never. Raises Full if it cannot now."""
+        dest = forwarder.dest
+        config, quota = dest.config, self._settings.max_total_bytes
+        rejects = config.discard == "reject" and bool(config.cap_records or config.cap_bytes)
+        if not rejects and not quota:
+            return len(chosen)
+        look = forwarder.look
+        sizes = [taken.sizes[i] + self._growth(forwarder, taken, i, look) for i in chosen]
+        if rejects and config.cap_bytes and sizes[0] > config.cap_bytes:
+            return 0
+        self._expire(dest)
+        left = self._appending.quota_left() if quota else 0
+        if quota and sizes[0] > left:
+            self._appending.expire_all()
+            left = self._appending.quota_left()
+        total = 0
+        for n, size in enumerate(sizes, 1):
+            total += size
+            room = not rejects or dest.log.room(
+                config.cap_records, config.cap_bytes, dest.pending_records, dest.pending_bytes, n, total
+            )
+            if not room or (quota and total > left):
+                if n == 1:
+                    raise Full
+                return n - 1
+        return len(chosen)
+
+    def _check_room_behind(self, forwarder: Forwarder, position: int) -> None:
+        """A loss is told when there is room for what follows it, so that a full dest over a source that goes on losing
+        is told once. Raises Full."""
+        source, dest = forwarder.source, forwarder.dest
+        config = dest.config
+        following = source.log.step(position, 1)
+        if config.discard != "reject" or not isinstance(following, Run):
+            return
+        raw = source.log.capture_raw(following.first, following.first)
+        size = raw[0].size[0] if raw else 1
+        self._expire(dest)
+        room = dest.log.room(config.cap_records, config.cap_bytes, dest.pending_records, dest.pending_bytes, 1, size)
+        if not room and not 0 < config.cap_bytes < size:
+            raise Full
+
+    def _expire(self, dest: Topic) -> None:
+        try:
+            self._registry.expire(dest)
+        except NotLoaded:
+            raise Wait(partial(self._loader.expire, dest)) from None
+
+    def _growth(self, forwarder: Forwarder, taken: Taken, i: int, look: Look) -> int:
+        if look.stamp is None:
+            return 0
+        meta = taken.metas[i] if taken.metas is not None else b""
+        return len(stamped(meta, *self._origin(forwarder.source, taken, i), look.stamp)) - len(meta)
+
+    def _announce(self, forwarder: Forwarder, last: int, reason: str) -> None:
+        """What lies up to `last` is lost. A hole has no origin that would end its way around a cycle, so one that
+        stands for a loss elsewhere goes no further within one."""
+        if reason == "source_trim" and self.is_in_cycle is not None and self.is_in_cycle(forwarder.router.name):
+            self._copy_commits.move(forwarder, last)
+        else:
+            self._copy_commits.trim(forwarder, last)
+
+    # -- taking records ----------------------------------------------------------------------------------------------
+
+    def _take(self, forwarder: Forwarder, first: int, last: int) -> Taken:
+        """Live records from `first` on, at most up to `last`, taken apart. Raises Wait for what is on disk."""
+        source = forwarder.source
+        if first <= source.log.stored_to:
+            return self._take_stored(forwarder, first, min(last, source.log.stored_to))
+        block = source.blocks.find(first) or block_with(forwarder.read, first)
+        if block is None:
+            raise Wait(partial(self._load, forwarder, first, min(first + READ_AHEAD - 1, source.log.head_seq)))
+        last = min(last, block.last_seq)
+        key = source.id, first, last
+        taken = self._taken.get(key)
+        if taken is None or (taken.files is None) is not source.ephemeral:
+            taken = take_raw(source, block, first, last)
+            if taken.files is not None and 0 in taken.files:
+                return taken  # not written yet: it will have a place by the time that others want to know it
+            self._taken[key] = taken
+            self._taken.move_to_end(key)
+            if len(self._taken) > KEPT_TAKEN:
+                self._taken.popitem(last=False)
+        return taken
+
+    async def _load(self, forwarder: Forwarder, first: int, last: int) -> None:
+        forwarder.read = await self._loader.load(forwarder.source, first, last)
+
+    def _take_stored(self, forwarder: Forwarder, first: int, last: int) -> Taken:
+        source = forwarder.source
+        opened = forwarder.opened.part(first, last) if forwarder.opened is not None else None
+        # Where they are is looked up once more: the segment may have been replaced while it was read.
+        if opened is None or not self._loader.is_current(source, opened):
+            forwarder.opened = None
+            raise Wait(partial(self._open, forwarder, first, min(first + READ_AHEAD - 1, source.log.stored_to)))
+        if self._is_busy(source, opened.segment):
+            raise Wait(partial(trio.sleep, MIN_BACKOFF_S))
+        # Nobody is to depend on a cold store but those who read what is in it: copies of that are logged.
+        hot = opened.segment.tier == "hot"
+        place = ("segment", source.id, opened.segment.first)
+        return take_opened(source, opened, self._store.files.file_of(place, opened.segment.read_salt) if hot else None)
+
+    async def _open(self, forwarder: Forwarder, first: int, last: int) -> None:
+        forwarder.opened = await self._loader.open_stored(forwarder.source, first, last, BATCH_BYTES)
+
+
+async def _deletions_over(dest: Topic) -> None:
+    """Wait until nothing on its way deletes records. That may have happened before anybody waits."""
+    while dest.pending and not only_appends(dest):
+        await dest.next_change()

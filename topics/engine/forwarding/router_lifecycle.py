@@ -1,0 +1,304 @@
+"""Routers as a whole: created, updated, deleted, listed (`api.md` section 7), each change synced before it is answered.
+
+Responsible for the graph of all routers, which every change is checked against before anything is created, and for
+what happens to routers when topics come and go. Changes take place one at a time. A router belongs to its dest: its
+frames stand in the dest's log, in the order of everything else that happens there, and its durable state is part of the
+dest's. What a router does is `topics.engine.forwarding.forwarders`'s business.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from functools import partial
+from typing import Any
+
+import trio
+from sortedcontainers import SortedDict
+
+from topics.auth.keys import Key
+from topics.config import Settings
+from topics.engine.commits import Commits
+from topics.engine.forwarding.forwarders import Forwarding
+from topics.engine.operations.topic_lifecycle import Configuring
+from topics.engine.registry import Registry, names_with
+from topics.engine.topic import Commit, Gate, Topic
+from topics.errors import router_not_found, topic_not_found
+from topics.model import RouterPatch, RouterState
+from topics.routing.router import RouterConfig, resolve_router
+from topics.routing.router_graph import Graph
+from topics.routing.router_state import Router, kept_origins
+from topics.runtime.background import Background
+from topics.runtime.clock import Clock
+from topics.storage.wal.frames import FrameType, encode_control
+from topics.telemetry.figures import RouterFigures
+from topics.telemetry.logs import get_logger
+
+log = get_logger(__name__)
+
+
+class Routers:
+    """See the module."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        clock: Clock,
+        registry: Registry,
+        *,
+        commits: Commits,
+        configuring: Configuring,
+        forwarding: Forwarding,
+        background: Background,
+    ) -> None:
+        self._settings = settings
+        self._clock = clock
+        self._registry = registry
+        self._commits = commits
+        self._configuring = configuring
+        self._forwarding = forwarding
+        self._background = background
+        self._graph = Graph()
+        self._names: SortedDict[str, Router] = SortedDict()
+        forwarding.is_in_cycle = self._graph.is_in_cycle
+        self._one = trio.Lock()
+        """Held by each change."""
+
+    def __len__(self) -> int:
+        return len(self._names)
+
+    # -- what there is -----------------------------------------------------------------------------------------------
+
+    def state(self, name: str) -> RouterState:
+        """A router as of now. Raises `404 router_not_found`."""
+        router = self._names.get(name)
+        if router is None:
+            raise router_not_found(name)
+        return self._state(router)
+
+    def _state(self, router: Router) -> RouterState:
+        config = router.config
+        return RouterState(
+            router=router.name,
+            source=config.source,
+            dest=config.dest,
+            preserve_node=config.preserve_node,
+            preserve_tag=config.preserve_tag,
+            create_dest=config.create_dest,
+            filter=config.filter.to_wire() if config.filter is not None else None,
+            allow_cycle=config.allow_cycle,
+            guarantee=config.guarantee,
+            start=config.start,
+            forwarded_total=router.forwarded,
+            cursor_seq=router.cursor,
+            lag=self._lag(router),
+        )
+
+    def _lag(self, router: Router) -> int:
+        source = self._registry.by_id.get(router.source_id)
+        return max(source.log.head_seq - router.cursor, 0) if source is not None else 0
+
+    def ends(self, name: str) -> tuple[str, str] | None:
+        """Source and dest of a router; None if there is none."""
+        router = self._names.get(name)
+        return None if router is None else (router.config.source, router.config.dest)
+
+    def page(
+        self, prefix: str, source: str | None, dest: str | None, after: str | None, page_size: int, key: Key
+    ) -> tuple[list[RouterState], bool]:
+        """A page of the routers that `key` covers, in name order, and whether another exists. The cost follows the
+        page, or what the topic that is asked for has, but for routers whose ends the key does not cover."""
+        found: list[RouterState] = []
+        for name in self._candidates(key.covered(prefix), source, dest, after):
+            config = self._names[name].config
+            if (source is not None and config.source != source) or (dest is not None and config.dest != dest):
+                continue
+            if not (key.covers(config.source) and key.covers(config.dest)):
+                continue
+            if len(found) == page_size:
+                return found, True
+            found.append(self._state(self._names[name]))
+        return found, False
+
+    def _candidates(
+        self, prefixes: Sequence[str], source: str | None, dest: str | None, after: str | None
+    ) -> Iterator[str]:
+        if source is None and dest is None:
+            yield from names_with(self._names, prefixes, after)
+            return
+        names: Iterable[str] = self._graph.into(dest) if dest is not None else self._graph.out_of(source or "")
+        starts = tuple(prefixes)
+        yield from (name for name in names if name.startswith(starts) and (after is None or name > after))
+
+    def samples(self, most: int, key: Key) -> tuple[list[RouterFigures], bool]:
+        """Figures of the first routers, by name, that `key` covers with both ends, and whether there are more."""
+        found: list[RouterFigures] = []
+        for name in names_with(self._names, key.covered(""), None):
+            router = self._names[name]
+            if not (key.covers(router.config.source) and key.covers(router.config.dest)):
+                continue
+            if len(found) == most:
+                return found, True
+            found.append(RouterFigures(name, self._lag(router), router.forwarded))
+        return found, False
+
+    async def catch_up(self, names: Iterable[str]) -> None:
+        """Before a read of these topics: forward what is due now (`Forwarding.catch_up`). Topics without routers cost
+        nothing. Cancelling leaves nothing."""
+        topics = self._registry.topics
+        routed = [name for name in names if name in topics and topics[name].incoming]
+        if routed:
+            upstream = dict.fromkeys(other for name in routed for other in self._graph.upstream_first(name))
+            await self._forwarding.catch_up([topics[other] for other in upstream if other in topics])
+
+    # -- changes -----------------------------------------------------------------------------------------------------
+
+    async def put(self, name: str, patch: RouterPatch, *, create: bool = True) -> tuple[RouterState, bool]:
+        """Create or update a router; its state, and whether it was created. Synced when it returns. Without `create`,
+        raises 404 for a router that is missing.
+
+        Raises the refusals of `api.md` section 7, all of them before anything is created. Cancelling before the change
+        is decided leaves nothing; after that it takes place all the same.
+        """
+        return await self._background.finish(partial(self._put, name, patch, create))
+
+    async def _put(self, name: str, patch: RouterPatch, create: bool) -> tuple[RouterState, bool]:
+        async with self._one:
+            while True:
+                known = self._names.get(name)
+                if known is None and not create:
+                    raise router_not_found(name)
+                config = resolve_router(known.config if known is not None else None, patch, router=name)
+                if known is not None and config == known.config:
+                    return self._state(known), False
+                self._graph.check(name, config.source, config.dest, config.allow_cycle)
+                ends = await self._ends(config, known)
+                if ends is None:
+                    continue  # topics have come or gone: everything has to be looked at again
+                source, dest = ends
+                self._commits.check_writable(dest)
+                if known is None:
+                    cursor = source.log.head_seq if config.start == "tail" else 0
+                    router = Router(name, source.id, cursor, 0, config)
+                else:
+                    router = Router(name, known.source_id, known.cursor, known.forwarded, config)
+                payload = {"router": router.dump()}
+                commit = self._commit(dest, FrameType.ROUTER_CREATE, payload, partial(self._settle, router, source))
+                if await commit.wait():
+                    return self._state(known or router), known is None
+
+    async def _ends(self, config: RouterConfig, known: Router | None) -> tuple[Topic, Topic] | None:
+        """The source and the dest of a router, made where they are missing; None if something had to be waited for, or
+        one of them has gone."""
+        if known is None:
+            self._check_room(config)
+            self._commits.check_all_writable()
+            await self._configuring.create_missing((config.source, config.dest))
+        topics = self._registry.topics
+        source, dest = topics.get(config.source), topics.get(config.dest)
+        if source is None or dest is None:
+            return None
+        waiting = dest.barrier if dest.barrier is not None else source.barrier
+        if waiting is not None:
+            await waiting.wait()
+            return None
+        return source, dest
+
+    def _check_room(self, config: RouterConfig) -> None:
+        """Whether what has to be created may be. Raises 404 and 429, and creates nothing."""
+        maximum = self._settings.max_routers
+        if maximum and len(self._names) >= maximum:
+            raise self._registry.throttle("max_routers", maximum)
+        if not config.create_dest and config.dest not in self._registry.topics:
+            raise topic_not_found(config.dest)
+
+    def _settle(self, router: Router, source: Topic, commit: Commit) -> bool:
+        """The commit point of a RouterCreate; False if the source has gone meanwhile, and the router with it."""
+        dest = commit.topic
+        if source.deleted:
+            return False
+        known = self._names.get(router.name)
+        if known is not None:
+            known.config = router.config
+            router = known
+        incoming = dest.incoming = dest.incoming or {}
+        incoming[router.name] = router
+        self._add(router)
+        dest.origins = kept_origins(dest.origins, incoming.values())
+        dest.mark_changed()
+        if known is None:
+            self._forwarding.begin(router, source, dest)
+        else:
+            self._forwarding.reconsider(router.name)
+        return True
+
+    def _add(self, router: Router) -> None:
+        self._names[router.name] = router
+        config = router.config
+        self._graph.add(router.name, config.source, config.dest, config.allow_cycle)
+
+    async def delete(self, name: str) -> bool:
+        """Delete a router; whether it was there. Its copies stay. Synced when it returns."""
+        return await self._background.finish(partial(self._delete, name))
+
+    async def _delete(self, name: str) -> bool:
+        async with self._one:
+            while True:
+                router = self._names.get(name)
+                if router is None:
+                    return False
+                dest = self._registry.topics[router.config.dest]
+                if dest.barrier is None:
+                    break
+                await dest.barrier.wait()
+            self._commits.check_writable(dest)
+            await self._commit(dest, FrameType.ROUTER_DELETE, {"name": name}, self._remove_at, name).wait()
+            return True
+
+    def _remove_at(self, name: str, commit: Commit) -> None:
+        if name in self._names:  # else its source has gone, and the router with it
+            self._remove(self._names[name], commit.topic)
+
+    def _remove(self, router: Router, dest: Topic) -> None:
+        self._forwarding.end(router.name)
+        self._forget(router, dest)
+
+    def _forget(self, router: Router, dest: Topic) -> None:
+        del self._names[router.name]
+        self._graph.remove(router.name)
+        assert dest.incoming is not None
+        del dest.incoming[router.name]
+        dest.origins = kept_origins(dest.origins, dest.incoming.values())
+        if not dest.incoming:
+            dest.incoming = None
+        dest.mark_changed()
+
+    def _commit(self, dest: Topic, kind: FrameType, payload: dict[str, Any], apply: Any, *args: Any) -> Commit:
+        data = encode_control(kind, payload, topic_id=dest.id, ts=self._registry.now_ms())
+        commit = Commit(dest, data, 1, Gate.SYNCED, partial(apply, *args), self._clock.perf_ns)
+        self._commits.send(commit)
+        return commit
+
+    # -- topics ------------------------------------------------------------------------------------------------------
+
+    def adopt(self) -> None:
+        """Take over what recovery has found of routers: their topics are all there."""
+        for dest in self._registry.by_id.values():
+            for router in list((dest.incoming or {}).values()):
+                source = self._registry.by_id.get(router.source_id)
+                older = self._names.get(router.name)
+                if older is not None:  # salvage has lost its deletion
+                    log.error("router_dropped", router=router.name, dest=older.config.dest)
+                    self._remove(older, self._registry.topics[older.config.dest])
+                self._add(router)
+                if source is None:
+                    self._forget(router, dest)  # it was a topic whose name has gone to another
+                else:
+                    self._forwarding.begin(router, source, dest)
+
+    def forget_topic(self, topic: Topic) -> list[str]:
+        """A topic goes, and every router that touches it; their names."""
+        gone = self._graph.routers_of(topic.name)
+        for name in gone:
+            router = self._names[name]
+            self._remove(router, self._registry.topics[router.config.dest])
+        return gone

@@ -1,0 +1,152 @@
+"""What a router takes of its source, column by column, and what becomes of it in a copy (`topics.log.copies`).
+
+Made once for all the routers of a fan that are in the same place. Which records are taken, and which of them are
+copied, is `topics.engine.forwarding.forwarders`'s business.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Sequence
+from typing import Final, NamedTuple
+
+from topics.engine.loader import OpenedRun
+from topics.engine.topic import Topic
+from topics.log.block import Block
+from topics.log.copies import PLAIN, Kind, Look, each_kind, kinds_of, run_of, stamped
+from topics.log.record_index import FLAG_DERIVED, FLAG_NODE, FLAG_ORIGIN, FLAG_TAG
+
+BATCH_BYTES: Final = 1 << 20
+"""Of the records that are taken in one go; one is always taken, whatever its size."""
+
+
+class Taken(NamedTuple):
+    """Some live records of a source, column by column, as a copy may be made of them.
+
+    `origins` is None if all of them were appended to the source itself. `files` is None if no file holds their frames
+    that copies may be made of. `derived` are those that are copies of frames elsewhere, by index.
+    """
+
+    seqs: Sequence[int]
+    nodes: list[str | None] | None
+    tags: list[str | None] | None
+    metas: list[bytes] | None
+    datas: list[bytes]
+    sizes: array[int]
+    flags: bytes
+    origins: list[tuple[Kind, int]] | None
+    files: array[int] | None
+    offsets: array[int]
+    frame_lens: array[int]
+
+
+class Dressed(NamedTuple):
+    """What is the copies' own."""
+
+    kinds: list[tuple[int, Kind]]
+    origin_seqs: Sequence[int]
+    metas: list[bytes] | None
+    sizes: array[int]
+    flags: bytes
+
+
+def dress(source: Topic, taken: Taken, chosen: Sequence[int], look: Look) -> Dressed:
+    """Origins, metas, sizes and flags of the copies of some records."""
+    every = len(chosen) == len(taken.seqs)
+    if taken.origins is None:
+        seqs = taken.seqs if every else [taken.seqs[i] for i in chosen]
+        kinds = [(len(seqs), Kind(source.id, 1, look))]
+    else:
+        origins = taken.origins
+        kinds, seqs = kinds_of((_passed_on(origins[i][0], look), origins[i][1]) for i in chosen)
+    metas: list[bytes] | None = None
+    if taken.metas is not None:
+        metas = taken.metas if every else [taken.metas[i] for i in chosen]
+    sizes = taken.sizes if every else array("I", [taken.sizes[i] for i in chosen])
+    if look.stamp is not None:
+        plain = metas or [b""] * len(seqs)
+        owners = (kind.topic_id for kind in each_kind(kinds))
+        metas = [
+            stamped(meta, topic_id, seq, look.stamp) for meta, topic_id, seq in zip(plain, owners, seqs, strict=True)
+        ]
+        sizes = array("I", [size - len(old) + len(new) for size, old, new in zip(sizes, plain, metas, strict=True)])
+    kept = (0 if look.drop_node else FLAG_NODE) | (0 if look.drop_tag else FLAG_TAG)
+    flags = taken.flags if every else bytes([taken.flags[i] for i in chosen])
+    return Dressed(kinds, seqs, metas if metas and any(metas) else None, sizes, bytes(flag & kept for flag in flags))
+
+
+def _passed_on(kind: Kind, look: Look) -> Kind:
+    """What a copy of a copy is, given the frame that both are made of."""
+    drops = kind.look.drop_node or look.drop_node, kind.look.drop_tag or look.drop_tag
+    return Kind(kind.topic_id, kind.hops + 1, Look(*drops, look.stamp or kind.look.stamp))
+
+
+def take_raw(source: Topic, block: Block, first: int, last: int) -> Taken:
+    """Records that are in no segment of the source: their frames are in the WAL or in segments of others, or of an
+    `ephemeral` topic in memory."""
+    files, offsets, lens, sizes, flags = array("I"), array("I"), array("I"), array("I"), bytearray()
+    for run in source.log.capture_raw(last, first):
+        files += run.file
+        offsets += run.offset
+        lens += run.frame_len
+        sizes += run.size
+        flags += run.flags
+    n = len(flags)
+    while n > 1 and sum(sizes[:n]) > BATCH_BYTES:
+        n //= 2
+    last = first + n - 1
+    files, offsets, lens, sizes, flags = files[:n], offsets[:n], lens[:n], sizes[:n], flags[:n]
+    columns = block.columns(first, last)
+    origins: list[tuple[Kind, int]] | None = None
+    # What was staged is the source's own, in frames of another topic: no copy can be told to be made of those.
+    staged = any(flag & FLAG_DERIVED and not flag & FLAG_ORIGIN for flag in set(flags))
+    if max(flags) >= FLAG_ORIGIN:
+        assert source.copies is not None
+        runs = source.copies.runs
+        origins = []
+        for i, flag in enumerate(flags):
+            seq = first + i
+            if not flag & FLAG_ORIGIN:
+                origins.append((Kind(source.id, 0, PLAIN), seq))
+                continue
+            made = run_of(runs, seq)
+            # What is not derived is a frame of the source's own, with the stamp in it.
+            kind = made.kind(seq) if flag & FLAG_DERIVED else made.kind(seq)._replace(look=PLAIN)
+            origins.append((kind, made.origin(seq).seq))
+    return Taken(
+        range(first, last + 1),
+        columns.nodes,
+        columns.tags,
+        columns.metas,
+        columns.datas,
+        sizes,
+        bytes(flags),
+        origins,
+        None if source.ephemeral or staged else files,
+        offsets,
+        lens,
+    )
+
+
+def take_opened(source: Topic, opened: OpenedRun, file: int | None) -> Taken:
+    """Records whose frames are in a segment; `file` is None if copies may not be made of those."""
+    records = opened.records
+    nodes: list[str | None] = [record.node.decode() or None for record in records]
+    tags: list[str | None] = [record.tag.decode() or None for record in records]
+    metas = [record.meta for record in records]
+    origins = [(Kind(record.origin.topic_id, record.origin.hops, PLAIN), record.origin.seq) for record in records]
+    own = all(record.origin.topic_id == source.id and not record.origin.hops for record in records)
+    flags = [(FLAG_TAG if tag else 0) | (FLAG_NODE if node else 0) for node, tag in zip(nodes, tags, strict=True)]
+    return Taken(
+        opened.seqs,
+        nodes if any(nodes) else None,
+        tags if any(tags) else None,
+        metas if any(metas) else None,
+        [record.data for record in records],
+        array("I", [len(record.meta) + len(record.data) for record in records]),
+        bytes(flags),
+        None if own else origins,
+        array("I", (file,)) * len(records) if file is not None and not source.ephemeral else None,
+        opened.offsets,
+        opened.frame_lens,
+    )

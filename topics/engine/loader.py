@@ -1,0 +1,413 @@
+"""Records and index columns that are not in memory: read back from the files, verified, put into the caches.
+
+Where a record's frame lies is known to `topics.log`, how one is read to `topics.storage`; that the topic may change
+while the disk is waited for is dealt with here.
+"""
+
+from __future__ import annotations
+
+from array import array
+from bisect import bisect_left, bisect_right
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Final, NamedTuple, TypeVar
+
+import trio
+
+from topics.engine.record_collector import Collector, Columns, Need, Records
+from topics.engine.registry import Registry
+from topics.engine.topic import Topic
+from topics.errors import ApiError, topic_not_found
+from topics.log.block import Block
+from topics.log.record_index import NotLoaded, Span
+from topics.log.tag_match import Match
+from topics.log.topic_log import FrameRange
+from topics.model import Performance
+from topics.runtime.background import Background
+from topics.runtime.clock import Clock
+from topics.runtime.offload import Kind, Offload
+from topics.storage.cache.index_cache import IndexCache
+from topics.storage.cache.payload_cache import block_of_records, read_records
+from topics.storage.cache.span_loader import SpanLoader
+from topics.storage.files.datadir import segment_name
+from topics.storage.files.fs import Fs
+from topics.storage.segments.copy_frames import read_copies
+from topics.storage.segments.segment_format import SegmentTags, decode_records, open_records
+from topics.storage.segments.segment_reader import runs_of
+from topics.storage.segments.topic_segments import Segment
+from topics.storage.store import Store
+from topics.storage.wal.damage_notes import DamageNotes
+from topics.storage.wal.frames import OpenedRecord
+from topics.telemetry.logs import get_logger
+
+log = get_logger(__name__)
+
+T = TypeVar("T")
+
+TOLD_TRIES: Final = (1, 10, 60)
+"""Which attempts to read columns that cannot be read are logged; after the last of these each so many (a minute)."""
+
+LOAD_RECORDS: Final = 1000
+"""Records one read from disk brings in at most."""
+
+DECODE_RECORDS: Final = 250
+COLD_DECODE_RECORDS: Final = 100
+"""Records taken apart and encoded before others run: a third of a millisecond, and less for what is cold."""
+
+COLD_SHARE: Final = 10
+"""While somebody appends, all readers of the cold store together get one part in so many of
+the loop to decode what they have read; otherwise half of it. Replaying the past may be slow, what is live may not."""
+
+
+class OpenedRun(NamedTuple):
+    """Records of one segment as their frames have them; `offsets` are those of the frames in it."""
+
+    seqs: array[int]
+    records: list[OpenedRecord]
+    segment: Segment
+    offsets: array[int]
+    frame_lens: array[int]
+
+    def part(self, first: int, last: int) -> OpenedRun | None:
+        """Those from `first`, which has to be one of them, up to `last`; None if it is not."""
+        a, b = bisect_left(self.seqs, first), bisect_right(self.seqs, last)
+        if a == b or self.seqs[a] != first:
+            return None
+        return OpenedRun(self.seqs[a:b], self.records[a:b], self.segment, self.offsets[a:b], self.frame_lens[a:b])
+
+
+class Loader:
+    """See the module."""
+
+    def __init__(
+        self,
+        registry: Registry,
+        store: Store,
+        indexes: IndexCache,
+        background: Background,
+        *,
+        fs: Fs,
+        clock: Clock,
+        offload: Offload,
+    ) -> None:
+        self.notes = DamageNotes(lambda: store.writers, clock.now_ms)
+        """Where damage is noted as soon as it is found."""
+        self.spans = SpanLoader(store.tiers, indexes, self.notes, offload)
+        self._registry = registry
+        self._cold_lane = trio.Lock()
+        """Held while records of cold segments are decoded, and while that is paid for."""
+        self._store = store
+        self._indexes = indexes
+        self._background = background
+        self._fs = fs
+        self._clock = clock
+        self._offload = offload
+        self._resuming: dict[Topic, tuple[Span, ...]] = {}
+        registry.common.fetch = self._fetch
+
+    # -- columns -----------------------------------------------------------------------------------------------------
+
+    async def prepared(self, topic: Topic, operation: Callable[[], T]) -> T:
+        """Call `operation`, as often as it asks for columns; its result.
+
+        Nothing waits between its success and the return. Raises `503 not_ready` if the disk does not answer, and
+        `404 topic_not_found` when the topic is gone: nothing of it is loaded any more.
+        """
+        needed: dict[Span, None] = {}
+        while True:
+            try:
+                return operation()
+            except NotLoaded as missing:
+                if topic.deleted:
+                    raise topic_not_found(topic.name) from None
+                # All it has asked for so far: loading one must not drop another.
+                needed.update(dict.fromkeys(missing.spans))
+                await self.columns(topic, tuple(needed))
+
+    async def columns(self, topic: Topic, spans: Sequence[Span]) -> None:
+        """Load columns that an operation has asked for."""
+        try:
+            await self.spans.load(topic, spans)
+        except OSError as error:
+            raise _unavailable(topic, error) from error
+        if topic in self._registry.changed:
+            self._registry.account(topic)  # what was damaged is lost
+
+    async def tags(self, topic: Topic, segment: Segment) -> SegmentTags:
+        """The tags of a segment of the topic. Raises `503 not_ready` if the disk does not answer."""
+        try:
+            return await self.spans.tags(segment)
+        except OSError as error:
+            raise _unavailable(topic, error) from error
+
+    async def expire(self, topic: Topic) -> None:
+        """Advance the floors to now (`crash.md` 7)."""
+        await self.prepared(topic, partial(self._registry.expire, topic))
+
+    async def candidates(self, topic: Topic, match: Match, bound: int) -> array[int]:
+        """Seqs that match according to segment files (`SpanLoader.candidates`)."""
+        try:
+            return await self.spans.candidates(topic, match, bound)
+        except OSError as error:
+            raise _unavailable(topic, error) from error
+
+    def _fetch(self, topic: Topic, spans: tuple[Span, ...]) -> None:
+        """A commit cannot be published before these columns are there."""
+        # If that is what comes of having loaded others for it: loading these must not drop those.
+        known = [span for span in self._resuming.get(topic, ()) if topic.log.holds(span)]
+        self._background.start_soon(self._fetch_and_resume, topic, (*known, *spans))
+
+    async def _fetch_and_resume(self, topic: Topic, spans: tuple[Span, ...]) -> None:
+        pause = 0.01
+        tries = 0
+        while not topic.deleted:
+            try:
+                await self.spans.load(topic, spans)
+                break
+            except OSError as error:
+                # The commit is in the log and has to take effect; there is nobody to tell that it cannot.
+                tries += 1
+                if tries in TOLD_TRIES or tries % TOLD_TRIES[-1] == 0:
+                    log.error("columns_unreadable", topic=topic.name, error=str(error), tries=tries)
+                await trio.sleep(pause)
+                pause = min(2 * pause, 1.0)
+        self._resuming[topic] = spans
+        topic.resume()
+        del self._resuming[topic]
+
+    async def provide(self, found: Collector, need: Need, perf: Performance) -> None:
+        """See to what a read needs. Reads of the cold store are counted in `perf`.
+
+        Raises `503 not_ready` if the disk does not answer.
+        """
+        if isinstance(need, Columns):
+            await self.columns(found.topic, need.spans)
+        elif isinstance(need, Records):
+            found.loaded = await self.load(found.topic, need.first, need.last, perf)
+        elif isinstance(need, trio.Event):
+            await need.wait()
+        else:
+            await trio.lowlevel.checkpoint()
+
+    # -- payloads ----------------------------------------------------------------------------------------------------
+
+    async def load(self, topic: Topic, first: int, last: int, perf: Performance | None = None) -> list[Block]:
+        """Read live records from disk into blocks, of which the first begins at `first`.
+
+        The caller looks at the state again, as it may have changed: then there may be no block, and what is live now of
+        the range of one is all there. Records whose bytes do not verify become `corrupt` holes, never data.
+        Raises `503 not_ready` if the disk does not answer. Reads of the cold store are counted in `perf`.
+        """
+        following = topic.blocks.next_first(first)
+        last = min(last, first + LOAD_RECORDS - 1, following - 1 if following is not None else last)
+        located = await self.prepared(topic, partial(topic.log.locate, first, last))
+        if not located:
+            return []
+        wanted = located[0]
+        try:
+            blocks, damaged = await self._read(topic, wanted)
+            if perf is not None and isinstance(wanted.segment, Segment) and wanted.segment.tier == "cold":
+                perf.cold_segments_read = (perf.cold_segments_read or 0) + 1
+            if damaged and isinstance(wanted.segment, Segment):
+                blocks, damaged = await self._read_again(topic, wanted, damaged)
+        except OSError as error:
+            raise _unavailable(topic, error) from error
+        await self._give_up(topic, damaged)
+        if not blocks or blocks[0].first_seq != first or topic.deleted:
+            return []
+        for block in blocks:
+            if block.first_seq >= topic.log.earliest_seq:
+                topic.blocks.insert(block)
+        return blocks
+
+    async def open_stored(self, topic: Topic, first: int, last: int, max_bytes: int) -> OpenedRun | None:
+        """Live records that are in a segment, with their origins, of which the first has seq `first`; None if the
+        caller has to look at the topic again. Raises `503 not_ready` if the disk does not answer."""
+        located = await self.prepared(topic, partial(topic.log.locate, first, last, max_bytes))
+        if not located or not isinstance(located[0].segment, Segment):
+            return None
+        wanted, segment = located[0], located[0].segment
+        cold = segment.tier == "cold"
+        try:
+            store = self._store.tiers.of(segment)
+        except FileNotFoundError as error:
+            raise _unavailable(topic, error) from error
+        name = segment_name(segment.first, "data")
+        read = partial(store.read_range, segment.topic_id, name, wanted.offset, wanted.length)
+        try:
+            window = await self._offload.run(Kind.COLD_READ if cold else Kind.HOT_READ, read)
+        except FileNotFoundError:
+            window = b""  # it was replaced; if it was not, the look at it says so
+        except OSError as error:
+            raise _unavailable(topic, error) from error
+        records = await (self._open_cold(window, wanted, topic) if cold else self._open(window, wanted, topic))
+        if len(records) < len(wanted.seqs):
+            await self.load(topic, first, last)  # finds out what is the matter
+            return None
+        offsets = array("I", [wanted.offset + at for at in wanted.starts])
+        return OpenedRun(wanted.seqs, records, segment, offsets, wanted.frame_lens)
+
+    async def _open(self, window: bytes, wanted: FrameRange, topic: Topic) -> list[OpenedRecord]:
+        """Take records apart, letting others run in between; not all of them if one does not verify."""
+        records: list[OpenedRecord] = []
+        salt = _salt_of(wanted)
+        for at in range(0, len(wanted.seqs), COLD_DECODE_RECORDS):
+            part = slice(at, at + COLD_DECODE_RECORDS)
+            places, sizes = wanted.starts[part], wanted.frame_lens[part]
+            opened = open_records(window, places, sizes, topic.id, salt=salt, base=wanted.offset)
+            records += [record for record in opened if record is not None]
+            await trio.lowlevel.checkpoint()
+        return records
+
+    async def _open_cold(self, window: bytes, wanted: FrameRange, topic: Topic) -> list[OpenedRecord]:
+        """The same for those of the cold store, which get their share of the loop and no more."""
+        async with self._cold_lane:
+            began = self._clock.perf_ns()
+            records = await self._open(window, wanted, topic)
+            await self._pay_for_cold(began)
+            return records
+
+    async def _pay_for_cold(self, began_ns: int) -> None:
+        """Leave the loop to others for some times what decoding has taken of it."""
+        taken_ns = self._clock.perf_ns() - began_ns
+        await trio.sleep(taken_ns / 1e9 * (COLD_SHARE - 1 if self._registry.lively else 1))
+
+    @staticmethod
+    def is_current(topic: Topic, opened: OpenedRun) -> bool:
+        """Whether those records are still there, live and in the same place. Raises NotLoaded."""
+        at = 0
+        for found in topic.log.locate(opened.seqs[0], opened.seqs[-1]):
+            n = len(found.seqs)
+            if found.segment is not opened.segment or found.seqs != opened.seqs[at : at + n]:
+                return False
+            if array("I", [found.offset + start for start in found.starts]) != opened.offsets[at : at + n]:
+                return False
+            at += n
+        return at == len(opened.seqs)
+
+    async def _read(self, topic: Topic, wanted: FrameRange) -> tuple[list[Block], list[int]]:
+        """The records of one range as blocks, and the seqs that do not verify."""
+        segment = wanted.segment
+        if wanted.derived:
+            return await self._read_copies(topic, wanted)
+        if not isinstance(segment, Segment):
+            file = self._store.files.get(wanted.file)
+            try:
+                records, damaged = await self._offload.run(
+                    Kind.HOT_READ, partial(read_records, self._fs, file.path, wanted, file.head.salt)
+                )
+                return [block_of_records(records)] if records else [], damaged
+            except FileNotFoundError:
+                # Dropped while we were about to read it; if the index still points there, the file is missing.
+                return [], [seq for seq in wanted.seqs if not topic.log.is_stored(seq)]
+        cold = segment.tier == "cold"
+        name = segment_name(segment.first, "data")
+        try:
+            store = self._store.tiers.of(segment)
+            read = partial(store.read_range, segment.topic_id, name, wanted.offset, wanted.length)
+            window = await self._offload.run(Kind.COLD_READ if cold else Kind.HOT_READ, read)
+        except FileNotFoundError:
+            if cold and segment.tier == "cold":
+                raise
+            return [], list(wanted.seqs)
+        if not cold:
+            return await self._decode(window, wanted, DECODE_RECORDS, cold=False)
+        async with self._cold_lane:
+            return await self._decode(window, wanted, COLD_DECODE_RECORDS, cold=True)
+
+    async def _read_copies(self, topic: Topic, wanted: FrameRange) -> tuple[list[Block], list[int]]:
+        """The same for copies that are made of another topic's frames."""
+        assert topic.copies is not None
+        runs = list(topic.copies.runs)
+        times = [topic.log.ts_of(seq) for seq in wanted.seqs]
+        read = partial(read_copies, self._fs, self._store.tiers, self._store.files, wanted, runs, times)
+        try:
+            records, damaged = await self._offload.run(Kind.HOT_READ, read)
+        except (FileNotFoundError, KeyError):
+            # They are in a segment of their own topic by now; if the index still points there, the file is missing.
+            records, damaged = [], list(wanted.seqs)
+        return [block_of_records(records)] if records else [], [seq for seq in damaged if not topic.log.is_stored(seq)]
+
+    async def _decode(
+        self, window: bytes, wanted: FrameRange, most: int, *, cold: bool
+    ) -> tuple[list[Block], list[int]]:
+        """Take records apart and encode them as blocks of at most `most`, letting others run in between."""
+        blocks: list[Block] = []
+        damaged: list[int] = []
+        salt = _salt_of(wanted)
+        for at in range(0, len(wanted.seqs), most):
+            began = self._clock.perf_ns()
+            part = slice(at, at + most)
+            places, sizes, seqs = wanted.starts[part], wanted.frame_lens[part], wanted.seqs[part]
+            records, bad = decode_records(window, places, sizes, seqs, salt=salt, base=wanted.offset)
+            damaged += bad
+            if records:
+                blocks.append(block_of_records(records))
+            if cold:
+                await self._pay_for_cold(began)
+            else:
+                await trio.lowlevel.checkpoint()
+        return blocks, damaged
+
+    async def _read_again(self, topic: Topic, wanted: FrameRange, damaged: list[int]) -> tuple[list[Block], list[int]]:
+        """What looked damaged may have been replaced while it was read, or its index may be wrong: once more with
+        nobody at work on the files, by columns that come from `.data` itself."""
+        shelf = topic.shelf
+        assert shelf is not None
+        while not topic.deleted and any(topic.log.is_stored(seq) for seq in damaged):
+            cold = _is_cold(topic, damaged)
+            async with shelf.cold if cold else shelf.upkeep:
+                if _is_cold(topic, damaged) is not cold:
+                    continue  # moved while it was waited for
+                if topic.deleted or not any(topic.log.is_stored(seq) for seq in damaged):
+                    return [], []
+                await self.spans.rescan(topic, damaged)
+                if topic.deleted:
+                    return [], []
+                self._registry.account(topic)
+                alive = [seq for seq in wanted.seqs if topic.log.is_live(seq)]
+                if not alive:
+                    return [], []
+                ranges = topic.log.locate(alive[0], alive[-1])
+                return await self._read(topic, ranges[0]) if ranges else ([], [])
+        return [], []
+
+    async def _give_up(self, topic: Topic, damaged: Sequence[int]) -> None:
+        """Records that are not what was written are lost, and announced."""
+        for first, last in runs_of(damaged):
+            alive = partial(_live_within, topic, first, last)
+            if topic.deleted or not await self.prepared(topic, alive):
+                continue
+            log.error("records_damaged", topic=topic.name, first=first, last=last)
+            await self.prepared(topic, partial(topic.log.add_hole, first, last, "corrupt"))
+            self.notes.note(topic, [(first, last)])
+            self._registry.account(topic)
+
+
+def _is_cold(topic: Topic, seqs: Sequence[int]) -> bool:
+    """Whether any of these records is in a cold segment."""
+    segments = (span.segment for seq in seqs if (span := topic.log.stored_span_at(seq)) is not None)
+    return any(isinstance(segment, Segment) and segment.tier == "cold" for segment in segments)
+
+
+def _live_within(topic: Topic, first: int, last: int) -> bool:
+    """Return True if any of these seqs (inclusive) is live. Raises NotLoaded."""
+    return any(topic.log.is_live(seq) for seq in range(first, last + 1))
+
+
+def _salt_of(wanted: FrameRange) -> int | None:
+    """The salt of the segment that records are read from. If the segment is replaced meanwhile, they do not verify, and
+    are read again."""
+    assert isinstance(wanted.segment, Segment)
+    return wanted.segment.read_salt
+
+
+def _unavailable(topic: Topic, error: OSError) -> ApiError:
+    if topic.deleted:  # and its files with it, while they were read
+        return topic_not_found(topic.name)
+    return ApiError(
+        "not_ready",
+        f"records of topic {topic.name!r} cannot be read now: {error.strerror or error}",
+        detail={"topic": topic.name},
+        retry_after_s=1,
+    )

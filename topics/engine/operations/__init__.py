@@ -1,0 +1,10 @@
+"""Calls on topics, one module for each.
+
+append            one append, from admission to its answer
+read              one read, with or without waiting
+export            everything in a range, slice by slice
+delete            deletions by seq and by tag
+topic_lifecycle   creating, reconfiguring and deleting topics
+stage_lifecycle   creating, filling and dropping stages
+stage_commits     a stage becomes part of its topic
+"""

@@ -1,0 +1,399 @@
+"""One append, from admission to its answer (`api.md` section 4).
+
+Responsible for who may append now (repeats, room in the queue, caps, the quota), for the one step of the loop in which
+an append gets its seqs and becomes a commit, and for what its publication does. The records themselves are taken apart
+in `topics.engine.record_columns`, reserves are raised in `topics.engine.ceilings`, keys are counted in
+`topics.engine.idempotency_keys`, and a topic that is not there yet is made by
+`topics.engine.operations.topic_lifecycle`.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Awaitable, Callable, Sequence
+from contextlib import suppress
+from functools import partial
+from typing import Any, Final, NamedTuple
+
+import msgspec
+
+from topics.config import Settings
+from topics.engine.ceilings import Ceilings
+from topics.engine.commits import Commits, time_commit, unlogged_floor
+from topics.engine.idempotency_keys import IdempotencyKeys
+from topics.engine.loader import Loader
+from topics.engine.operations.topic_lifecycle import Configuring
+from topics.engine.record_columns import Columns, columns_of, encode_blocks, index_flags, utf8
+from topics.engine.registry import Registry
+from topics.engine.topic import Commit, Gate, Topic
+from topics.errors import ApiError, topic_not_found
+from topics.log.block import Block
+from topics.log.record_index import NotLoaded
+from topics.log.topic_config import resolve_config
+from topics.log.topic_log import Extent
+from topics.model import AppendRequest, AppendResult, Performance, TopicConfigPatch
+from topics.runtime.clock import Clock
+from topics.storage.wal import frames
+from topics.storage.wal.frames import NOTHING, Appends, FrameType, offsets_of, seal_batch
+from topics.storage.wal.shard_writer import ShardWriter
+
+EXPIRE_ALL_MS: Final = 1000
+"""How often at most a refused quota makes every topic be looked at for what has expired."""
+
+
+class _Decided(NamedTuple):
+    """What an append consists of once it has its seqs; nothing of it changes any more."""
+
+    topic: Topic
+    first_seq: int
+    last_seq: int
+    ts: int
+    at: int
+    """When it was decided, by the clock of windows."""
+    appended: Appends
+    tags: Sequence[str | None] | None
+    blocks: list[Block]
+    watermark: int
+    """What is below it makes room for the batch; 0 for nothing."""
+    key: str | None
+
+
+class Appending:
+    """See the module."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        clock: Clock,
+        registry: Registry,
+        *,
+        commits: Commits,
+        ceilings: Ceilings,
+        keys: IdempotencyKeys,
+        configuring: Configuring,
+        loader: Loader,
+    ) -> None:
+        self._settings = settings
+        self._clock = clock
+        self._registry = registry
+        self._commits = commits
+        self._ceilings = ceilings
+        self._keys = keys
+        self._configuring = configuring
+        self._loader = loader
+        self._expired_all_ms: int | None = None
+
+    async def append(self, name: str, request: AppendRequest, perf: Performance) -> AppendResult:
+        """Append a checked batch to the topic of a name; returns at its commit point.
+
+        Raises the `ApiError`s of `api.md` section 4. Cancelling before seqs are assigned leaves nothing; after that the
+        batch is committed all the same and only the answer is lost.
+        """
+        self.check_config(name, request)
+        return await self.append_to(partial(self._registry.topics.get, name), partial(self.create, name), request, perf)
+
+    async def append_to(
+        self,
+        find: Callable[[], Topic | None],
+        make: Callable[[AppendRequest], Awaitable[bool]],
+        request: AppendRequest,
+        perf: Performance,
+    ) -> AppendResult:
+        """The same for the topic that `find` finds. Where there is none, `make` makes it, or waits for whoever does;
+        whether a topic that clients know was made is its answer."""
+        created = False
+        waited = 0.0
+        key = request.idempotency_key
+        batch: Columns | None = None
+        while True:
+            topic = find()
+            if topic is None:
+                self._commits.check_space()
+                if await make(request):
+                    created = True
+                continue
+            if topic.barrier is not None:
+                await topic.barrier.wait()
+                continue
+            writer = self._commits.check_writable(topic)
+            if key is not None:
+                known = self._keys.known(topic, key)
+                if known is not None:
+                    return _repeated(topic, known, perf)
+                first = self._keys.in_flight(topic, key)
+                if first is not None:
+                    self._commits.check_space(writer)
+                    await first.wait()
+                    continue
+            self._commits.check_space(writer)
+            if writer.full and not topic.ephemeral:
+                waited += await self.admit(writer, waited, disable_backpressure=request.disable_backpressure)
+                continue
+            if topic.pending and evicts(topic) and not only_appends(topic):
+                # A deletion on its way decides what has to be evicted: wait for it rather than evict too much.
+                await topic.next_change()
+                continue
+            if batch is None:
+                batch = columns_of(request)
+            if topic.log.stored_to and not await self._loaded(topic, batch):
+                continue
+            break
+        self._check_room(topic, batch)
+        if key is not None:
+            self._keys.check_room()
+        if waited:
+            perf.throttle_wait_ms = waited
+        commit = self._commit(topic, batch, key)
+        first_seq, last_seq = await commit.answer()
+        time_commit(commit, perf)
+        return AppendResult(
+            topic=topic.name,
+            first_seq=first_seq,
+            last_seq=last_seq,
+            head_seq=topic.log.head_seq,
+            count=last_seq - first_seq + 1,
+            created=created,
+            deduped=False,
+        )
+
+    async def _loaded(self, topic: Topic, batch: Columns) -> bool:
+        """Whether making room for a batch needs no columns that are not in memory; if it does, they are by the time it
+        returns, and everything has to be looked at again."""
+        try:
+            self.watermark(topic, batch.sizes)
+        except NotLoaded:
+            await self._loader.prepared(topic, partial(self.watermark, topic, batch.sizes))
+            return False
+        return True
+
+    # -- admission ---------------------------------------------------------------------------------------------------
+
+    def check_config(self, name: str, request: AppendRequest) -> None:
+        """Whether a topic of this name could be what the request says, if it is there or not."""
+        if request.config is not None:
+            self._configuring.check_dead_letter(name, resolve_config(None, request.config, topic=name))
+
+    async def create(self, name: str, request: AppendRequest) -> bool:
+        """Make the topic of an append, or wait for whoever is making it; whether it was made here."""
+        patch = request.config if request.config is not None else TopicConfigPatch()
+        config = resolve_config(None, patch, topic=name)
+        if request.create is False or (request.create is msgspec.UNSET and not config.auto_create):
+            raise topic_not_found(name)
+        if request.idempotency_key is not None:
+            self._keys.check_room()  # an append that will be refused leaves no topic behind
+        return await self._configuring.create(name, config)
+
+    async def admit(self, writer: ShardWriter, waited: float, *, disable_backpressure: bool) -> float:
+        """Wait for room in the shard's queue, all waits together no longer than the settings say."""
+        budget = None if disable_backpressure else max(int(self._settings.admission_ms - waited), 0)
+        return await self._commits.admit(writer, budget)
+
+    def _check_room(self, topic: Topic, batch: Columns) -> None:
+        """The quota, and caps with `reject`, against what is published and what is on its way (`semantics.md` section
+        2)."""
+        quota = self._settings.max_total_bytes
+        if not quota and topic.config.discard != "reject":
+            return
+        nbytes = sum(batch.sizes)
+        if quota:
+            self._check_quota(quota, nbytes)
+        if topic.config.discard == "reject":
+            self.check_caps(topic, len(batch.sizes), nbytes)
+
+    def _check_quota(self, quota: int, nbytes: int) -> None:
+        if nbytes <= self.quota_left():
+            return
+        self.expire_all()
+        if nbytes > self.quota_left():
+            raise self._registry.throttle("max_total_bytes", quota)
+
+    def quota_left(self) -> int:
+        """Bytes that may still be appended to all topics together, if there is a limit."""
+        registry = self._registry
+        return self._settings.max_total_bytes - registry.total_bytes - registry.common.bytes_on_the_way
+
+    def expire_all(self) -> None:
+        """What nobody has looked at since may have expired. Costs a look at every topic, so it is not done for every
+        refusal of a client that tries again and again."""
+        now = self._clock.monotonic_ms()
+        if self._expired_all_ms is not None and now - self._expired_all_ms < EXPIRE_ALL_MS:
+            return
+        self._expired_all_ms = now
+        for topic in self._registry.by_id.values():
+            with suppress(NotLoaded):  # whoever looks at it next loads what it takes
+                self._registry.expire(topic)
+
+    def check_caps(self, topic: Topic, count: int, nbytes: int) -> None:
+        """Whether so much fits a topic with `reject`. Raises 400, 422, NotLoaded."""
+        config = topic.config
+        if not (config.cap_records or config.cap_bytes):
+            return
+        if (config.cap_records and count > config.cap_records) or (config.cap_bytes and nbytes > config.cap_bytes):
+            raise ApiError(
+                "record_too_large",
+                f"{count} records of {nbytes} bytes can never fit the caps of topic {topic.name!r}",
+                detail={"cap_records": config.cap_records, "cap_bytes": config.cap_bytes},
+            )
+        self._registry.expire(topic)
+        if not topic.log.room(
+            config.cap_records, config.cap_bytes, topic.pending_records, topic.pending_bytes, count, nbytes
+        ):
+            raise ApiError(
+                "topic_full",
+                f"topic {topic.name!r} is full",
+                detail={
+                    "topic": topic.name,
+                    "cap_records": config.cap_records,
+                    "cap_bytes": config.cap_bytes,
+                    "head_seq": topic.log.head_seq,
+                    "earliest_seq": topic.log.earliest_seq,
+                },
+            )
+
+    # -- the commit --------------------------------------------------------------------------------------------------
+
+    def _commit(self, topic: Topic, batch: Columns, key: str | None) -> Commit:
+        """Assign seqs and times, build frames and blocks, queue them: one step of the loop."""
+        count = len(batch.datas)
+        ts = topic.last_ts = max(self._registry.now_ms(), topic.last_ts)
+        at = self._registry.windows.now_ms()
+        first_seq = topic.assigned + 1
+        last_seq = topic.assigned = topic.assigned + count
+        gate = self._ceilings.gate(topic, last_seq, ts)
+        watermark = self.watermark(topic, batch.sizes)
+        if topic.ephemeral:
+            frame_count = 0
+            appended = _without_frames(batch)
+            data = NOTHING
+        else:
+            tail = _tail(topic, key, first_seq, count, watermark, at)
+            frame_count = count + len(tail)
+            appended = _with_frames(topic, first_seq, ts, batch, closes_batch=not tail)
+            data = appended.data + seal_batch(tail, topic_id=topic.id, ts=ts, opened=True) if tail else appended.data
+        blocks = encode_blocks(first_seq, ts, batch.datas, batch.nodes, batch.tags, batch.metas, pinned=topic.ephemeral)
+        decided = _Decided(topic, first_seq, last_seq, ts, at, appended, batch.tags, blocks, watermark, key)
+        commit = Commit(
+            topic,
+            data,
+            frame_count,
+            gate,
+            partial(self._publish, decided),
+            self._clock.perf_ns,
+            last_seq=last_seq,
+            records=count,
+            sizes=appended.sizes,
+            frame_lens=None if topic.ephemeral else appended.frame_lens,
+        )
+        if watermark:
+            commit.needs = partial(topic.log.missing_below, watermark)
+        if key is not None:
+            self._keys.begin(commit, key)
+        self._commits.send(commit)
+        return commit
+
+    def watermark(self, topic: Topic, sizes: array[int]) -> int:
+        """Below what a topic with caps has to evict for a batch, and for those before it on their way; 0 for
+        nothing."""
+        self._registry.expire(topic)
+        if not evicts(topic):
+            return 0
+        incoming = [commit.sizes for commit in topic.pending or () if commit.sizes is not None]
+        caps = topic.config.cap_records, topic.config.cap_bytes
+        watermark = topic.log.eviction_watermark(*caps, [*incoming, sizes])
+        return watermark if watermark > topic.log.earliest_seq else 0
+
+    def _publish(self, decided: _Decided, commit: Commit) -> tuple[int, int]:
+        """The commit point: from here on readers see the batch. Its first and last seq."""
+        topic, first_seq, last_seq, ts, at, appended, tags, blocks, watermark, key = decided
+        publish_records(topic, placed(commit, first_seq, ts, appended, tags), blocks, watermark)
+        if key is not None:
+            self._keys.remember(topic, key, first_seq, commit.records, at)
+        self._registry.account(topic)
+        return first_seq, last_seq
+
+
+def placed(commit: Commit, first_seq: int, ts: int, appended: Appends, tags: Sequence[str | None] | None) -> Extent:
+    """The records of a commit with the places of their frames, as far as it has been written."""
+    topic = commit.topic
+    offsets: Sequence[int] = (
+        offsets_of(commit.offset, appended.frame_lens) if commit.file else array("I", bytes(4 * commit.records))
+    )
+    file = 0 if topic.ephemeral else commit.file  # an ephemeral commit may have waited for a sync all the same
+    return Extent(first_seq, ts, file, offsets, appended.frame_lens, appended.sizes, appended.flags, tags)
+
+
+def publish_records(topic: Topic, extent: Extent, blocks: Sequence[Block], watermark: int) -> None:
+    """From here on readers see these records, and not those that they take the place of. Whoever calls accounts for
+    it."""
+    topic.log.extend(extent)
+    for block in blocks:
+        topic.blocks.append(block)
+    if watermark:
+        topic.log.evict_below(watermark, "cap")
+    topic.last_write_ms = extent.ts
+
+
+def _repeated(topic: Topic, known: tuple[int, int], perf: Performance) -> AppendResult:
+    """The answer to an append that was committed before, under the same key."""
+    first_seq, count = known
+    perf.wal_append_ms = perf.fsync_ms = 0.0
+    return AppendResult(
+        topic=topic.name,
+        first_seq=first_seq,
+        last_seq=first_seq + count - 1,
+        head_seq=topic.log.head_seq,
+        count=count,
+        created=False,
+        deduped=True,
+    )
+
+
+def evicts(topic: Topic) -> bool:
+    """Whether appends make room for themselves."""
+    config = topic.config
+    return config.discard == "old" and bool(config.cap_records or config.cap_bytes)
+
+
+def only_appends(topic: Topic) -> bool:
+    """Whether nothing on its way deletes records."""
+    return topic.working is None and not any(commit.deletes for commit in topic.pending or ())
+
+
+def _tail(
+    topic: Topic, key: str | None, first_seq: int, count: int, watermark: int, at: int
+) -> list[tuple[FrameType, dict[str, Any]]]:
+    """The control frames behind the records of a batch."""
+    tail: list[tuple[FrameType, dict[str, Any]]] = []
+    if key is not None:
+        tail.append((FrameType.IDEMPOTENCY, {"key": key, "first": first_seq, "count": count, "at": at}))
+    return tail + eviction_frames(topic, watermark)
+
+
+def eviction_frames(topic: Topic, watermark: int) -> list[tuple[FrameType, dict[str, Any]]]:
+    """What a batch says of what it evicts; counts as logged from here on."""
+    if not watermark:
+        return []
+    mark = unlogged_floor(topic)
+    topic.floor_logged = max(topic.floor_logged, watermark)  # what ttl takes below it needs no mark of its own
+    cap = (FrameType.EVICT_WATERMARK, {"below": watermark, "reason": "cap"})
+    return [cap] if mark is None else [(FrameType.EVICT_WATERMARK, mark), cap]
+
+
+def _with_frames(topic: Topic, first_seq: int, ts: int, batch: Columns, *, closes_batch: bool) -> Appends:
+    return frames.encode_appends(
+        topic.id,
+        first_seq,
+        ts,
+        batch.datas,
+        nodes=utf8(batch.nodes),
+        tags=utf8(batch.tags),
+        metas=batch.metas,
+        durable=topic.gate is Gate.SYNCED,
+        closes_batch=closes_batch,
+    )
+
+
+def _without_frames(batch: Columns) -> Appends:
+    """What the index is told of records that are in memory only."""
+    count = len(batch.datas)
+    return Appends(NOTHING, array("I", bytes(4 * count)), batch.sizes, index_flags(count, batch.nodes, batch.tags))

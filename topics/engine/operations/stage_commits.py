@@ -1,0 +1,524 @@
+"""Commits of stages: what they hold becomes part of their topic, all of it at once and once (`pipeline.md` section 1,
+`crash.md` 23).
+
+Payloads are not written again. Where the records of the stages are is put down in Forwarded frames, as routers do it,
+and from then on the target's records are made of what was staged, until a checkpoint has stored them. With these frames
+goes a Stage frame with the key of the commit and the names that it closes: one batch, so no crash can separate them.
+The records are first appended in the target: they have no origin, and nobody can tell that they were staged.
+
+A commit may be large, and nobody but the writers of its topic may notice:
+
+    bar the stages      what was acked before is in, what comes later waits for the end of this
+    sync their shards   so nothing that the batch refers to can be lost without it
+    take and encode     piece by piece, as far as it does not take the seqs
+    decide              one step: seqs, frame headers, the batch is queued; its gate is the sync, whatever the class
+    index               piece by piece, when everything before it is published and the batch is on disk
+    publish             one step, whatever the number of records
+
+Which stages there are is `topics.engine.operations.stage_lifecycle`'s business, which commits are remembered
+`topics.log.stages`'s.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Sequence
+from functools import partial
+from operator import add
+from typing import Any, Final, NamedTuple
+
+import trio
+
+from topics.engine.ceilings import Ceilings
+from topics.engine.commits import Commits, time_commit
+from topics.engine.loader import Loader
+from topics.engine.operations.append import Appending, eviction_frames, evicts, only_appends
+from topics.engine.operations.stage_lifecycle import Staging
+from topics.engine.record_columns import BLOCK_RECORDS, encode_blocks, index_flags
+from topics.engine.registry import Registry
+from topics.engine.topic import Commit, Gate, Topic
+from topics.errors import ApiError, invalid, topic_not_found
+from topics.log.block import Block, RecordColumns, block_with
+from topics.log.copies import PLAIN, CopyTable, Kind
+from topics.log.record_index import FLAG_DERIVED, SPAN_RECORDS, NotLoaded, Span
+from topics.log.stages import CommitKeys, Known
+from topics.model import CommitResult, Performance
+from topics.runtime.background import Background
+from topics.runtime.clock import Clock
+from topics.storage.segments.copy_frames import Recipe, encode_staged
+from topics.storage.segments.segment_format import SegmentTags
+from topics.storage.segments.topic_segments import Segment, Shelf
+from topics.storage.store import Store
+from topics.storage.wal.frames import FrameType, dump_payload, seal_payloads
+
+FRAME_RECORDS: Final = SPAN_RECORDS
+"""Records of one Forwarded frame at most: what is taken, encoded and replayed in one go."""
+
+TAG_SLICE: Final = 4096
+"""Tags that are put in order or indexed before others run: about a millisecond."""
+
+STAGE_SLICE: Final = 50
+"""Stages that are given up before others run."""
+
+MAX_COMMIT_RECORDS: Final = 10_000_000
+"""One commit is one batch of the log, of about nine bytes a record, which is in memory before it is written."""
+
+NAMED: Final = 100
+"""Stages that are missing and named in an answer."""
+
+_DERIVED: Final = bytes(flags | FLAG_DERIVED for flags in range(256))
+
+
+class _Piece(NamedTuple):
+    """Records of one stage with contiguous seqs, at most `FRAME_RECORDS`. `recipe` says where they are, `columns` what
+    they are where the target has them in memory only; the other is None."""
+
+    recipe: Recipe | None
+    files: set[int]
+    payload: bytes
+    sizes: array[int]
+    nbytes: int
+    flags: bytes
+    tags: Sequence[str | None] | None
+    columns: RecordColumns | None
+
+
+class _Decided(NamedTuple):
+    """A commit that has its seqs; nothing of it changes any more."""
+
+    key: str
+    names: tuple[str, ...]
+    """Of the stages that it closes."""
+    first_seq: int
+    ts: int
+    at: int
+    """When it was decided, by the clock of windows."""
+    pieces: Sequence[_Piece]
+    watermark: int
+    spans: list[Span]
+    copies: CopyTable
+    blocks: list[Block]
+    """The last three are filled before it is published."""
+
+
+class StageCommits:
+    """See the module."""
+
+    def __init__(
+        self,
+        clock: Clock,
+        registry: Registry,
+        store: Store,
+        *,
+        commits: Commits,
+        ceilings: Ceilings,
+        appending: Appending,
+        staging: Staging,
+        loader: Loader,
+        background: Background,
+    ) -> None:
+        self._clock = clock
+        self._registry = registry
+        self._store = store
+        self._commits = commits
+        self._ceilings = ceilings
+        self._appending = appending
+        self._staging = staging
+        self._loader = loader
+        self._background = background
+        self._in_flight: dict[tuple[int, str], trio.Event] = {}
+        """Ends of the commits that are at work, by topic id and key."""
+
+    async def commit(
+        self, name: str, stages: Sequence[str], key: str, perf: Performance, *, disable_backpressure: bool
+    ) -> CommitResult:
+        """Publish stages of a topic in this order under a key; returns at the commit point, with everything on disk.
+
+        A key that is remembered is answered as it was, whatever has become of the stages. Raises `404 topic_not_found`,
+        `404 stage_not_found` (nothing is published), and what an append of all of it would raise. From its first step
+        on a commit goes on whoever hears of it: cancelling stops only the waiting.
+        """
+        if not stages or len(set(stages)) != len(stages):
+            raise invalid("stages", "has to name at least one stage, and each one once")
+        while True:
+            target = self._registry.topic(name)
+            known = target.commit_keys.lookup(key, self._registry.windows.now_ms()) if target.commit_keys else None
+            if known is not None:
+                perf.wal_append_ms = perf.fsync_ms = 0.0
+                return _answer(name, known, deduped=True)
+            first = self._in_flight.get((target.id, key))
+            if first is not None:
+                await first.wait()
+                continue
+            found = _stages_of(target, stages)
+            barrier = next((stage.barrier for stage in found if stage.barrier is not None), None)
+            if barrier is None:
+                break
+            await barrier.wait()
+        for stage in found:
+            stage.barrier = trio.Event()
+        self._in_flight[target.id, key] = trio.Event()
+        work = partial(self._carry_out, target, found, key, perf, disable_backpressure)
+        return _answer(name, await self._background.finish(work), deduped=False)
+
+    def expire(self) -> None:
+        """Called every second: forget the commits whose window is over."""
+        now = self._registry.windows.now_ms()
+        for topic in list(self._registry.committed):
+            if topic.commit_keys is not None and topic.commit_keys.expire(now):
+                topic.mark_changed()
+                if not len(topic.commit_keys):
+                    topic.commit_keys = None
+            if topic.deleted or topic.commit_keys is None:
+                self._registry.committed.discard(topic)
+
+    async def ended(self) -> None:
+        """Wait until the commits that are at work now have come to an end."""
+        for event in list(self._in_flight.values()):
+            await event.wait()
+
+    # -- the way of a commit -----------------------------------------------------------------------------------------
+
+    async def _carry_out(
+        self, target: Topic, stages: Sequence[Topic], key: str, perf: Performance, disable_backpressure: bool
+    ) -> Known:
+        """The caller has put up the barriers of the stages and the event of the key."""
+        pins: set[int] = set()
+        self._registry.pin(pins)
+        try:
+            for stage in stages:
+                await stage.drained()
+            self._check_whole(target, stages)
+            for stage in {stage.shard: stage for stage in stages}.values():
+                await self._commits.sync_shard(stage)
+            try:
+                pieces = [piece for stage in stages for piece in await self._pieces(target, stage, pins)]
+            except ApiError:
+                self._check_whole(target, stages)  # one has gone meanwhile
+                raise
+            self._check_whole(target, stages)  # reading may have found damage
+            commit, decided = await self._decide(target, stages, key, pieces, perf, disable_backpressure)
+            assert commit.held is not None
+            await commit.held.wait()
+            if commit.error is None:
+                await self._index(target, decided)
+                commit.held = None
+                target.settle()
+            known: Known = await commit.wait()
+            time_commit(commit, perf)
+            for i, stage in enumerate(stages, 1):
+                if not stage.deleted:
+                    self._staging.forget(stage)
+                if i % STAGE_SLICE == 0:
+                    await trio.lowlevel.checkpoint()
+            return known
+        finally:
+            self._registry.unpin(pins)
+            for stage in stages:
+                stage.lift_barrier()
+            self._in_flight.pop((target.id, key)).set()
+
+    @staticmethod
+    def _check_whole(target: Topic, stages: Sequence[Topic]) -> None:
+        """No commit publishes a part of what was acked. Raises 404, 400."""
+        for stage in stages:
+            assert stage.stage is not None
+            if stage.deleted or stage.log.count != stage.log.head_seq:  # its target has gone, or bytes were damaged
+                raise _stage_not_found(target, [stage.stage.name])
+        count = sum(stage.log.count for stage in stages)
+        if count > MAX_COMMIT_RECORDS:
+            raise ApiError(
+                "batch_too_large",
+                f"a commit has at most {MAX_COMMIT_RECORDS} records, and these stages hold {count}",
+                detail={"max": MAX_COMMIT_RECORDS, "count": count},
+            )
+
+    # -- what was staged ---------------------------------------------------------------------------------------------
+
+    async def _pieces(self, target: Topic, stage: Topic, pins: set[int]) -> list[_Piece]:
+        """What a stage holds, in order. The files that it is in are among the pins when it returns."""
+        if target.ephemeral:
+            return await self._read(stage)
+        if stage.shelf is None:
+            stage.shelf = Shelf()
+        async with stage.shelf.upkeep:  # nothing of it moves from one file to another before the pins hold
+            tags = await self._tags(stage)
+            pieces = []
+            for first, n, recipe in await self._recipes(stage, pins):
+                payload = dump_payload(encode_staged(stage.id, recipe, self._store.files.place_of))
+                some = tags[first - 1 : first - 1 + n] if tags is not None else None
+                files = set(recipe.files)
+                pieces.append(_Piece(recipe, files, payload, recipe.sizes, sum(recipe.sizes), recipe.flags, some, None))
+                await trio.lowlevel.checkpoint()
+            return pieces
+
+    async def _recipes(self, stage: Topic, pins: set[int]) -> list[tuple[int, int, Recipe]]:
+        """First seq and number of the records of each piece, and where they are."""
+        found: list[tuple[int, int, Recipe]] = []
+        log = stage.log
+
+        def take(
+            first: int,
+            file: array[int],
+            offset: array[int],
+            frame_len: array[int],
+            size: array[int],
+            flags: bytes,
+        ) -> None:
+            pins.update(file)
+            for at in range(0, len(flags), FRAME_RECORDS):
+                part = slice(at, at + FRAME_RECORDS)
+                n = len(flags[part])
+                kinds, seqs = [(n, Kind(stage.id, 0, PLAIN))], range(first + at, first + at + n)
+                places = file[part], offset[part], frame_len[part], size[part]
+                recipe = Recipe(kinds, seqs, *places, flags[part])
+                found.append((first + at, n, recipe))
+
+        for span in log.stored_spans():
+            segment = span.segment
+            assert isinstance(segment, Segment)
+            stored = await self._loader.prepared(stage, partial(log.columns_of, span))
+            file = self._store.files.file_of(("segment", segment.topic_id, segment.first), segment.read_salt)
+            files = array("I", (file,)) * span.n
+            take(span.first, files, stored.offset, stored.frame_len, stored.size, stored.flags)
+        for at in range(log.stored_to + 1, log.head_seq + 1, FRAME_RECORDS):
+            for run in log.capture_raw(at + FRAME_RECORDS - 1, at):
+                take(run.first, run.file, run.offset, run.frame_len, run.size, run.flags)
+            await trio.lowlevel.checkpoint()
+        return found
+
+    async def _tags(self, stage: Topic) -> list[str | None] | None:
+        """The tag of each record; None if no record has one."""
+        log = stage.log
+        tags: list[str | None] = [None] * log.head_seq
+        tagged = done = 0
+        for name, seqs in log.tags_by_name():
+            for seq in seqs:
+                tags[seq - 1] = name
+            tagged += len(seqs)
+            if tagged - done >= TAG_SLICE:
+                done = tagged
+                await trio.lowlevel.checkpoint()
+        for span in log.stored_spans():
+            if span.first < log.tags_from and span.tagged:
+                assert isinstance(span.segment, Segment)
+                found: SegmentTags = await self._loader.tags(stage, span.segment)
+                for name, slots in found.items():
+                    for slot in slots:
+                        tags[found.first + slot - 1] = name
+                tagged += span.tagged
+                await trio.lowlevel.checkpoint()
+        return tags if tagged else None
+
+    async def _read(self, stage: Topic) -> list[_Piece]:
+        """What a stage holds, for a target that has its records in memory only."""
+        log = stage.log
+        pieces: list[_Piece] = []
+        loaded: list[Block] = []
+        position = 1
+        while position <= log.head_seq:
+            block = stage.blocks.find(position) or block_with(loaded, position)
+            if block is None:
+                loaded = await self._loader.load(stage, position, log.head_seq)
+                if stage.deleted or log.count != log.head_seq:
+                    raise ApiError("stage_not_found", f"stage {stage.name!r} has lost records")
+                continue
+            last = min(block.last_seq, position + BLOCK_RECORDS - 1)
+            columns = block.columns(position, last)
+            sizes = array("I", map(len, columns.datas))
+            if columns.metas is not None:
+                sizes = array("I", map(add, sizes, map(len, columns.metas)))
+            flags = index_flags(len(sizes), columns.nodes, columns.tags)
+            pieces.append(_Piece(None, set(), b"", sizes, sum(sizes), flags, columns.tags, columns))
+            position = last + 1
+            await trio.lowlevel.checkpoint()
+        return pieces
+
+    # -- the commit --------------------------------------------------------------------------------------------------
+
+    async def _decide(
+        self,
+        target: Topic,
+        stages: Sequence[Topic],
+        key: str,
+        pieces: Sequence[_Piece],
+        perf: Performance,
+        disable_backpressure: bool,
+    ) -> tuple[Commit, _Decided]:
+        """Wait until the target takes so much; give out the seqs, queue the batch."""
+        sizes = array("I")
+        for piece in pieces:
+            sizes += piece.sizes
+        nbytes = sum(piece.nbytes for piece in pieces)
+        waited = 0.0
+        while True:
+            if target.deleted:
+                raise topic_not_found(target.name)
+            if target.barrier is not None:
+                await target.barrier.wait()
+                continue
+            writer = self._commits.check_writable(target)
+            self._commits.check_space(writer)
+            if writer.full:
+                waited += await self._appending.admit(writer, waited, disable_backpressure=disable_backpressure)
+                continue
+            if target.pending and evicts(target) and not only_appends(target):
+                await target.next_change()  # as for an append
+                continue
+            if any(target.ephemeral is not (piece.columns is not None) for piece in pieces):
+                raise ApiError("not_ready", "the class of the topic has changed meanwhile", retry_after_s=1)
+            try:
+                watermark = self._appending.watermark(target, sizes) if sizes else 0
+                if sizes and target.config.discard == "reject":
+                    self._appending.check_caps(target, len(sizes), nbytes)
+            except NotLoaded:
+                await self._loader.prepared(target, partial(self._appending.watermark, target, sizes))
+                continue
+            break
+        if waited:
+            perf.throttle_wait_ms = waited
+        return self._send(target, stages, key, pieces, sizes, nbytes, watermark)
+
+    def _send(
+        self,
+        target: Topic,
+        stages: Sequence[Topic],
+        key: str,
+        pieces: Sequence[_Piece],
+        sizes: array[int],
+        nbytes: int,
+        watermark: int,
+    ) -> tuple[Commit, _Decided]:
+        """One step of the loop: from here on the commit is the target's."""
+        count = len(sizes)
+        ts, at = max(self._registry.now_ms(), target.last_ts), self._registry.windows.now_ms()
+        first_seq, last_seq = target.assigned + 1, target.assigned + count
+        if count:
+            self._ceilings.gate(target, last_seq, ts)
+            target.assigned, target.last_ts = last_seq, ts
+        payloads: list[tuple[FrameType, bytes, int]] = []
+        seq = first_seq
+        for piece in pieces:
+            if piece.recipe is not None:
+                payloads.append((FrameType.FORWARDED, piece.payload, seq))
+                seq += len(piece.flags)
+                # What they are made of must stay from here on, and not only once they are published.
+                target.copy_table().need(piece.files, last_seq)
+                self._registry.common.copying[target] = None
+        names = tuple(stage.stage.name for stage in stages if stage.stage is not None)
+        entries: list[tuple[FrameType, Any]] = [
+            (FrameType.STAGE, {"key": key, "first": first_seq, "count": count, "stages": list(names), "at": at})
+        ]
+        if not target.ephemeral:
+            entries += eviction_frames(target, watermark)
+        payloads += [(kind, dump_payload(payload), 0) for kind, payload in entries]
+        decided = _Decided(key, names, first_seq, ts, at, pieces, watermark, [], CopyTable(), [])
+        commit = Commit(
+            target,
+            seal_payloads(payloads, topic_id=target.id, ts=ts),
+            len(payloads),
+            Gate.SYNCED,
+            partial(self._publish, decided),
+            self._clock.perf_ns,
+            last_seq=last_seq if count else 0,
+            records=count,
+            sizes=sizes,
+            nbytes=nbytes,
+        )
+        if watermark:
+            commit.needs = partial(target.log.missing_below, watermark)
+        commit.held = trio.Event()
+        commit.on_fail = commit.held.set
+        self._commits.send(commit)
+        return commit, decided
+
+    async def _index(self, target: Topic, decided: _Decided) -> None:
+        """Everything before the commit is published, and nothing behind it can be: put together what its publication
+        puts in place."""
+        seq, waiting, n = decided.first_seq, list[_Piece](), 0
+        for piece in decided.pieces:
+            if piece.tags is not None:
+                for at in range(0, len(piece.tags), TAG_SLICE):
+                    some = piece.tags[at : at + TAG_SLICE]
+                    if some.count(None) < len(some):
+                        target.log.expect_tags(seq + at, some)
+                    await trio.lowlevel.checkpoint()
+            if piece.recipe is not None:
+                decided.copies.add(seq, piece.recipe.kinds, piece.recipe.origin_seqs)
+            if piece.columns is not None:
+                datas, metas = piece.columns.datas, piece.columns.metas
+                names = piece.columns.nodes, piece.columns.tags
+                decided.blocks.extend(encode_blocks(seq, decided.ts, datas, *names, metas, pinned=True))
+            if n + len(piece.flags) > SPAN_RECORDS:
+                decided.spans.append(_span(seq, decided.ts, waiting))
+                waiting, n = [], 0
+            waiting.append(piece)
+            n += len(piece.flags)
+            seq += len(piece.flags)
+            await trio.lowlevel.checkpoint()
+        if waiting:
+            decided.spans.append(_span(seq, decided.ts, waiting))
+
+    def _publish(self, decided: _Decided, commit: Commit) -> Known:
+        """The commit point: from here on readers see all of it, and its stages are closed."""
+        target, ts = commit.topic, decided.ts
+        if decided.spans:
+            target.log.extend_spans(decided.spans)
+            for block in decided.blocks:
+                target.blocks.append(block)
+            if decided.watermark:
+                target.log.evict_below(decided.watermark, "cap")
+            if decided.copies.runs:
+                target.copy_table().adopt(decided.copies.runs)
+            target.last_write_ms = ts
+        names = decided.names
+        if target.commit_keys is None:
+            target.commit_keys = CommitKeys()
+        target.commit_keys.remember(decided.key, decided.first_seq, commit.records, decided.at, names)
+        self._registry.committed.add(target)
+        self._registry.account(target)
+        return Known(decided.first_seq, commit.records, ts, names)
+
+
+def _span(end: int, ts: int, pieces: Sequence[_Piece]) -> Span:
+    """The records of some pieces that follow one another, the last of them before seq `end`, as the index has them."""
+    flags = b"".join(piece.flags for piece in pieces)
+    n = len(flags)
+    files, offsets, lens, sizes = array("I"), array("I"), array("I"), array("I")
+    for piece in pieces:
+        sizes += piece.sizes
+        if piece.recipe is not None:
+            files += piece.recipe.files
+            offsets += piece.recipe.offsets
+            lens += piece.recipe.frame_lens
+    if not files:
+        none = bytes(4 * n)
+        return Span.of_live(end - n, ts, array("I", none), array("I", none), array("I", none), sizes, flags)
+    return Span.of_live(end - n, ts, files, offsets, lens, sizes, flags.translate(_DERIVED))
+
+
+def _answer(name: str, known: Known, *, deduped: bool) -> CommitResult:
+    return CommitResult(
+        topic=name,
+        first_seq=known.first_seq,
+        last_seq=known.first_seq + known.records - 1,
+        count=known.records,
+        deduped=deduped,
+    )
+
+
+def _stages_of(target: Topic, names: Sequence[str]) -> list[Topic]:
+    """The open stages of these names. Raises `404 stage_not_found` if any is missing."""
+    stages = target.stages or {}
+    missing = [name for name in names if name not in stages]
+    if missing:
+        raise _stage_not_found(target, missing)
+    return [stages[name] for name in names]
+
+
+def _stage_not_found(target: Topic, missing: Sequence[str]) -> ApiError:
+    return ApiError(
+        "stage_not_found",
+        f"topic {target.name!r} has no open stage {', '.join(map(repr, missing[:NAMED]))}",
+        detail={"topic": target.name, "stages": list(missing[:NAMED])},
+    )

@@ -1,0 +1,234 @@
+"""Stages: what is appended in private until it is committed (`pipeline.md` section 1).
+
+A stage is a topic that nobody can ask for: its records have a log of their own, in the class of its target but at least
+`disk`, and everything that holds for appends (admission, repeats, checkpoints, quotas) holds for them. It has no list,
+no readers, no routers, no retention. Responsible for making stages, appending to them, dropping them when somebody says
+so or when they have not been used for `TOPICS_STAGE_TTL_MS`, and for the limits of their number. How stages are
+published is `topics.engine.operations.stage_commits`'s business.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+
+import trio
+
+from topics.config import Settings
+from topics.engine.commits import Commits
+from topics.engine.operations.append import Appending
+from topics.engine.operations.topic_lifecycle import Configuring
+from topics.engine.registry import Registry
+from topics.engine.topic import MIN_CEILING_BLOCK, Topic
+from topics.errors import ApiError
+from topics.log.stages import WINDOW_MS, StageOf, stage_label
+from topics.log.topic_config import config_to_wire
+from topics.model import AppendRequest, CheckedAppend, Performance, StageResult, TopicConfig
+from topics.runtime.background import Background
+from topics.storage.store import Store
+from topics.storage.wal.frames import FrameType, Unsealed, encode_control
+from topics.storage.wal.shard_writer import ControlBatch
+from topics.telemetry.logs import get_logger
+
+log = get_logger(__name__)
+
+
+class Staging:
+    """See the module."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        store: Store,
+        registry: Registry,
+        *,
+        commits: Commits,
+        configuring: Configuring,
+        appending: Appending,
+        background: Background,
+    ) -> None:
+        self._settings = settings
+        self._store = store
+        self._registry = registry
+        self._commits = commits
+        self._configuring = configuring
+        self._appending = appending
+        self._background = background
+        self._making: dict[StageOf, trio.Event] = {}
+
+    # -- appends -----------------------------------------------------------------------------------------------------
+
+    async def append(self, name: str, stage: str, request: CheckedAppend, perf: Performance) -> StageResult:
+        """Append a checked batch to a stage of the topic, both made where there is none; returns at its commit point.
+
+        Raises what an append raises, and `409 stage_closed`. Cancelling as for an append.
+        """
+        self._appending.check_config(name, request)
+        find, make = partial(self._find, name, stage), partial(self._make, name, stage)
+        result = await self._appending.append_to(find, make, request, perf)
+        self._note_use(name, stage)
+        return StageResult(
+            topic=name, stage=stage, count=result.head_seq, created=result.created, deduped=result.deduped
+        )
+
+    def _find(self, name: str, stage: str) -> Topic | None:
+        """The stage of a name. Raises `409 stage_closed`."""
+        target = self._registry.topics.get(name)
+        if target is None:
+            return None
+        if target.commit_keys is not None and target.commit_keys.has_closed(stage):
+            raise ApiError(
+                "stage_closed",
+                f"stage {stage!r} of topic {name!r} was committed",
+                detail={"topic": name, "stage": stage},
+            )
+        return self._note_use(name, stage)
+
+    def _note_use(self, name: str, stage: str) -> Topic | None:
+        """The stage of a name, if it is there; its time begins again."""
+        target = self._registry.topics.get(name)
+        found = target.stages.get(stage) if target is not None and target.stages is not None else None
+        if found is not None:
+            found.used_at = self._registry.windows.now_ms()
+        return found
+
+    async def _make(self, name: str, stage: str, request: AppendRequest) -> bool:
+        """Make the stage of an append, and the topic before it, or wait for whoever does; whether the topic was made
+        here."""
+        target = self._registry.topics.get(name)
+        if target is None:
+            return await self._appending.create(name, request)
+        if target.barrier is not None:
+            await target.barrier.wait()
+            return False
+        of = StageOf(target.id, stage)
+        making = self._making.get(of)
+        if making is not None:
+            await making.wait()
+            return False
+        self._check_room()
+        self._making[of] = trio.Event()
+        await self._background.finish(partial(self._make_synced, target, of))
+        return False
+
+    def _check_room(self) -> None:
+        """Whether there may be another stage. Raises 429."""
+        maximum = self._settings.max_stages
+        if maximum and len(self._registry.stages) + len(self._making) >= maximum:
+            raise self._registry.throttle("max_stages", maximum)
+
+    async def _make_synced(self, target: Topic, of: StageOf) -> None:
+        """The stage is on disk when it returns, as a topic is that was made. Its keys go with it, and not before."""
+        registry = self._registry
+        try:
+            durability = target.config.durability
+            config = TopicConfig(
+                durability="fsync" if durability == "fsync" else "disk",
+                durable=durability == "fsync",
+                idempotency_window_ms=WINDOW_MS,
+            )
+            topic_id = registry.next_topic_id
+            registry.next_topic_id += 1
+            shard = self._store.shard_of(topic_id)
+            stage = registry.make(topic_id, stage_label(target.name, of.name), config, shard)
+            stage.stage = of
+            ceiling = 0 if durability == "fsync" else MIN_CEILING_BLOCK
+            stage.last_write_ms = now = registry.now_ms()
+            stage.used_at = registry.windows.now_ms()
+            payload = {
+                "name": stage.name,
+                "stage": of.name,
+                "target": of.target_id,
+                "config": config_to_wire(config),
+                "ceiling": ceiling,
+            }
+
+            def apply(batch: ControlBatch) -> None:
+                if target.deleted:
+                    return  # without its target it is none after a restart either
+                stage.ceiling = stage.ceiling_queued = ceiling
+                stage.applied_end = batch.end
+                self._configuring.adopt(stage)
+
+            data = encode_control(FrameType.STAGE, payload, topic_id=topic_id, ts=now)
+            batch = ControlBatch(data, 1, topic_id=topic_id, wants_sync=True, apply=apply)
+            self._store.writers[shard].submit(batch)
+            await batch.wait_synced()
+        finally:
+            self._making.pop(of).set()
+
+    async def ended(self) -> None:
+        """Wait until the stages that are being made now are there, or have failed to be."""
+        for making in list(self._making.values()):
+            await making.wait()
+
+    # -- going -------------------------------------------------------------------------------------------------------
+
+    async def delete(self, name: str, stage: str) -> bool:
+        """Drop a stage with all it holds; whether there was one. One that was committed is none any more. Synced when
+        it returns."""
+        while True:
+            target = self._registry.topics.get(name)
+            if target is None:
+                return False
+            making = self._making.get(StageOf(target.id, stage))
+            if making is not None:
+                await making.wait()
+                continue
+            found = target.stages.get(stage) if target.stages is not None else None
+            if found is None:
+                return False
+            if found.barrier is not None:
+                await found.barrier.wait()
+                continue
+            self._commits.check_writable(found)
+            found.barrier = trio.Event()
+            await self._background.finish(partial(self._drop, found))
+            return True
+
+    def expire(self) -> None:
+        """Called every second: drop the stages that have not been used for too long. Those that are being committed
+        are in use."""
+        now = self._registry.windows.now_ms()
+        for stage in list(self._registry.stages.values()):
+            if stage.used_at is None:
+                stage.used_at = now
+            idle = now - stage.used_at > self._settings.stage_ttl_ms
+            if idle and stage.barrier is None and stage.quiet and not self._store.failed(stage.shard):
+                log.info("stage_expired", stage=stage.name, records=stage.log.count)
+                stage.barrier = trio.Event()
+                self._background.start_soon(self._try_drop, stage)
+
+    async def _try_drop(self, stage: Topic) -> None:
+        try:
+            await self._drop(stage)
+        except ApiError as error:  # a failed shard; the restart drops it, or the expiry after it
+            log.warning("stage_not_dropped", stage=stage.name, error=str(error))
+
+    async def _drop(self, stage: Topic) -> None:
+        """The caller has put the barrier up."""
+
+        def apply(batch: ControlBatch) -> None:
+            if not stage.deleted:  # with its target, meanwhile
+                self._configuring.forget(stage)
+
+        try:
+            await stage.drained()
+            batch = ControlBatch(self._gone(stage), 1, topic_id=stage.id, wants_sync=True, apply=apply)
+            self._commits.writer(stage).submit(batch)
+            await batch.wait_synced()
+        finally:
+            stage.lift_barrier()
+
+    def forget(self, stage: Topic) -> None:
+        """A commit has closed the stage, and is on disk. That it is gone is logged as well, since its name is not
+        remembered for ever; nobody waits for that."""
+        self._configuring.forget(stage)
+        try:
+            self._commits.writer(stage).submit(ControlBatch(self._gone(stage), 1, topic_id=stage.id))
+        except ApiError:
+            return  # recovery will find out
+
+    def _gone(self, stage: Topic) -> Unsealed:
+        return encode_control(
+            FrameType.TOPIC_DELETE, {"name": stage.name}, topic_id=stage.id, ts=self._registry.now_ms()
+        )

@@ -1,0 +1,425 @@
+"""Topics as a whole: created, reconfigured, deleted (`api.md` section 3), each synced before it is answered.
+
+Responsible for one change at a time per topic: a *barrier* stands while one takes place, everything decided before it
+is settled first, and whoever wants to change the topic meanwhile waits and then looks it up again by its name. Also for
+what an `ephemeral` topic needs to become a stored one, and for dead-letter topics not being ephemeral. What a config
+may say is decided in `topics.log.topic_config`; deleting records is in `topics.engine.operations.delete`.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Awaitable, Callable, Collection, Sequence
+from contextlib import AsyncExitStack
+from functools import partial
+from typing import Any, Final, TypeVar
+
+import trio
+
+from topics.config import Settings
+from topics.engine.ceilings import Ceilings
+from topics.engine.commits import Commits
+from topics.engine.idempotency_keys import IdempotencyKeys
+from topics.engine.loader import Loader
+from topics.engine.registry import Registry
+from topics.engine.topic import MIN_CEILING_BLOCK, Topic
+from topics.errors import ApiError, topic_not_found
+from topics.log.block import Block, block_with
+from topics.log.copies import Origin
+from topics.log.record_index import FLAG_ORIGIN, NotLoaded
+from topics.log.topic_config import config_to_wire, resolve_config
+from topics.log.topic_log import Gap, Run
+from topics.model import TopicConfig, TopicConfigPatch
+from topics.runtime.background import Background
+from topics.storage.segments.topic_segments import Shelf
+from topics.storage.store import Store
+from topics.storage.wal import frames
+from topics.storage.wal.frames import FrameType, encode_control, joined, offsets_of, seal_batch
+from topics.storage.wal.shard_writer import ControlBatch
+
+T = TypeVar("T")
+
+RUN_RECORDS: Final = 1000
+"""Records of an `ephemeral` topic that are written out in one batch at most."""
+
+
+class Configuring:
+    """See the module."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        store: Store,
+        registry: Registry,
+        *,
+        commits: Commits,
+        ceilings: Ceilings,
+        keys: IdempotencyKeys,
+        loader: Loader,
+        background: Background,
+    ) -> None:
+        self._settings = settings
+        self._store = store
+        self._registry = registry
+        self._commits = commits
+        self._ceilings = ceilings
+        self._keys = keys
+        self._loader = loader
+        self._background = background
+        self.on_gone: Callable[[Topic], list[str]] | None = None
+        """Told that a topic goes; answers with the names of the routers that go with it."""
+        self.on_changed: Callable[[Topic], None] | None = None
+        """Told that a topic has another config."""
+        self._creating: dict[str, trio.Event] = {}
+        self._dead_letters: dict[str, set[int]] = {}
+        """Which topics name a dead-letter topic."""
+        self._intended: list[tuple[str, TopicConfig]] = []
+        """Topics that are being made or changed, and what they will be."""
+
+    # -- coming and going --------------------------------------------------------------------------------------------
+
+    def adopt(self, topic: Topic) -> None:
+        """Register a topic that recovery has rebuilt or a create has made."""
+        self._registry.add(topic)
+        self._keys.adopt(topic)
+        self._ceilings.watch(topic)
+        if topic.config.dead_letter is not None:
+            self._dead_letters.setdefault(topic.config.dead_letter, set()).add(topic.id)
+
+    def forget(self, topic: Topic) -> None:
+        """The topic is gone, and its stages with it."""
+        for stage in list((topic.stages or {}).values()):
+            self.forget(stage)
+        self._registry.remove(topic)
+        self._ceilings.forget(topic)
+        self._keys.forget(topic)
+        if topic.config.dead_letter is not None:
+            self._dead_letters[topic.config.dead_letter].discard(topic.id)
+
+    async def creations_ended(self) -> None:
+        """Wait until the topics that are being made now are there, or have failed to be."""
+        for making in list(self._creating.values()):
+            await making.wait()
+
+    async def put(self, name: str, patch: TopicConfigPatch, *, create: bool = True) -> tuple[TopicConfig, bool]:
+        """Create or reconfigure a topic (`api.md` section 3); the resolved config and whether it was created. Synced
+        when it returns. Without `create`, raises 404 for a topic that is missing."""
+        while True:
+            topic = self._registry.topics.get(name)
+            if topic is None:
+                config = resolve_config(None, patch, topic=name)
+                if not create:
+                    raise topic_not_found(name)
+                if await self.create(name, config):
+                    return config, True
+                continue
+            if topic.barrier is not None:
+                await topic.barrier.wait()
+                continue
+            config = resolve_config(topic.config, patch, topic=name)
+            if config == topic.config:
+                return config, False
+            self.check_dead_letter(name, config)
+            self._commits.check_writable(topic)
+            topic.barrier = trio.Event()
+            return await self._carry_out(name, config, partial(self._reconfigure, topic, config)), False
+
+    async def delete(self, name: str, *, if_empty: bool) -> tuple[bool, list[str]]:
+        """Delete a topic with all it has (`api.md` section 3); whether it was there, and the routers that went with
+        it."""
+        while True:
+            topic = self._registry.topics.get(name)
+            if topic is None:
+                if name not in self._creating:
+                    return False, []
+                await self._creating[name].wait()
+                continue
+            if topic.barrier is not None:
+                await topic.barrier.wait()
+                continue
+            self._commits.check_writable(topic)
+            topic.barrier = trio.Event()
+            return True, await self._background.finish(partial(self._delete_synced, topic, if_empty))
+
+    def check_dead_letter(self, name: str, config: TopicConfig) -> None:
+        """A dead-letter topic must survive a restart (`semantics.md` section 6)."""
+        named = self._dead_letters.get(name) or any(other.dead_letter == name for _, other in self._intended)
+        if config.durability == "ephemeral" and named:
+            raise ApiError(
+                "invalid_request",
+                f"durability: {name!r} is a dead-letter topic and cannot be ephemeral",
+                detail={"field": "durability"},
+            )
+        if config.dead_letter is None:
+            return
+        target = self._registry.topics.get(config.dead_letter)
+        becomes = any(of == config.dead_letter and other.durability == "ephemeral" for of, other in self._intended)
+        if becomes or (target is not None and target.ephemeral):
+            raise ApiError(
+                "invalid_request",
+                f"dead_letter: {config.dead_letter!r} is ephemeral",
+                detail={"field": "dead_letter"},
+            )
+
+    async def create(self, name: str, config: TopicConfig) -> bool:
+        """Make a topic, synced: True. Or wait for whoever is making it: False, and the caller looks whether it is
+        there."""
+        making = self._creating.get(name)
+        if making is not None:
+            await making.wait()
+            return False
+        self.check_topics((name,))
+        self.check_dead_letter(name, config)
+        self._creating[name] = trio.Event()
+        await self._carry_out(name, config, partial(self._create_synced, name, config))
+        return True
+
+    async def _carry_out(self, name: str, config: TopicConfig, work: Callable[[], Awaitable[T]]) -> T:
+        """Make or change a topic, whoever waits for it; what it will be counts for others meanwhile. To be called in
+        the step of the check."""
+        intention = name, config
+
+        async def carry_out() -> T:
+            try:
+                return await work()
+            finally:
+                self._intended.remove(intention)
+
+        self._intended.append(intention)
+        return await self._background.finish(carry_out)
+
+    async def create_missing(self, names: Sequence[str]) -> None:
+        """Make those of these topics that are not there, with the defaults; none of them if there is no room for all.
+        Some may be gone again by the time it returns. Raises 429."""
+        making = [self._creating[name] for name in names if name in self._creating]
+        missing = [name for name in names if name not in self._registry.topics and name not in self._creating]
+        self.check_topics(missing)
+        for name in missing:
+            self._creating[name] = trio.Event()
+        for i, name in enumerate(missing):
+            config = resolve_config(None, TopicConfigPatch(), topic=name)
+            try:
+                await self._background.finish(partial(self._create_synced, name, config))
+            except BaseException:
+                for other in missing[i + 1 :]:
+                    self._creating.pop(other).set()
+                raise
+        for event in making:
+            await event.wait()
+
+    def check_topics(self, names: Collection[str]) -> None:
+        """Whether there may be topics of all these names. Raises 429."""
+        maximum, topics = self._settings.max_topics, self._registry.topics
+        missing = {name for name in names if name not in topics}
+        on_the_way = {name for name in self._creating if name not in topics}
+        if maximum and missing and len(topics) + len(missing | on_the_way) > maximum:
+            raise self._registry.throttle("max_topics", maximum)
+
+    async def _create_synced(self, name: str, config: TopicConfig) -> None:
+        try:
+            topic_id = self._registry.next_topic_id
+            self._registry.next_topic_id += 1
+            shard = self._store.shard_of(topic_id)
+            topic = self._registry.make(topic_id, name, config, shard)
+            ceiling = 0 if config.durability == "fsync" else MIN_CEILING_BLOCK
+            now = self._registry.now_ms()
+            entries = [(FrameType.TOPIC_CREATE, {"name": name, "config": config_to_wire(config), "ceiling": ceiling})]
+
+            def apply(batch: ControlBatch) -> None:
+                topic.ceiling = topic.ceiling_queued = ceiling
+                topic.applied_end = batch.end
+                self.adopt(topic)
+
+            batch = ControlBatch(
+                seal_batch(entries, topic_id=topic_id, ts=now, opened=False),
+                1,
+                topic_id=topic_id,
+                wants_sync=True,
+                apply=apply,
+            )
+            self._store.writers[shard].submit(batch)
+            await batch.wait_synced()
+        finally:
+            self._creating.pop(name).set()
+
+    async def _delete_synced(self, topic: Topic, if_empty: bool) -> list[str]:
+        routers: list[str] = []
+
+        def apply(batch: ControlBatch) -> None:
+            if self.on_gone is not None:
+                routers.extend(self.on_gone(topic))
+            self.forget(topic)
+
+        try:
+            await topic.drained()
+            await self._loader.expire(topic)
+            if if_empty and topic.log.count:
+                raise ApiError(
+                    "topic_not_empty",
+                    f"topic {topic.name!r} holds {topic.log.count} records",
+                    detail={"topic": topic.name, "count": topic.log.count},
+                )
+            data = encode_control(
+                FrameType.TOPIC_DELETE, {"name": topic.name}, topic_id=topic.id, ts=self._registry.now_ms()
+            )
+            batch = ControlBatch(data, 1, topic_id=topic.id, wants_sync=True, apply=apply)
+            self._commits.writer(topic).submit(batch)
+            await batch.wait_synced()
+            return routers
+        finally:
+            topic.lift_barrier()
+
+    # -- reconfiguring -----------------------------------------------------------------------------------------------
+
+    async def _reconfigure(self, topic: Topic, config: TopicConfig) -> TopicConfig:
+        """Change a topic's config behind its barrier: everything before it is settled (and synced, when the class
+        changes) first."""
+        files = AsyncExitStack()
+        try:
+            await topic.drained()
+            old = topic.config
+            await self._loader.expire(topic)
+            now = self._registry.now_ms()
+            if config.durability != old.durability:
+                # What the ConfigUpdate says of segments must be what the part on disk says; and no checkpoint may put
+                # records into segments, or the log behind it, that are still being written out.
+                if topic.shelf is None:
+                    topic.shelf = Shelf()
+                await files.enter_async_context(topic.shelf.upkeep)
+                await self._commits.sync_shard(topic)
+                if topic.lagging:
+                    await self._commits.sync_all()  # copies are made of what other shards hold
+                if old.durability == "ephemeral":
+                    await self._write_out(topic)
+            ceiling = 0
+            if config.durability == "fsync":
+                ceiling = topic.assigned
+            elif config.durability != old.durability:
+                ceiling = topic.assigned + MIN_CEILING_BLOCK
+            else:
+                ceiling = max(topic.ceiling, topic.ceiling_queued)
+            caps = partial(topic.log.eviction_watermark, config.cap_records, config.cap_bytes, [])
+            below = await self._loader.prepared(topic, caps)
+            # The floors are latched before the new ttl and caps can change what they would have been (`crash.md` 6).
+            update: dict[str, Any] = {"config": config_to_wire(config), "ceiling": ceiling}
+            if old.durability == "ephemeral" and config.durability != "ephemeral":
+                update["log"] = topic.log.dump()
+                update["keys"] = topic.keys.dump() if topic.keys is not None else []
+                update["origins"] = topic.origins.dump() if topic.origins is not None else None
+                if topic.queue is not None:
+                    update["queue"] = topic.queue.freeze(self._registry.instant()).dump()
+            entries: list[tuple[FrameType, dict[str, Any]]] = []
+            if topic.log.evict_floor > 1:
+                entries.append((FrameType.EVICT_WATERMARK, {"below": topic.log.earliest_seq, "reason": "ttl"}))
+            entries.append((FrameType.CONFIG_UPDATE, update))
+            entries.append((FrameType.HEAD_WATERMARK, {"ceiling": ceiling}))
+            if below > topic.log.earliest_seq:
+                entries.append((FrameType.EVICT_WATERMARK, {"below": below, "reason": "cap"}))
+
+            def apply(batch: ControlBatch) -> None:
+                topic.applied_end = batch.end
+                if config.durability != old.durability:
+                    topic.synced_seq = topic.blocks.written_seq = topic.assigned
+                    topic.lagging = None
+                self._apply_config(topic, config, ceiling)
+                topic.change(partial(self._latch, topic, below))
+
+            batch = ControlBatch(
+                seal_batch(entries, topic_id=topic.id, ts=now, opened=False),
+                len(entries),
+                topic_id=topic.id,
+                wants_sync=True,
+                apply=apply,
+            )
+            self._commits.writer(topic).submit(batch)
+            await batch.wait_synced()
+            return config
+        finally:
+            await files.aclose()
+            topic.lift_barrier()
+
+    def _latch(self, topic: Topic, below: int) -> None:
+        """What new caps and a new ttl take. Raises NotLoaded, and then is called again."""
+        if missing := topic.log.missing_below(below):
+            raise NotLoaded(missing)
+        topic.log.evict_below(below, "cap")
+        self._registry.account(topic)
+        self._registry.expire(topic)
+
+    def _apply_config(self, topic: Topic, config: TopicConfig, ceiling: int) -> None:
+        if topic.config.dead_letter is not None:
+            self._dead_letters[topic.config.dead_letter].discard(topic.id)
+        if config.dead_letter is not None:
+            self._dead_letters.setdefault(config.dead_letter, set()).add(topic.id)
+        topic.config = config
+        topic.ceiling = topic.ceiling_queued = ceiling
+        self._ceilings.watch(topic)
+        if self.on_changed is not None:
+            self.on_changed(topic)
+
+    async def _write_out(self, topic: Topic) -> None:
+        """Log the live records of an `ephemeral` topic that is about to be stored (`crash.md` 24); a barrier keeps new
+        ones out. What segments hold from before it became `ephemeral` stays there.
+
+        The records mean nothing until the ConfigUpdate that follows them, which carries the structure they belong to.
+        """
+        position = max(topic.log.earliest_seq - 1, topic.log.stored_to)
+        loaded: list[Block] = []
+        while (step := topic.log.step(position, RUN_RECORDS)) is not None:
+            if isinstance(step, Gap):
+                position = step.last
+                continue
+            block = topic.blocks.find(step.first)
+            if block is None:
+                block = block_with(loaded, step.first)
+            if block is None:
+                # It is from before the topic became `ephemeral`, and on disk; some may have expired after the wait.
+                loaded = await self._loader.load(topic, step.first, step.last)
+                continue
+            last = min(step.last, block.last_seq)
+            await self._write_out_run(topic, block, step.first, last)
+            position = last
+            following = topic.log.step(position, 1)
+            more = isinstance(following, Run) and following.first <= block.last_seq
+            if block.pinned and not more and topic.blocks.find(last) is block:
+                self._registry.cache.unpin(topic.blocks, block)
+
+    @staticmethod
+    def _origins(topic: Topic, first: int, last: int) -> dict[int, Origin] | None:
+        """The origins of those of these records that are copies."""
+        if topic.copies is None:
+            return None
+        return {
+            run.first + i: topic.copies.run_of(run.first + i).origin(run.first + i)
+            for run in topic.log.capture_raw(last, first)
+            for i, flag in enumerate(run.flags)
+            if flag & FLAG_ORIGIN
+        }
+
+    async def _write_out_run(self, topic: Topic, block: Block, first: int, last: int) -> None:
+        parts = [block.parts_of(seq) for seq in range(first, last + 1)]
+        encoded = []
+        origins = self._origins(topic, first, last)
+        for seq, part in zip(range(first, last + 1), parts, strict=True):
+            encoded.append(
+                frames.encode_appends(
+                    topic.id,
+                    seq,
+                    topic.log.ts_of(seq),
+                    [part.data],
+                    nodes=[part.node],
+                    tags=[part.tag],
+                    metas=[part.meta],
+                    durable=False,
+                    closes_batch=True,
+                    origins=[origins.get(seq)] if origins else None,
+                )
+            )
+        batch = ControlBatch(joined(one.data for one in encoded), len(encoded), topic_id=topic.id, wants_sync=True)
+        self._commits.writer(topic).submit(batch)
+        await batch.wait_synced()
+        lens = array("I")
+        for one in encoded:
+            lens.extend(one.frame_lens)
+        topic.log.place(first, batch.file_id, offsets_of(batch.offset, lens), lens)
+        topic.blocks.written_seq = max(topic.blocks.written_seq, last)

@@ -1,0 +1,338 @@
+"""Who gets which jobs: the line of claimers of a queue, windows, and what a claimer does with its hand.
+
+Theory of operation (`semantics.md` section 6). A claim, and a `/work` stream with room for more, is a *claimer*. It
+stands in the line of its queue, behind those who came before, and is *dealt* jobs in a pass. A pass is one decision for
+all who stand there: it reserves jobs and gives each claimer its part. The claimer's own task then fetches the records,
+for which it may have to read a disk, commits the claim, and has its answer when that is published. What it cannot use
+it aborts, and the jobs are there for the next one.
+
+    no window          a pass whenever somebody arrives, and when there may be more jobs: first come, first served
+    claim_jitter_ms    the pass comes so long after the first claimer has arrived, or the first job for those who wait;
+                       what there is then is divided evenly among all who stand there
+
+Those who wait are looked after by one task for each queue, for as long as anybody does. It is woken at the queue's turn
+(`topics.sched`), like a long poll, when time alone makes a job available, and by whoever opens a window.
+"""
+
+from __future__ import annotations
+
+import secrets
+from array import array
+from bisect import bisect_left
+from collections.abc import Sequence
+from functools import partial
+from itertools import count
+from typing import Final, NamedTuple
+
+import trio
+
+from topics.engine.job_queue import Claimer, JobQueue
+from topics.engine.loader import Loader
+from topics.engine.queues.dead_letters import DeadLetters
+from topics.engine.queues.lease_commits import LeaseCommits
+from topics.engine.registry import EngineStatus
+from topics.engine.topic import Commit, Topic
+from topics.errors import ApiError, topic_not_found
+from topics.log.block import Block, block_with
+from topics.log.topic_log import Run, TopicLog
+from topics.model import Performance
+from topics.queue.fair_division import deal, divide
+from topics.queue.lease_events import Claimed, Parked
+from topics.runtime.background import Background
+
+PASS_JOBS: Final = 1000
+"""Jobs that one step of a pass reserves at most."""
+
+MIN_PAUSE_S: Final = 0.01
+MAX_PAUSE_S: Final = 1.0
+"""How long the line waits when the disk does not answer: each time twice as long as the one before."""
+
+_LEASE_IDS: Final = count(secrets.randbits(62))
+"""Where a life of the daemon begins is random, so that a lease id of an earlier one names no lease of this one."""
+
+
+class Fetched(NamedTuple):
+    """The jobs of a hand that are there and fit, ascending, and the JSON of each record without its opening brace."""
+
+    seqs: array[int]
+    records: list[bytes]
+
+
+class Claim(NamedTuple):
+    """A claim on its way. `lease_ids` are those of `fetched.seqs`; `deadline` is in ms since the epoch."""
+
+    commit: Commit
+    fetched: Fetched
+    lease_ids: array[int]
+    deadline: int
+
+
+class Claiming:
+    """See the module."""
+
+    def __init__(
+        self,
+        status: EngineStatus,
+        *,
+        commits: LeaseCommits,
+        loader: Loader,
+        background: Background,
+        dead_letters: DeadLetters,
+    ) -> None:
+        self._status = status
+        self._commits = commits
+        self._loader = loader
+        self._background = background
+        self._dead_letters = dead_letters
+
+    # -- the line ----------------------------------------------------------------------------------------------------
+
+    async def join(self, topic: Topic, queue: JobQueue, claimer: Claimer, *, waits: bool) -> None:
+        """Stand in line, behind a `current`: without a window the claimer is dealt what there is. Who has nothing then
+        and waits, or has a window to wait for, is looked after. Raises `503 not_ready` if the disk does not answer."""
+        queue.join(claimer)
+        if not topic.config.claim_jitter_ms:
+            while await self._loader.prepared(topic, partial(self._serve, topic, queue)) and not claimer.hand:
+                await trio.lowlevel.checkpoint()
+                await self._commits.still_current(topic)
+        if claimer in queue.line and (topic.config.claim_jitter_ms or (waits and not queue.attended)):
+            self.attend(topic, queue)
+
+    def attend(self, topic: Topic, queue: JobQueue) -> None:
+        """See to it that the line is looked after, and at once."""
+        if not queue.attended:
+            if not queue.line:
+                return
+            queue.attended = True
+            self._background.start_soon(self._attend, topic, queue)
+        elif topic.audience is not None:
+            topic.audience.wake_polls()
+
+    def leave(self, topic: Topic, queue: JobQueue, claimer: Claimer) -> None:
+        """Leave the line. What was dealt and not claimed is there for the others."""
+        if queue.leave(claimer) and not queue.line:
+            self.attend(topic, queue)  # it has nobody to look after any more
+        if claimer.hand:
+            self.give_back(topic, queue, claimer.hand)
+            claimer.hand = array("Q")
+
+    def give_back(self, topic: Topic, queue: JobQueue, seqs: array[int]) -> None:
+        """Jobs that were dealt are not going to be claimed."""
+        if seqs:
+            queue.abort(seqs)
+            topic.wake()
+
+    def _serve(self, topic: Topic, queue: JobQueue) -> bool:
+        """One step of a pass without a window: deal what there is, first come first served; whether there is more to
+        be done at once. Raises NotLoaded, and has done nothing then."""
+        if self._commits.in_the_way(topic, queue):
+            return True
+        if not queue.leases.ready(topic.log.count):
+            return False
+        wanted = 0
+        first: list[Claimer] = []
+        for claimer in queue.line:
+            first.append(claimer)
+            wanted += claimer.most
+            if wanted >= PASS_JOBS:
+                break
+        limit = min(wanted, PASS_JOBS)
+        seqs, more = self._take(topic, queue, limit)
+        at = 0
+        for claimer in first:
+            if at == len(seqs):
+                break
+            at += self._deal(queue, claimer, seqs[at : at + claimer.most])
+        return bool(queue.line) and (more or len(seqs) == limit > 0)
+
+    def _take(self, topic: Topic, queue: JobQueue, limit: int) -> tuple[array[int], bool]:
+        """Reserve up to `limit` jobs, and have those that have had all their deliveries moved; whether there are so
+        many of these that it has to be asked again."""
+        config = topic.config
+        limited = config.max_deliveries if config.dead_letter is not None else 0
+        selection = queue.leases.decide_claim(limit, queue.now, partial(_live_after, topic.log), limited)
+        if selection.exhausted:
+            self._commits.lease(topic, Parked(selection.exhausted))
+            self._dead_letters.attend(topic, queue)
+        return selection.seqs, selection.more
+
+    def _take_if_free(self, topic: Topic, queue: JobQueue, limit: int) -> tuple[array[int], bool] | None:
+        return None if self._commits.in_the_way(topic, queue) else self._take(topic, queue, limit)
+
+    @staticmethod
+    def _deal(queue: JobQueue, claimer: Claimer, seqs: array[int]) -> int:
+        claimer.deal(seqs)
+        queue.leave(claimer)
+        return len(seqs)
+
+    # -- those who wait ----------------------------------------------------------------------------------------------
+
+    async def _attend(self, topic: Topic, queue: JobQueue) -> None:
+        """Look after the line until it is empty, or there is nothing to be had any more."""
+        pause = MIN_PAUSE_S
+        why: ApiError | None = None
+        try:
+            while queue.line and why is None:
+                try:
+                    await self._attend_once(topic, queue)
+                    pause = MIN_PAUSE_S
+                except ApiError as error:
+                    if error.code == "not_ready":  # the disk does not answer
+                        await trio.sleep(pause)
+                        pause = min(2 * pause, MAX_PAUSE_S)
+                    else:
+                        why = error
+        finally:
+            queue.attended = False
+            for claimer in list(queue.line):
+                queue.leave(claimer)
+                claimer.end(why or ApiError("shutting_down", "the daemon is shutting down", retry_after_s=1))
+
+    async def _attend_once(self, topic: Topic, queue: JobQueue) -> None:
+        """One pass, and waiting for the next. Raises the reason why there will be none."""
+        self._check(topic)
+        if not await self._commits.settle(topic, queue):
+            return
+        if topic.config.claim_jitter_ms:
+            if queue.leases.ready(topic.log.count) or queue.newcomers:
+                bell = queue.bell
+                with trio.move_on_after(topic.config.claim_jitter_ms / 1000):
+                    await bell.wait()
+                await self._divide(topic, queue)
+                self._check(topic)
+                if not await self._commits.settle(topic, queue):
+                    return
+        else:
+            more = await self._loader.prepared(topic, partial(self._serve, topic, queue))
+            queue.passed()
+            if more:
+                await trio.lowlevel.checkpoint()
+                return
+        if not queue.line or (queue.newcomers and topic.config.claim_jitter_ms):
+            return
+        with trio.move_on_after(queue.due_in_ms(self._commits.now()) / 1000):
+            await topic.followed().poll()
+
+    def _check(self, topic: Topic) -> None:
+        if topic.deleted:
+            raise topic_not_found(topic.name)
+        if self._status.phase == "draining":
+            raise ApiError("shutting_down", "the daemon is shutting down", retry_after_s=1)
+
+    async def _divide(self, topic: Topic, queue: JobQueue) -> None:
+        """The pass at the end of a window: what there is, evenly, to all in line. If that cannot be found out, they are
+        told."""
+        taken: array[int] = array("Q")
+        failure: ApiError | None = None
+        try:
+            while await self._take_more(topic, queue, taken):
+                await trio.lowlevel.checkpoint()
+        except ApiError as error:
+            failure = error
+        finally:
+            cohort = list(queue.line)
+            shares = divide([claimer.most for claimer in cohort], len(taken))
+            hands = deal(taken, shares)
+            self.give_back(topic, queue, taken[sum(shares) :])
+            queue.passed()
+            for claimer, hand in zip(cohort, hands, strict=True):
+                if hand:
+                    self._deal(queue, claimer, hand)
+                elif failure is not None:
+                    queue.leave(claimer)
+                    claimer.end(failure)
+
+    async def _take_more(self, topic: Topic, queue: JobQueue, taken: array[int]) -> bool:
+        """Add to what is taken for the cohort; whether there may be more for it."""
+        self._check(topic)
+        if not await self._commits.settle(topic, queue):
+            return True
+        wanted = sum(claimer.most for claimer in queue.line) - len(taken)
+        if wanted <= 0:
+            return False
+        limit = min(wanted, PASS_JOBS)
+        selected = await self._loader.prepared(topic, partial(self._take_if_free, topic, queue, limit))
+        if selected is None:
+            return True
+        seqs, more = selected
+        taken.extend(seqs)
+        if len(taken) > len(seqs):
+            taken[:] = array("Q", sorted(taken))
+        return more or len(seqs) == limit
+
+    # -- a hand ------------------------------------------------------------------------------------------------------
+
+    async def fetch(
+        self, topic: Topic, queue: JobQueue, claimer: Claimer, most_bytes: int, extra: int, perf: Performance
+    ) -> Fetched:
+        """The records of a claimer's hand, as far as they fit into `most_bytes` (one does in any case); each takes
+        `extra` bytes beside its own. The others are given back. The hand is empty then.
+
+        Raises 503 if the disk does not answer: then nothing has been given back.
+        """
+        fetched = Fetched(array("Q"), [])
+        loaded: list[Block] = []
+        room = most_bytes
+        left = claimer.hand
+        while left:
+            gather = partial(_gather, topic, left, loaded, room, extra, fetched)
+            left, room = await self._loader.prepared(topic, gather)
+            if left:
+                loaded = await self._loader.load(topic, left[0], _end_of_run(left), perf)
+        if len(fetched.seqs) < len(claimer.hand):
+            taken = set(fetched.seqs)
+            self.give_back(topic, queue, array("Q", [seq for seq in claimer.hand if seq not in taken]))
+            claimer.hand = fetched.seqs
+        return fetched
+
+    async def claim(self, topic: Topic, claimer: Claimer, fetched: Fetched, lease_ms: int) -> Claim:
+        """Commit the claim of what was fetched, which is the claimer's hand; it is empty then. Raises 404, and 503 on
+        a failed shard, with the hand as it was."""
+        assert topic.queue is not None
+        while not await self._commits.settle(topic, topic.queue):
+            pass
+        n = len(fetched.seqs)
+        lease_ids = array("Q", [next(_LEASE_IDS) for _ in range(n)])
+        deadline = self._commits.now().after(lease_ms)
+        claimer.hand = array("Q")
+        commit = self._commits.claim(topic, Claimed(claimer.node, fetched.seqs, lease_ids, deadline))
+        return Claim(commit, fetched, lease_ids, self._commits.deadline(deadline))
+
+
+def _live_after(log: TopicLog, after: int, limit: int) -> array[int]:
+    """The first `limit` live seqs above `after`, ascending. Raises NotLoaded."""
+    found: array[int] = array("Q")
+    while len(found) < limit and (step := log.step(after, limit - len(found))) is not None:
+        if isinstance(step, Run):
+            found.extend(range(step.first, step.last + 1))
+        after = step.last
+    return found
+
+
+def _gather(
+    topic: Topic, seqs: array[int], loaded: Sequence[Block], room: int, extra: int, fetched: Fetched
+) -> tuple[array[int], int]:
+    """Add the records of `seqs` that are in memory to what was fetched, up to the first that is not; what is left to be
+    fetched, and the room for it. Raises NotLoaded, and has done nothing then."""
+    if topic.deleted:
+        raise topic_not_found(topic.name)
+    live = topic.log.live_among(seqs)
+    block: Block | None = None
+    for i, seq in enumerate(live):
+        if block is None or not block.first_seq <= seq <= block.last_seq:
+            block = topic.blocks.find(seq) or block_with(loaded, seq)
+            if block is None:
+                return live[i:], room
+        record = block.record_of(seq)
+        room -= len(record) + extra
+        if room < 0 and fetched.seqs:
+            break
+        fetched.seqs.append(seq)
+        fetched.records.append(record)
+    return array("Q"), room
+
+
+def _end_of_run(seqs: array[int]) -> int:
+    """The last of the contiguous seqs at the beginning of `seqs`."""
+    first = seqs[0]
+    return seqs[bisect_left(range(len(seqs)), True, key=lambda i: seqs[i] - i > first) - 1]

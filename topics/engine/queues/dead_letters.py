@@ -1,0 +1,247 @@
+"""Moving jobs that have had all their deliveries to the dead-letter topic (`semantics.md` section 6, `crash.md` 26).
+
+Such jobs are parked: no claim sees them, and nobody waits for their move. One task for each queue that has some appends
+them to the dead-letter topic, waits until that is synced, and only then deletes them here; a crash in between leaves
+both. What does not succeed is tried again later, job by job, so that one that can never be taken does not keep the
+others. A queue whose config does not name a dead-letter topic any more gets its parked jobs back.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Sequence
+from functools import partial
+from typing import Final
+
+import msgspec
+import trio
+
+from topics.engine.commits import Commits
+from topics.engine.job_queue import JobQueue
+from topics.engine.loader import Loader
+from topics.engine.operations.append import Appending
+from topics.engine.queues.lease_commits import LeaseCommits
+from topics.engine.registry import EngineStatus, Registry
+from topics.engine.topic import Topic
+from topics.errors import ApiError, topic_not_found
+from topics.log.block import Block, Parts, block_with
+from topics.model import CheckedAppend, Performance, RecordIn
+from topics.runtime.background import Background
+from topics.telemetry.logs import get_logger
+
+log = get_logger(__name__)
+
+BATCH_JOBS: Final = 100
+BATCH_BYTES: Final = 1 << 20
+"""Jobs that are moved together."""
+
+SINGLES: Final = 8
+"""If so many of a batch fail one by one, the rest is tried as another batch."""
+
+MIN_BACKOFF_MS: Final = 100
+MAX_BACKOFF_MS: Final = 30_000
+"""When a job that could not be moved is tried again: each time after twice as long."""
+
+
+class DeadLetters:
+    """See the module."""
+
+    def __init__(
+        self,
+        status: EngineStatus,
+        registry: Registry,
+        *,
+        commits: Commits,
+        lease_commits: LeaseCommits,
+        appending: Appending,
+        loader: Loader,
+        background: Background,
+    ) -> None:
+        self._status = status
+        self._registry = registry
+        self._commits = commits
+        self._lease_commits = lease_commits
+        self._appending = appending
+        self._loader = loader
+        self._background = background
+        self._tries: set[trio.Event] = set()
+        """The ends of what is being moved."""
+
+    async def ended(self) -> None:
+        """Wait until what is being moved has come to an end; nothing new is begun once the daemon is draining."""
+        for end in list(self._tries):
+            await end.wait()
+
+    def attend(self, topic: Topic, queue: JobQueue) -> None:
+        """There may be parked jobs, or another place to move them to."""
+        queue.parked_more.set()
+        if not queue.moving:
+            queue.moving = True
+            self._background.start_soon(self._move_all, topic, queue)
+
+    async def _move_all(self, topic: Topic, queue: JobQueue) -> None:
+        """Until nothing is parked, or the topic is gone."""
+        backoff = _Backoff()
+        config = topic.config
+        try:
+            while not topic.deleted:
+                if topic.config is not config:
+                    backoff, config = _Backoff(), topic.config  # what has failed may not fail now
+                queue.parked_more = trio.Event()
+                parked = queue.leases.parked()
+                if not parked and topic.quiet:
+                    return
+                now = self._lease_commits.now().mono
+                due, wait_ms = backoff.due(parked, now)
+                if not due:
+                    with trio.move_on_after(wait_ms / 1000):
+                        await (queue.parked_more.wait() if parked else topic.next_change())
+                    continue
+                for at in range(0, len(due), BATCH_JOBS):
+                    if self._status.phase == "draining":
+                        return
+                    await self._try(topic, queue, due[at : at + BATCH_JOBS], backoff)
+        finally:
+            queue.moving = False
+
+    async def _try(self, topic: Topic, queue: JobQueue, seqs: Sequence[int], backoff: _Backoff) -> None:
+        """Move jobs, and note which of them have to wait."""
+        end = trio.Event()
+        self._tries.add(end)
+        try:
+            failed = await self._move_some(topic, queue, seqs)
+        except ApiError as error:
+            failed = dict.fromkeys(seqs, error)
+        finally:
+            self._tries.remove(end)
+            end.set()
+        backoff.note(seqs, failed, self._lease_commits.now().mono)
+        if failed:
+            seq, why = next(iter(failed.items()))
+            log.warning("dead_letters_delayed", topic=topic.name, seq=seq, jobs=len(failed), why=str(why))
+
+    async def _move_some(self, topic: Topic, queue: JobQueue, seqs: Sequence[int]) -> dict[int, ApiError]:
+        """Move jobs to where the config says, or give them back; which could not be, and why. Raises what concerns all
+        of them."""
+        await self._lease_commits.still_current(topic)
+        config = topic.config
+        if config.dead_letter is None or not config.max_deliveries:
+            unparked = queue.leases.decide_unpark(seqs).event
+            if unparked is not None:
+                await self._lease_commits.lease(topic, unparked).wait()
+            return {}
+        target = self._registry.topics.get(config.dead_letter)
+        if target is not None and target.ephemeral:
+            raise ApiError("invalid_request", f"{config.dead_letter!r} is ephemeral")  # configs do not allow it
+        jobs = await self._jobs(topic, seqs)
+        failed: dict[int, ApiError] = {}
+        moved = list(jobs)
+        try:
+            await self._append(topic, queue, config.dead_letter, jobs)
+        except ApiError as error:
+            moved = []
+            for seq in jobs:
+                if len(jobs) == 1:
+                    failed[seq] = error
+                elif len(failed) < SINGLES or moved:
+                    try:
+                        await self._append(topic, queue, config.dead_letter, {seq: jobs[seq]})
+                        moved.append(seq)
+                    except ApiError as reason:
+                        failed[seq] = reason
+        if moved:
+            await self._sync(config.dead_letter)
+            await self._delete(topic, queue, moved)
+        return failed
+
+    async def _jobs(self, topic: Topic, seqs: Sequence[int]) -> dict[int, Parts]:
+        """The first of these jobs, with what their records hold. Raises 503 if the disk does not answer."""
+        jobs: dict[int, Parts] = {}
+        loaded: list[Block] = []
+        size = 0
+        for seq in seqs:
+            while await self._loader.prepared(topic, partial(topic.log.is_live, seq)):
+                if topic.deleted:
+                    raise topic_not_found(topic.name)
+                block = topic.blocks.find(seq) or block_with(loaded, seq)
+                if block is not None:
+                    parts = block.parts_of(seq)
+                    size += len(parts.data) + len(parts.meta)
+                    if size <= BATCH_BYTES or not jobs:
+                        jobs[seq] = parts
+                    break
+                loaded = await self._loader.load(topic, seq, seq)
+            if size > BATCH_BYTES:
+                break
+        return jobs
+
+    async def _append(self, topic: Topic, queue: JobQueue, name: str, jobs: dict[int, Parts]) -> None:
+        """Append jobs to the dead-letter topic, which is made if it is missing. Those that have gone while others were
+        read are left out."""
+        jobs = {seq: parts for seq, parts in jobs.items() if queue.leases.deliveries(seq)}
+        if not jobs:
+            return
+        datas = [parts.data for parts in jobs.values()]
+        metas = [_meta(topic.name, seq, queue.leases.deliveries(seq), parts.meta) for seq, parts in jobs.items()]
+        tags = [parts.tag.decode() or None for parts in jobs.values()]
+        request = CheckedAppend(
+            records=[RecordIn(data=msgspec.Raw(data)) for data in datas],
+            datas=datas,
+            nodes=None,
+            tags=tags if any(tags) else None,
+            metas=metas,
+            disable_backpressure=True,
+        )
+        await self._appending.append(name, request, Performance())
+
+    async def _sync(self, name: str) -> None:
+        """What was appended to the dead-letter topic is on disk when it returns. Raises 503."""
+        target = self._registry.topics.get(name)
+        if target is not None and target.synced_seq < target.log.head_seq:
+            await self._commits.sync_shard(target)
+
+    async def _delete(self, topic: Topic, queue: JobQueue, seqs: Sequence[int]) -> None:
+        """Their copies are on disk: delete the jobs here. Raises 404 and 503."""
+        while not await self._lease_commits.settle(topic, queue):
+            pass
+        event = queue.leases.decide_dead_letter(seqs).event
+        if event is not None:
+            await self._lease_commits.end(topic, event).wait()
+
+
+class _Backoff:
+    """Which jobs are not to be tried before when."""
+
+    def __init__(self) -> None:
+        self._until: dict[int, tuple[int, int]] = {}
+        """Monotonic ms, and the pause that ends then."""
+
+    def due(self, parked: array[int], now_ms: int) -> tuple[list[int], float]:
+        """Those of the parked jobs that are to be tried, those that have waited longest last; if there are none, how
+        long to wait."""
+        self._until = {seq: self._until[seq] for seq in parked if seq in self._until}
+        due = [seq for seq in parked if seq not in self._until]
+        due += [seq for at, seq in sorted((at, seq) for seq, (at, _) in self._until.items()) if at <= now_ms]
+        wait = min((at for at, _ in self._until.values()), default=None)
+        return due, float("inf") if wait is None else max(wait - now_ms, 0)
+
+    def note(self, tried: Sequence[int], failed: dict[int, ApiError], now_ms: int) -> None:
+        """Some of those that were tried have failed."""
+        for seq in tried:
+            if seq not in failed:
+                self._until.pop(seq, None)
+                continue
+            _, pause = self._until.get(seq, (0, MIN_BACKOFF_MS // 2))
+            pause = min(2 * pause, MAX_BACKOFF_MS)
+            self._until[seq] = now_ms + pause, pause
+
+
+def _meta(queue: str, seq: int, deliveries: int, meta: bytes) -> bytes:
+    """A job's meta with its history."""
+    fields: dict[str, str] = msgspec.json.decode(meta) if meta else {}
+    fields |= {
+        "$dead_letter_from": queue,
+        "$dead_letter_deliveries": str(deliveries),
+        "$dead_letter_src_seq": str(seq),
+    }
+    return msgspec.json.encode(fields)

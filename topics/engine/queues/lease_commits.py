@@ -1,0 +1,154 @@
+"""Lease events on their way: what was decided about jobs becomes a commit of their topic (`semantics.md` section 6).
+
+Each is a commit like an append or a deletion, so a claim is published after the append that it is about, and an ack
+after the claim. Claims, nacks and extensions are Lease frames that wait for nothing (with `leases_durable`: for the
+sync that covers them). An ack is a deletion, in the topic's class. Lease frames take no room in the shard's queue that
+appends could be waiting for (`crash.md` 25). An `ephemeral` queue logs nothing but what it has moved to its dead-letter
+topic, which it counts over its life.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import trio
+
+from topics.engine.commits import Commits, deletion_batch
+from topics.engine.job_queue import JobQueue
+from topics.engine.loader import Loader
+from topics.engine.registry import Registry
+from topics.engine.topic import Commit, Gate, Topic
+from topics.errors import ApiError, topic_not_found
+from topics.log.record_index import NotLoaded, little_endian
+from topics.queue.lease_events import Acked, Claimed, DeadLettered, LeaseEvent
+from topics.runtime.clock import Clock
+from topics.runtime.instant import Instant
+from topics.storage.wal.frames import NOTHING, FrameType, encode_control, joined
+
+
+class LeaseCommits:
+    """See the module."""
+
+    def __init__(self, clock: Clock, registry: Registry, *, commits: Commits, loader: Loader) -> None:
+        self._clock = clock
+        self._registry = registry
+        self._commits = commits
+        self._loader = loader
+
+    def now(self) -> Instant:
+        """The moment of a decision."""
+        return self._registry.instant()
+
+    def deadline(self, moment: Instant) -> int:
+        """What clients are told of a moment: ms since the epoch, by the wall clock as it is set now."""
+        return self._registry.to_wall(moment.window)
+
+    async def current(self, name: str) -> tuple[Topic, JobQueue]:
+        """A queue as of now (`JobQueue.now`): nothing is in the way of a decision about it, what time has freed is
+        free, what has expired is gone. Nothing waits between that and the return.
+
+        Raises 404, `409 not_a_queue`, and 503 on a failed shard.
+        """
+        while True:
+            topic = self._registry.topic(name)
+            if topic.queue is None:
+                raise ApiError("not_a_queue", f"topic {name!r} is a log, not a queue", detail={"topic": name})
+            if await self.settle(topic, topic.queue):
+                return topic, topic.queue
+
+    async def settle(self, topic: Topic, queue: JobQueue) -> bool:
+        """Take one thing out of the way of a decision about the queue; True if there was none, and nothing waited.
+        Raises 404 if it is gone, and 503 on a failed shard."""
+        if topic.deleted:
+            raise topic_not_found(topic.name)
+        self._commits.check_writable(topic)
+        if topic.barrier is not None:
+            await topic.barrier.wait()
+        elif topic.working is not None:
+            await topic.working.wait()
+        elif queue.sweep(self.now()):
+            await trio.lowlevel.checkpoint()
+        else:
+            try:
+                self._registry.expire(topic)
+                return True
+            except NotLoaded:
+                await self._loader.expire(topic)
+        return False
+
+    async def still_current(self, topic: Topic) -> None:
+        """The same for a queue that has been looked up before. Raises 404 if it is not there any more, or if there is
+        another one of its name."""
+        current, _ = await self.current(topic.name)
+        if current is not topic:
+            raise topic_not_found(topic.name)
+
+    def in_the_way(self, topic: Topic, queue: JobQueue) -> bool:
+        """Whether no decision can be made about the queue now, after something may have been waited for."""
+        if topic.deleted or topic.barrier is not None or topic.working is not None:
+            return True
+        return queue.sweep(self.now())
+
+    def claim(self, topic: Topic, event: Claimed) -> Commit:
+        """Commit a claim. The result is what it happened to: an array of seqs, and one of their deliveries."""
+        assert topic.queue is not None
+        return self._lease(topic, event, partial(_publish_claim, topic.queue, event))
+
+    def lease(self, topic: Topic, event: LeaseEvent) -> Commit:
+        """Commit a Lease frame. The result is an array of the seqs that it happened to."""
+        assert topic.queue is not None
+        return self._lease(topic, event, partial(_publish, topic.queue, event))
+
+    def _lease(self, topic: Topic, event: LeaseEvent, publish: Callable[[Commit], Any]) -> Commit:
+        assert topic.queue is not None
+        data = NOTHING
+        if not topic.ephemeral:
+            # `at` tells a later start that the clock of windows has come so far.
+            payload = {**event.to_wire(), "at": self._registry.windows.now_ms()}
+            data = encode_control(FrameType.LEASE, payload, topic_id=topic.id, ts=self._registry.now_ms())
+        gate = Gate.SYNCED if topic.config.leases_durable and data else Gate.HANDED
+        commit = Commit(topic, data, 1 if data else 0, gate, publish, self._clock.perf_ns)
+        commit.on_fail = partial(topic.queue.abort, event.seqs)
+        commit.patient = gate is Gate.HANDED
+        self._commits.send(commit)
+        return commit
+
+    def end(self, topic: Topic, event: Acked | DeadLettered) -> Commit:
+        """Commit the deletion of jobs. The result is an array of those that there were."""
+        assert topic.queue is not None
+        moved = [(FrameType.LEASE, event.to_wire())] if isinstance(event, DeadLettered) else []
+        ts = self._registry.now_ms()
+        if not topic.ephemeral:
+            selector = {"bound": topic.log.head_seq, "seqs": little_endian(event.seqs)}
+            data, count = deletion_batch(topic, selector, ts, moved)
+            gate = topic.gate
+        else:
+            data = joined(encode_control(kind, payload, topic_id=topic.id, ts=ts) for kind, payload in moved)
+            count, gate = len(moved), Gate.HANDED
+        commit = Commit(topic, data, count, gate, partial(self._publish_end, topic, event), self._clock.perf_ns)
+        commit.deletes = True
+        commit.on_fail = partial(topic.queue.abort, event.seqs)
+        if topic.log.stored_to:
+            commit.needs = partial(topic.log.missing_for, event.seqs)
+        self._commits.send(commit)
+        return commit
+
+    def _publish_end(self, topic: Topic, event: Acked | DeadLettered, commit: Commit) -> array[int]:
+        assert topic.queue is not None
+        topic.log.delete_seqs(event.seqs)
+        topic.blocks.free(event.seqs)
+        done = topic.queue.apply(event)
+        self._registry.account(topic)
+        return done
+
+
+def _publish(queue: JobQueue, event: LeaseEvent, commit: Commit) -> array[int]:
+    return queue.apply(event)
+
+
+def _publish_claim(queue: JobQueue, event: Claimed, commit: Commit) -> tuple[array[int], array[int]]:
+    done = queue.apply(event)
+    return done, array("Q", map(queue.leases.deliveries, done))

@@ -1,0 +1,348 @@
+"""The calls of a queue: claim, ack, nack, extend, and what a `/work` stream does (`api.md` section 9).
+
+Every call looks at the queue as of now, decides in one step what of it is the caller's (`topics.queue.leases`), and
+answers when that is published (`topics.engine.queues.lease_commits`). A seq with an event on its way is decided about
+again when that has happened. Who is dealt which jobs is `topics.engine.queues.claims`'s business, jobs that have had
+all their deliveries are `topics.engine.queues.dead_letters`'.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from itertools import repeat
+from typing import Final, NamedTuple, TypeVar
+
+import trio
+
+from topics.config import Settings
+from topics.engine.commits import Commits, time_commit
+from topics.engine.job_queue import Claimer, Holder, JobQueue
+from topics.engine.queues.claims import Claim, Claiming
+from topics.engine.queues.dead_letters import DeadLetters
+from topics.engine.queues.lease_commits import LeaseCommits
+from topics.engine.registry import Registry
+from topics.engine.topic import Commit, Topic
+from topics.errors import ApiError
+from topics.model import ClaimRequest, ClaimResult, HeldRequest, HeldResult, Job, Performance, QueueState
+from topics.queue.lease_events import Acked, Extended, Released
+from topics.queue.leases import Decision
+from topics.runtime.background import Background
+
+CLAIM_BYTES: Final = 8 << 20
+"""JSON of the jobs that one claim answers with at most; one is given whatever its size."""
+
+STREAM_BYTES: Final = 256 << 10
+"""The same for what a stream is sent in one go."""
+
+JOB_BYTES: Final = 96
+"""What a job has beside its record: lease id, deadline, deliveries."""
+
+E = TypeVar("E", Acked, Released, Extended)
+
+
+class Queueing:
+    """See the module."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        registry: Registry,
+        *,
+        commits: Commits,
+        lease_commits: LeaseCommits,
+        claiming: Claiming,
+        dead_letters: DeadLetters,
+        background: Background,
+    ) -> None:
+        self._settings = settings
+        self._registry = registry
+        self._commits = commits
+        self._lease_commits = lease_commits
+        self._claiming = claiming
+        self._dead_letters = dead_letters
+        self._background = background
+
+    # -- calls -------------------------------------------------------------------------------------------------------
+
+    async def claim(self, name: str, request: ClaimRequest, perf: Performance) -> ClaimResult:
+        """Lease jobs to a node. Raises 404, 409, and 503 on a failed shard or while the daemon stops.
+
+        Cancelling, at any time, leaves nothing leased that nobody has heard of.
+        """
+        until = trio.current_time() + request.wait_ms / 1000
+        while True:
+            topic, queue = await self._lease_commits.current(name)
+            self._registry.touch(topic)
+            claimer = Claimer(request.node, request.most)
+            try:
+                await self._claiming.join(topic, queue, claimer, waits=trio.current_time() < until)
+                await self._wait(topic, claimer, until)
+                jobs = await self._take(topic, queue, claimer, request.lease_ms, CLAIM_BYTES, perf)
+            finally:
+                self._claiming.leave(topic, queue, claimer)
+            if jobs or trio.current_time() >= until:
+                return ClaimResult(jobs, queue.leases.ready(topic.log.count))
+
+    async def _wait(self, topic: Topic, claimer: Claimer, until: float) -> None:
+        if claimer.hand:
+            return
+        if topic.config.claim_jitter_ms:
+            await claimer.passed.wait()
+        with trio.move_on_at(until):
+            await claimer.woken.wait()
+        if claimer.ended is not None:
+            raise claimer.ended
+
+    async def _take(
+        self,
+        topic: Topic,
+        queue: JobQueue,
+        claimer: Claimer,
+        lease_ms: int | None,
+        most_bytes: int,
+        perf: Performance,
+        holder: Holder | None = None,
+    ) -> list[Job]:
+        """Claim what was dealt, as far as it fits; the jobs, ascending. Some may be gone by now."""
+        if not claimer.hand:
+            return []
+        fetched = await self._claiming.fetch(topic, queue, claimer, most_bytes, JOB_BYTES, perf)
+        if not fetched.seqs:
+            return []
+        claim = await self._claiming.claim(topic, claimer, fetched, lease_ms or topic.config.lease_ms)
+        try:
+            done, deliveries = await claim.commit.wait()
+        except trio.Cancelled:
+            leases = dict(zip(fetched.seqs, claim.lease_ids, strict=True))
+            self._background.start_soon(self._release, topic, queue, leases, claim.commit)
+            raise
+        time_commit(claim.commit, perf)
+        jobs = _jobs(claim, done, deliveries)
+        if holder is not None:
+            for job in jobs:
+                if queue.leases.holds(job.seq, job.lease_id):
+                    queue.give(holder, job.seq, job.lease_id)
+        return jobs
+
+    async def ack(self, name: str, request: HeldRequest, perf: Performance) -> HeldResult:
+        """Delete jobs that the node holds. Raises 404, 409, 429 when the shard's queue stays full, and 503."""
+
+        def decide(queue: JobQueue, seqs: Sequence[int], lease_ids: Sequence[int] | None) -> Decision[Acked]:
+            return queue.leases.decide_ack(request.node, seqs, lease_ids, queue.now)
+
+        return await self._say(name, request, decide, self._lease_commits.end, perf, takes_room=True)
+
+    async def nack(self, name: str, request: HeldRequest, delay_ms: int, perf: Performance) -> HeldResult:
+        """Give jobs back that the node holds, to be claimed again in `delay_ms`. Raises 404, 409 and 503."""
+
+        def decide(queue: JobQueue, seqs: Sequence[int], lease_ids: Sequence[int] | None) -> Decision[Released]:
+            return queue.leases.decide_nack(request.node, seqs, lease_ids, queue.now, delay_ms)
+
+        return await self._say(name, request, decide, self._lease_commits.lease, perf)
+
+    async def extend(self, name: str, request: HeldRequest, lease_ms: int, perf: Performance) -> HeldResult:
+        """Hold jobs that the node holds until `lease_ms` from now. Raises 404, 409 and 503."""
+        deadlines: dict[int, int] = {}
+
+        def decide(queue: JobQueue, seqs: Sequence[int], lease_ids: Sequence[int] | None) -> Decision[Extended]:
+            decision = queue.leases.decide_extend(request.node, seqs, lease_ids, queue.now, lease_ms)
+            if decision.event is not None:
+                deadline = self._lease_commits.deadline(decision.event.deadline)
+                deadlines.update(dict.fromkeys(decision.event.seqs, deadline))
+            return decision
+
+        result = await self._say(name, request, decide, self._lease_commits.lease, perf)
+        result.deadlines = {str(seq): deadlines[seq] for seq in result.done}
+        return result
+
+    async def _say(
+        self,
+        name: str,
+        request: HeldRequest,
+        decide: Callable[[JobQueue, Sequence[int], Sequence[int] | None], Decision[E]],
+        send: Callable[[Topic, E], Commit],
+        perf: Performance,
+        *,
+        takes_room: bool = False,
+    ) -> HeldResult:
+        """Decide and commit, again for those that have an event on its way."""
+        seqs, lease_ids = request.seqs, request.lease_ids
+        done: array[int] = array("Q")
+        skipped: list[int] = []
+        while True:
+            topic, queue = await self._lease_commits.current(name)
+            writer = self._commits.writer(topic)
+            if takes_room and writer.full and not topic.ephemeral:
+                await self._commits.admit(writer, self._settings.admission_ms)
+                continue
+            decision = decide(queue, seqs, lease_ids)
+            skipped += decision.skipped
+            if decision.event is not None:
+                commit = send(topic, decision.event)
+                happened = await commit.answer()
+                time_commit(commit, perf)
+                done.extend(happened)
+                if len(happened) < len(decision.event.seqs):
+                    found = set(happened)
+                    skipped += [seq for seq in decision.event.seqs if seq not in found]
+            if not decision.busy:
+                break
+            again = set(decision.busy)
+            if lease_ids is not None:
+                lease_ids = [lease_id for seq, lease_id in zip(seqs, lease_ids, strict=True) if seq in again]
+            seqs = [seq for seq in seqs if seq in again]
+            if decision.event is None:
+                await topic.next_change()
+        leases = queue.leases
+        return HeldResult(
+            done=sorted(done),
+            skipped=skipped,
+            ready=leases.ready(topic.log.count),
+            in_flight=leases.in_flight,
+        )
+
+    def sweep(self, topic: Topic) -> bool:
+        """Free what time has freed, if it is a queue, as much as fits into a step; whether there is more."""
+        return topic.queue is not None and topic.queue.sweep(self._lease_commits.now())
+
+    def state(self, topic: Topic) -> QueueState | None:
+        """The counters of a queue as of its last sweep; None for a log."""
+        if topic.queue is None:
+            return None
+        leases = topic.queue.leases
+        return QueueState(
+            ready=leases.ready(topic.log.count),
+            in_flight=leases.in_flight,
+            delayed=leases.delayed,
+            dead_lettered=leases.dead_lettered,
+        )
+
+    def has_window(self, name: str) -> bool:
+        """Whether claims of a topic wait, whatever they say."""
+        topic = self._registry.topics.get(name)
+        return topic is not None and topic.config.claim_jitter_ms > 0
+
+    def figures(self, topic: Topic) -> tuple[int, int] | None:
+        """Ready jobs and leased ones, for metrics, which wait for nobody; nothing for a log."""
+        self.sweep(topic)
+        state = self.state(topic)
+        return None if state is None else (state.ready, state.in_flight)
+
+    def look_after(self, topic: Topic) -> None:
+        """After a start, or when the config has changed: those who wait may have another window, parked jobs another
+        place to go to."""
+        queue = topic.queue
+        if queue is None:
+            return
+        if queue.leases.parked():
+            self._dead_letters.attend(topic, queue)
+        queue.ring()
+        if queue.line:
+            self._claiming.attend(topic, queue)
+
+    # -- streams -----------------------------------------------------------------------------------------------------
+
+    def open_work(self, name: str, node: str, most: int, lease_ms: int | None) -> Work:
+        """A stream of jobs. Raises 404, 409, and 503 on a failed shard."""
+        topic, queue = self._queue(name)
+        self._commits.check_writable(topic)
+        return Work(topic, queue, node, most, lease_ms, Holder())
+
+    async def next_jobs(self, work: Work) -> list[Job]:
+        """Jobs for a stream, once it has room for some and there are any. Raises 404 when the topic goes, and 503.
+        Cancelling leaves nothing leased that `close_work` does not release."""
+        topic, queue, holder = work.topic, work.queue, work.holder
+        while True:
+            while len(holder.leases) >= work.most:
+                await self._until_freed(work)
+            await self._lease_commits.still_current(topic)
+            claimer = Claimer(work.node, work.most - len(holder.leases))
+            try:
+                await self._claiming.join(topic, queue, claimer, waits=True)
+                await claimer.woken.wait()
+                if claimer.ended is not None:
+                    raise claimer.ended
+                self._registry.touch(topic)
+                jobs = await self._take(topic, queue, claimer, work.lease_ms, STREAM_BYTES, Performance(), holder)
+            finally:
+                self._claiming.leave(topic, queue, claimer)
+            if jobs:
+                return jobs
+
+    async def _until_freed(self, work: Work) -> None:
+        """Until a stream may hold fewer jobs than before: one has ended, or time has come to look."""
+        queue, holder = work.queue, work.holder
+        holder.changed = trio.Event()
+        now = self._lease_commits.now()
+        left = queue.due_in_ms(now)
+        ttl_ms, oldest = work.topic.config.ttl_ms, work.topic.log.oldest_ts
+        if ttl_ms and oldest is not None:
+            left = min(left, oldest + ttl_ms + 1 - self._registry.now_ms())
+        with trio.move_on_after(max(left, 0) / 1000):
+            await holder.changed.wait()
+        await self._lease_commits.still_current(work.topic)
+
+    def ready_jobs(self, name: str) -> int:
+        """How many jobs of a queue are ready now. Raises 404 and 409."""
+        topic, queue = self._queue(name)
+        return queue.leases.ready(topic.log.count)
+
+    def give_back(self, name: str, jobs: Sequence[Job]) -> None:
+        """End the leases of a claim that nobody has heard of. Does nothing where the topic is gone."""
+        with suppress(ApiError):
+            topic, queue = self._queue(name)
+            leases = {job.seq: job.lease_id for job in jobs}
+            if leases:
+                self._background.start_soon(self._release, topic, queue, leases, None)
+
+    def _queue(self, name: str) -> tuple[Topic, JobQueue]:
+        topic = self._registry.topic(name)
+        if topic.queue is None:
+            raise ApiError("not_a_queue", f"topic {name!r} is a log, not a queue", detail={"topic": name})
+        return topic, topic.queue
+
+    def close_work(self, work: Work) -> None:
+        """A stream has ended: everybody else may have its jobs."""
+        leases = work.queue.give_up(work.holder)
+        if leases and not work.topic.deleted:
+            self._background.start_soon(self._release, work.topic, work.queue, leases, None)
+
+    async def _release(self, topic: Topic, queue: JobQueue, leases: dict[int, int], claim: Commit | None) -> None:
+        """Give jobs back that nobody is going to work on, after their `claim` if that is still on its way. On a failed
+        shard their leases run out."""
+        with suppress(ApiError):
+            if claim is not None:
+                await claim.wait()
+            while leases:
+                if not await self._lease_commits.settle(topic, queue):
+                    continue
+                decision = queue.leases.decide_release(leases, queue.now)
+                if decision.event is not None:
+                    self._lease_commits.lease(topic, decision.event)
+                leases = {seq: leases[seq] for seq in decision.busy}
+                if leases:
+                    await topic.next_change()
+
+
+class Work(NamedTuple):
+    """A stream of jobs: up to `most` at a time are leased to it, each for `lease_ms` (None: as the topic says)."""
+
+    topic: Topic
+    queue: JobQueue
+    node: str
+    most: int
+    lease_ms: int | None
+    holder: Holder
+
+
+def _jobs(claim: Claim, done: Sequence[int], deliveries: Sequence[int]) -> list[Job]:
+    """What was claimed, of what was fetched for it."""
+    fetched = claim.fetched
+    deadlines = repeat(claim.deadline)
+    if len(done) == len(fetched.seqs):
+        return list(map(Job, done, claim.lease_ids, deadlines, deliveries, fetched.records))
+    found = dict(zip(done, deliveries, strict=True))
+    jobs = zip(fetched.seqs, claim.lease_ids, deadlines, map(found.get, fetched.seqs), fetched.records, strict=False)
+    return [Job._make(job) for job in jobs if job[0] in found]

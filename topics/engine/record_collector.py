@@ -1,0 +1,300 @@
+"""What is deliverable of a topic after a position, gathered in single steps of the loop.
+
+A `Collector` is one read: a diff (`topics.engine.operations.read`), one frame for watchers (`topics.engine.delivery`)
+or one slice of an export (`topics.engine.operations.export`). It never waits. Where it cannot go on without something,
+`advance` says what, and is called again when that has been seen to; a reader who would rather not wait takes what has
+been gathered so far. Which seqs are live, gone or announced is `topics.log`'s answer; the bytes of a run are cut from
+its blocks.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Callable, Iterator, Sequence
+from enum import Enum
+from typing import Final, NamedTuple
+
+import msgspec
+import trio
+
+from topics.engine.registry import Registry
+from topics.engine.topic import Topic
+from topics.errors import topic_not_found
+from topics.log.block import Block, Projection, block_with
+from topics.log.record_index import NotLoaded, Span
+from topics.log.tag_match import Match
+from topics.log.topic_log import Gap
+from topics.model import Tombstone
+
+SCAN_SLICE: Final = 10_000
+"""Records a read passes over (filtered) before it lets others run."""
+
+MOST_RUNS: Final = 500
+"""Runs that a read gives at most, whatever it may hold: each costs some microseconds."""
+
+
+class Wish(NamedTuple):
+    """What a reader wants of a topic's records. `limit` counts records, `max_bytes` their JSON; at least one record is
+    given whatever its size. `nodes` are the writers to leave out, `match` is what tags have to be like."""
+
+    limit: int
+    max_bytes: int
+    nodes: frozenset[str] = frozenset()
+    projection: Projection = Projection()
+    match: Match | None = None
+    separator: bytes = b","
+    """One byte, between the records of a piece."""
+    runs: bool = False
+    """Whether records are wanted as runs, of which columns can be made; the projection is the default one then."""
+
+
+class Run(NamedTuple):
+    """Records that follow each other in a block, as the block has them; None for what none of the block has."""
+
+    text: bytes
+    """Their JSON with commas between them, without tags."""
+    starts: array[int]
+    """Where each begins, and after the comma of the last one: differences count, the first is not 0."""
+    tags: bytes
+    tag_starts: array[int] | None
+    """The same of their tags."""
+    meta_lens: array[int] | None
+    nodes: Sequence[str]
+    node_ids: array[int] | None
+
+
+class Columns(NamedTuple):
+    """Needed: these columns of the index."""
+
+    spans: tuple[Span, ...]
+
+
+class Records(NamedTuple):
+    """Needed: the bytes of the live records from `first` to `last`, read from disk."""
+
+    first: int
+    last: int
+
+
+class Pause(Enum):
+    """Needed: that others get a turn."""
+
+    PAUSE = "pause"
+
+
+Need = Columns | Records | Pause | trio.Event
+"""What a read waits for. An event is the topic's `working`."""
+
+
+class Collector:
+    """See the module. Made for one read; everything found so far can be looked at after each `advance`."""
+
+    __slots__ = (
+        "_from_seq",
+        "_needed",
+        "_registry",
+        "_same_epoch",
+        "_since_pause",
+        "_started",
+        "_tag",
+        "_wish",
+        "after_tombstone",
+        "count",
+        "loaded",
+        "pieces",
+        "position",
+        "room",
+        "runs",
+        "scanned",
+        "tombstone",
+        "topic",
+        "up_to",
+    )
+
+    def __init__(
+        self,
+        registry: Registry,
+        topic: Topic,
+        wish: Wish,
+        from_seq: int,
+        *,
+        same_epoch: bool = True,
+        up_to: int | None = None,
+    ) -> None:
+        self.topic = topic
+        self.position = from_seq
+        """The last seq examined."""
+        self.tombstone: Tombstone | None = None
+        self.after_tombstone = 0
+        """`position` between the tombstone and the first record."""
+        self.pieces: list[bytes] = []
+        """JSON of the records found, to be joined by the separator."""
+        self.runs: list[Run] = []
+        """The same as runs, if that is wished for."""
+        self.count = 0
+        self.scanned = 0
+        self.room = wish.max_bytes
+        self.loaded: Sequence[Block] = ()
+        """Blocks that were read for it and need not be in the cache."""
+        self.up_to = up_to
+        """Where visibility ends, if before the head."""
+        self._registry = registry
+        self._wish = wish
+        self._tag = _beginning_of(wish.match) if wish.match is not None else b""
+        """What a block's text of a tag that is wanted begins with; empty: no tag is looked at."""
+        self._from_seq = from_seq
+        self._same_epoch = same_epoch
+        self._started = False
+        self._since_pause = 0
+        self._needed: dict[Span, None] = {}
+
+    @property
+    def end(self) -> int:
+        """The last seq that may be delivered now."""
+        head = self.topic.log.head_seq
+        return head if self.up_to is None else min(head, self.up_to)
+
+    def advance(self) -> Need | None:
+        """Gather as much as is at hand, in the order floor, hole, ttl, deleted, node, deliver; None: there is no more,
+        or a limit is reached. Raises `404 topic_not_found` if the topic is gone."""
+        if self.topic.deleted:
+            raise topic_not_found(self.topic.name)
+        if self.topic.working is not None:
+            return self.topic.working
+        try:
+            if not self._started:
+                self._registry.expire(self.topic)
+                self._same_epoch = self._same_epoch and self._from_seq <= self.topic.log.head_seq
+                self._begin()
+                self._started = True
+            need = self._gather()
+        except NotLoaded as missing:
+            # All it has asked for so far: loading one must not drop another.
+            self._needed.update(dict.fromkeys(missing.spans))
+            return Columns(tuple(self._needed))
+        self._needed.clear()
+        return need
+
+    def _begin(self) -> None:
+        self.position, self.tombstone = self.topic.log.start(self._from_seq, self._same_epoch)
+        self.after_tombstone = self.position
+
+    def _gather(self) -> Need | None:
+        log, wish = self.topic.log, self._wish
+        hidden = wish.nodes if self.topic.config.dedupe_node else frozenset()
+        end = self.end
+        while self.count < wish.limit and self.room > 0:
+            if self.position + 1 < log.evict_floor:  # the front has come by since the last step
+                if self.count:
+                    return None
+                self._begin()
+                continue
+            step = log.step(self.position, wish.limit - self.count)
+            if step is None or step.first > end:
+                self.position = max(self.position, end)
+                return None
+            if isinstance(step, Gap):
+                if self.count or self.tombstone is not None:
+                    self.position = step.first - 1  # what is deleted before it has been examined
+                    return None
+                self.tombstone = log.tombstone_of(step)
+                self.position = self.after_tombstone = step.last
+                continue
+            block = self.topic.blocks.find(step.first) or block_with(self.loaded, step.first)
+            if block is None:
+                return Records(step.first, step.last)
+            if not self._take(block, step.first, min(step.last, block.last_seq, end), hidden):
+                return None
+            if self._since_pause >= SCAN_SLICE:
+                self._since_pause = 0
+                return Pause.PAUSE
+        return None
+
+    def _take(self, block: Block, first: int, last: int, hidden: frozenset[str]) -> bool:
+        """Those of records `first`..`last` of a block that are wanted. False: there is no room for all of them."""
+        for run_first, run_last in self._wanted(block, first, last, hidden):
+            if not self._cut(block, run_first, run_last):
+                break
+        else:
+            self.position = last
+        if block.views:
+            self._registry.cache.grown(block)
+        self.scanned += self.position - first + 1
+        self._since_pause += self.position - first + 1
+        return self.position == last
+
+    def _wanted(self, block: Block, first: int, last: int, hidden: frozenset[str]) -> Iterator[tuple[int, int]]:
+        """Runs of records that are not of hidden nodes and have a tag that is wanted."""
+        tag, tags, tag_starts = self._tag, block.tags, block.tag_starts
+        if tag and (tags is None or tag_starts is None or tag not in tags):
+            return
+        tests: list[Callable[[int], bool]] = []
+        if block.nodes is not None and not hidden.isdisjoint(block.nodes):
+            tests.append(lambda seq: block.node_of(seq) not in hidden)
+        if tag and tags is not None and tag_starts is not None:
+            texts, starts, base = tags, tag_starts, block.first_seq
+            tests.append(
+                lambda seq: starts[seq - base] < starts[seq - base + 1] and texts.startswith(tag, starts[seq - base])
+            )
+        if not tests:
+            yield first, last
+            return
+        begin = first
+        for seq in range(first, last + 1):
+            if not all(test(seq) for test in tests):
+                if begin < seq:
+                    yield begin, seq - 1
+                begin = seq + 1
+        if begin <= last:
+            yield begin, last
+
+    def _cut(self, block: Block, first: int, last: int) -> bool:
+        wish = self._wish
+        taken, to = block.cut(first, last, self.room, wish.projection, at_least_one=not self.count)
+        if taken:
+            self.count += to - first + 1
+            self.room -= len(taken) + 1
+            if wish.runs:
+                self.runs.append(run_of(block, first, to, taken))
+                if len(self.runs) == MOST_RUNS:
+                    self.room = 0
+            else:
+                self.pieces.append(taken if wish.separator == b"," else _separated(block, wish, first, to, taken))
+        self.position = to
+        return to == last
+
+
+def _separated(block: Block, wish: Wish, first: int, last: int, taken: bytes) -> bytes:
+    """What was cut of a block, records `first`..`last`, with the wanted separator in the place of the commas."""
+    _, starts = block.view(wish.projection)
+    i, j = first - block.first_seq, last - block.first_seq + 1
+    text, separator = bytearray(taken), wish.separator[0]
+    before = starts[i] + 1
+    for start in starts[i + 1 : j]:
+        text[start - before] = separator
+    return bytes(text)
+
+
+def run_of(block: Block, first: int, last: int, text: bytes) -> Run:
+    """Records `first`..`last` of a block, whose JSON is `text`. Nothing of the block is held."""
+    i, j = first - block.first_seq, last - block.first_seq + 1
+    tags, tag_starts = b"", None
+    if block.tags is not None and block.tag_starts is not None:
+        tags = bytes(block.tags[block.tag_starts[i] : block.tag_starts[j]])
+        tag_starts = block.tag_starts[i : j + 1]
+    return Run(
+        text,
+        block.starts[i : j + 1],
+        tags,
+        tag_starts,
+        block.meta_lens[i:j] if block.meta_lens is not None else None,
+        tuple(block.nodes or ()),
+        block.node_ids[i:j] if block.node_ids is not None else None,
+    )
+
+
+def _beginning_of(match: Match) -> bytes:
+    """What the text of a matching tag begins with in a block. Text is escaped character by character, so what begins
+    with the pattern does so escaped as well."""
+    pattern = msgspec.json.encode(match.pattern)
+    return b'"$tag":%b' % (pattern[:-1] if match.prefix else pattern)

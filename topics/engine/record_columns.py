@@ -1,0 +1,95 @@
+"""The records of an append column by column, and what is made of the columns: blocks, index flags, UTF-8.
+
+Taken apart once per request; from here on nothing in an append is done record by record in Python.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Sequence
+from operator import add
+from typing import Final, NamedTuple
+
+import msgspec
+
+from topics.log.block import Block, encode_block
+from topics.model import AppendRequest, CheckedAppend
+from topics.storage.wal import frames
+
+BLOCK_RECORDS: Final = 1000
+"""A batch becomes blocks of at most so many records."""
+
+_json = msgspec.json.encode
+
+
+class Columns(NamedTuple):
+    """The records of an append, column by column; None for a column in which no record has anything."""
+
+    datas: list[bytes]
+    nodes: list[str | None] | None
+    tags: list[str | None] | None
+    metas: list[bytes] | None
+    sizes: array[int]
+
+
+def columns_of(request: AppendRequest) -> Columns:
+    """Take the records of a request apart, with its node for records without one."""
+    nodes: list[str | None] | None
+    tags: list[str | None] | None
+    metas: list[bytes] | None
+    if isinstance(request, CheckedAppend):
+        datas, nodes, tags, metas = request.datas, request.nodes, request.tags, request.metas
+    else:
+        records = request.records
+        datas = [bytes(record.data) for record in records]
+        nodes = [record.node for record in records]
+        tags = [record.tag for record in records]
+        metas = [_json(record.meta) if record.meta else b"" for record in records]
+        nodes = nodes if any(nodes) else None
+        tags = tags if any(tags) else None
+        metas = metas if any(metas) else None
+    if request.node is not None:
+        nodes = [node or request.node for node in nodes] if nodes is not None else [request.node] * len(datas)
+    sizes = array("I", map(len, datas))
+    if metas is not None:
+        sizes = array("I", map(add, sizes, map(len, metas)))
+    return Columns(datas, nodes, tags, metas, sizes)
+
+
+def utf8(texts: Sequence[str | None] | None) -> list[bytes] | None:
+    """A column of texts as frames have it: empty where a record has none."""
+    return None if texts is None else [text.encode() if text else b"" for text in texts]
+
+
+def index_flags(count: int, nodes: Sequence[str | None] | None, tags: Sequence[str | None] | None) -> bytes:
+    """What the index keeps of each record's frame flags, for records that have no frame."""
+    has_node = [frames.HAS_NODE if node else 0 for node in nodes] if nodes is not None else [0] * count
+    has_tag = [frames.HAS_TAG if tag else 0 for tag in tags] if tags is not None else [0] * count
+    return bytes(map(add, has_node, has_tag))
+
+
+def encode_blocks(
+    first_seq: int,
+    ts: int,
+    datas: Sequence[bytes],
+    nodes: Sequence[str | None] | None,
+    tags: Sequence[str | None] | None,
+    metas: Sequence[bytes] | None,
+    *,
+    pinned: bool,
+) -> list[Block]:
+    """A batch as blocks of bounded size."""
+    blocks = []
+    for at in range(0, len(datas), BLOCK_RECORDS):
+        part = slice(at, at + BLOCK_RECORDS)
+        block = encode_block(
+            first_seq + at,
+            ts,
+            datas[part],
+            nodes=nodes and nodes[part],
+            tags=tags and tags[part],
+            metas=metas and metas[part],
+        )
+        block.pinned = pinned
+        blocks.append(block)
+    return blocks

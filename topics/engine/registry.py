@@ -1,0 +1,243 @@
+"""What is known across topics: which there are, what they hold together, what time it is for them.
+
+Responsible for finding a topic by its name or id, for the totals that limits and metrics go by, for the clock of
+retention, and for counting refusals. How a topic comes into being, changes and goes is
+`topics.engine.operations.topic_lifecycle`'s business.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, Final, Literal
+
+from sortedcontainers import SortedDict
+
+from topics.engine.job_queue import JobQueue
+from topics.engine.topic import Common, Topic
+from topics.errors import ApiError, throttled, topic_not_found
+from topics.log.stages import StageOf
+from topics.model import TopicConfig
+from topics.queue.leases import Leases
+from topics.runtime.clock import Clock
+from topics.runtime.instant import Instant
+from topics.runtime.window_clock import WindowClock
+from topics.sched.priority import effective_priority
+from topics.storage.cache.payload_cache import PayloadCache
+from topics.storage.segments.topic_segments import Shelf
+
+LIVE_MS: Final = 100
+
+LAST_HEADS: Final = 10_000
+"""Deleted topics whose heads are remembered, for watchers who hear of it late."""
+
+
+def names_with(names: SortedDict[str, Any], prefixes: Iterable[str], after: str | None) -> Iterator[str]:
+    """The names that start with one of `prefixes` (ascending, disjoint) and come after `after`, in order."""
+    for prefix in prefixes:
+        exclusive = after is not None and after >= prefix
+        low = after if after is not None and exclusive else prefix
+        for name in names.irange(low, inclusive=(not exclusive, True)):
+            if not name.startswith(prefix):
+                break
+            yield name
+
+
+class EngineStatus:
+    """Where the daemon is in its life; HTTP asks it before every request."""
+
+    __slots__ = ("phase", "read_only", "replay_progress", "started_ms")
+
+    def __init__(self, started_ms: int) -> None:
+        self.phase: Literal["starting", "replaying", "ready", "draining"] = "starting"
+        self.replay_progress = 0.0
+        self.read_only = False
+        self.started_ms = started_ms
+
+
+class Registry:
+    """The live topics, and the sums over them. Changed only in single steps of the loop."""
+
+    def __init__(self, clock: Clock, windows: WindowClock, cache: PayloadCache) -> None:
+        self.cache = cache
+        self.topics: SortedDict[str, Topic] = SortedDict()
+        self.by_id: dict[int, Topic] = {}
+        """Stages too, which have no name that anybody could ask for."""
+        self.stages: dict[int, Topic] = {}
+        """By their ids."""
+        self.next_topic_id = 1
+        self.committed: set[Topic] = set()
+        """Topics that remember commits of stages."""
+        self.time_floor = 0
+        """The highest time that was persisted or given out: retention never judges by less."""
+        self.total_records = 0
+        self.total_bytes = 0
+        self.windows = windows
+        """By which keys, stages, leases and delays end."""
+        self.common = Common()
+        self.on_removed: Callable[[int, Shelf | None], None] | None = None
+        """Told of topics whose files may go."""
+        self.on_added: Callable[[Topic], None] | None = None
+        """Told of each topic that can be found from now on."""
+        self.throttled: dict[str, int] = {}
+        """How many requests each limit has refused (429)."""
+        self._last_heads: dict[int, int] = {}
+        self._pinned: dict[int, set[int]] = {}
+        self._clock = clock
+
+    @property
+    def changed(self) -> set[Topic]:
+        """Topics that have changed since their part was made."""
+        return self.common.changed
+
+    @property
+    def attention(self) -> set[Topic]:
+        """Topics that the reclaimer has to look at."""
+        return self.common.attention
+
+    def pin(self, files: set[int]) -> None:
+        """What is in these files is going to be copied: they must stay until `unpin` is called with the same set."""
+        self._pinned[id(files)] = files
+
+    def unpin(self, files: set[int]) -> None:
+        """Nobody needs them for that any more."""
+        self._pinned.pop(id(files), None)
+
+    @property
+    def delayed(self) -> Iterable[Topic]:
+        """Topics with something in the log that does not show in them yet."""
+        return self.common.delayed
+
+    def copied_files(self) -> set[int]:
+        """Ids of the files that copies are made of: they must stay as they are until the copies are in segments of
+        their own (`crash.md` 18)."""
+        files: set[int] = set().union(*self._pinned.values())
+        for topic in self.common.copying:
+            if topic.copies is not None:
+                files.update(topic.copies.files)
+        return files
+
+    def topic(self, name: str) -> Topic:
+        """The live topic of a name; never a stage. Raises `404 topic_not_found`."""
+        topic = self.topics.get(name)
+        if topic is None:
+            raise topic_not_found(name)
+        return topic
+
+    def make(self, topic_id: int, name: str, config: TopicConfig, shard: int) -> Topic:
+        """A topic that nobody finds before `add`."""
+        topic = Topic(topic_id, name, config, shard, self.cache, self.common)
+        if config.type == "queue":
+            topic.set_queue(JobQueue(Leases()))
+        return topic
+
+    def add(self, topic: Topic) -> None:
+        """From here on the topic is found."""
+        self.by_id[topic.id] = topic
+        if topic.commit_keys is not None:
+            self.committed.add(topic)
+        if topic.stage is None:
+            self.topics[topic.name] = topic
+        else:
+            self.stages[topic.id] = topic
+            target = self.by_id[topic.stage.target_id]
+            if target.stages is None:
+                target.stages = {}
+            target.stages[topic.stage.name] = topic
+        self.next_topic_id = max(self.next_topic_id, topic.id + 1)
+        self.account(topic)
+        if topic.stage is None and self.on_added is not None:
+            self.on_added(topic)
+
+    def remove(self, topic: Topic) -> None:
+        """The topic is gone, and what it held."""
+        topic.deleted = True
+        del self.by_id[topic.id]
+        if topic.stage is None:
+            del self.topics[topic.name]
+        else:
+            self._remove_stage(topic, topic.stage)
+        self.changed.discard(topic)
+        self.attention.discard(topic)
+        self.committed.discard(topic)
+        self.common.copying.pop(topic, None)
+        self.common.delayed.pop(topic, None)
+        self.total_records -= topic.counted_records
+        self.total_bytes -= topic.counted_bytes
+        topic.blocks.clear()
+        self._last_heads[topic.id] = topic.log.head_seq
+        if len(self._last_heads) > LAST_HEADS:
+            del self._last_heads[next(iter(self._last_heads))]
+        topic.close_audience()
+        if self.on_removed is not None:
+            self.on_removed(topic.id, topic.shelf)
+
+    def _remove_stage(self, stage: Topic, of: StageOf) -> None:
+        del self.stages[stage.id]
+        target = self.by_id.get(of.target_id)
+        if target is not None and target.stages is not None and target.stages.get(of.name) is stage:
+            del target.stages[of.name]
+            target.stages = target.stages or None
+
+    def last_head(self, topic_id: int, known: int) -> int:
+        """The head of a topic that is gone; `known`, a seq of it, where that was too long ago."""
+        return self._last_heads.get(topic_id, known)
+
+    def account(self, topic: Topic) -> None:
+        """Bring the totals up to date after a change of a topic's log, and free what nobody can read any more."""
+        log_ = topic.log
+        topic.mark_changed()
+        self.total_records += log_.count - topic.counted_records
+        self.total_bytes += log_.bytes - topic.counted_bytes
+        topic.counted_records, topic.counted_bytes = log_.count, log_.bytes
+        topic.blocks.drop_below(log_.earliest_seq)
+        if topic.queue is not None:
+            topic.queue.gone_below(log_.earliest_seq)
+
+    def now_ms(self) -> int:
+        """The clock by which retention judges: wall time that never steps back."""
+        now = self._clock.now_ms()
+        if now < self.time_floor:
+            return self.time_floor
+        self.time_floor = now
+        return now
+
+    def monotonic_ms(self) -> int:
+        """The clock by which waiting is judged."""
+        return self._clock.monotonic_ms()
+
+    def instant(self) -> Instant:
+        """Now, by the monotonic clock and by that of windows."""
+        return Instant(self._clock.monotonic_ms(), self.windows.now_ms())
+
+    def to_wall(self, window_ms: int) -> int:
+        """What the wall clock will say at a time of the clock of windows if nobody sets it; ms since the epoch."""
+        return window_ms - self.windows.now_ms() + self._clock.now_ms()
+
+    @property
+    def lively(self) -> bool:
+        """Whether somebody has appended in the last `LIVE_MS`: what can wait then leaves the loop to them."""
+        return self._clock.perf_ns() - self.common.committed_ns < LIVE_MS * 1_000_000
+
+    def expire(self, topic: Topic) -> None:
+        """Advance the floors to now (`crash.md` 7). Raises NotLoaded."""
+        if topic.config.ttl_ms and topic.log.expire(self.now_ms(), topic.config.ttl_ms):
+            self.account(topic)
+
+    def touch(self, topic: Topic) -> None:
+        """Somebody consumes the topic: it counts as read, now."""
+        topic.touched_ms = self._clock.monotonic_ms()
+        topic.last_read_ms = self.now_ms()
+
+    def priority(self, topic: Topic) -> int:
+        """Its effective priority now, without waiting time (`semantics.md` section 7)."""
+        config = topic.config
+        return effective_priority(config.priority, config.auto_priority, topic.touched_ms, self._clock.monotonic_ms())
+
+    def throttle(self, limit: str, maximum: int) -> ApiError:
+        """A 429 for a limit, counted."""
+        self.count_throttled(limit)
+        return throttled(limit, maximum)
+
+    def count_throttled(self, limit: str) -> None:
+        """Another request was refused for a limit."""
+        self.throttled[limit] = self.throttled.get(limit, 0) + 1

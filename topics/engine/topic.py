@@ -1,0 +1,674 @@
+"""A live topic: its log in memory together with everything the engine keeps beside it, and the commits on their way.
+
+A `Commit` is one decided change (append, delete) that travels through the shard's queue. Each topic publishes its
+commits strictly in the order in which they were decided: a commit whose gate is reached waits for the one before it.
+So what readers see passes through the same states, in the same order, as a replay of the log does.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections import deque
+from collections.abc import Callable, Sequence
+from enum import IntEnum
+from functools import partial
+from typing import Any, Final, Generic, TypeVar
+
+import trio
+
+from topics.engine.job_queue import JobQueue
+from topics.errors import ApiError
+from topics.log.copies import CopyTable
+from topics.log.dedupe_window import DedupeWindow
+from topics.log.record_index import NotLoaded, Span
+from topics.log.stages import CommitKeys, StageOf
+from topics.log.topic_log import TopicLog
+from topics.model import TopicConfig
+from topics.routing.origin_set import OriginSet
+from topics.routing.router_state import Router
+from topics.sched.audience import Audience
+from topics.storage.cache.payload_cache import BlockList, PayloadCache
+from topics.storage.segments.topic_segments import Shelf
+from topics.storage.wal.frames import NOTHING, Unsealed, offsets_of
+from topics.storage.wal.shard_writer import Position, WalFile
+
+MIN_CEILING_BLOCK: Final = 1024
+MAX_CEILING_BLOCK: Final = 262_144
+"""Seqs reserved ahead of the head: a block doubles while raises come faster than one a second, and starts over when
+they do not."""
+
+
+F = TypeVar("F")
+
+Leans = Sequence[tuple[int, Position]]
+"""Positions in shards."""
+
+
+class Gate(IntEnum):
+    """What a commit waits for before it may be published and acked."""
+
+    HANDED = 0
+    WRITTEN = 1
+    SYNCED = 2
+
+
+class Common:
+    """What is kept over all topics by the topics and commits themselves."""
+
+    __slots__ = (
+        "attention",
+        "bytes_on_the_way",
+        "changed",
+        "committed_ns",
+        "copying",
+        "delayed",
+        "fetch",
+        "is_synced",
+        "news",
+        "when_synced",
+    )
+
+    def __init__(self) -> None:
+        self.bytes_on_the_way = 0
+        """Of commits that have been decided and not published yet."""
+        self.committed_ns = 0
+        """When a commit that somebody waits for was last decided, by `Clock.perf_ns`."""
+        self.changed: set[Topic] = set()
+        """Topics that have changed since their part was made; the compactor takes them."""
+        self.attention: set[Topic] = set()
+        """The same for the reclaimer, as far as they have segments."""
+        self.fetch: Callable[[Topic, tuple[Span, ...]], None] | None = None
+        """Starts loading columns that a topic needs before it can go on publishing; ends in `Topic.resume`."""
+        self.news: Callable[[Topic | Fanout[Any]], None] | None = None
+        """Told that a topic has somebody to be served, or that there is something to be forwarded."""
+        self.copying: dict[Topic, None] = {}
+        """Topics with copies that are made of other topics' bytes."""
+        self.delayed: dict[Topic, None] = {}
+        """Topics with something in the log that does not show in them yet: no replay may begin behind it."""
+        self.is_synced: Callable[[int, Position], bool] | None = None
+        """Whether the disk holds a shard's log up to a position."""
+        self.when_synced: Callable[[int, Callable[[], None]], None] | None = None
+        """Calls back when what a shard has written by now is on disk."""
+
+
+class Topic:
+    """One topic instance. `id` is its epoch; a topic created again under the same name is another instance."""
+
+    __slots__ = (
+        "after_fetch",
+        "applied_end",
+        "assigned",
+        "audience",
+        "barrier",
+        "base",
+        "blocks",
+        "ceiling",
+        "ceiling_block",
+        "ceiling_queued",
+        "changed",
+        "commit_keys",
+        "common",
+        "config",
+        "copies",
+        "counted_bytes",
+        "counted_records",
+        "deleted",
+        "fanout",
+        "floor_logged",
+        "id",
+        "incoming",
+        "keys",
+        "keys_in_flight",
+        "lagging",
+        "last_raise_ms",
+        "last_read_ms",
+        "last_ts",
+        "last_write_ms",
+        "log",
+        "name",
+        "origins",
+        "part",
+        "part_end",
+        "pending",
+        "pending_bytes",
+        "pending_records",
+        "queue",
+        "shard",
+        "shelf",
+        "stage",
+        "stages",
+        "synced_seq",
+        "touched_ms",
+        "unwritten",
+        "used_at",
+        "working",
+    )
+
+    def __init__(
+        self, topic_id: int, name: str, config: TopicConfig, shard: int, cache: PayloadCache, common: Common
+    ) -> None:
+        self.id = topic_id
+        self.name = name
+        self.config = config
+        self.shard = shard
+        self.log = TopicLog()
+        self.blocks = BlockList(cache)
+        self.keys: DedupeWindow | None = None
+        self.keys_in_flight: dict[str, trio.Event] | None = None
+        self.assigned = 0
+        """The last seq given out; what lies between it and `log.head_seq` is on its way."""
+        self.last_ts = 0
+        self.ceiling = 0
+        """Seqs up to it are reserved on disk (`semantics.md` section 1)."""
+        self.ceiling_queued = 0
+        self.ceiling_block = MIN_CEILING_BLOCK
+        self.last_raise_ms = 0
+        self.synced_seq = 0
+        self.pending: deque[Commit] | None = None
+        self.pending_records = 0
+        self.pending_bytes = 0
+        self.common = common
+        self.unwritten: deque[Commit] | None = None
+        """Published before they were written (`memory`), oldest first."""
+        self.applied_end: Position | None = None
+        """Where the last published commit ends in the shard's log."""
+        self.part: bytes | None = None
+        """Its part of a snapshot as it was last made durable, encoded."""
+        self.base: bytes | None = None
+        """The part that recovery began with, where the log had more and no part was made since."""
+        self.part_end: Position | None = None
+        """`applied_end` as its part has it."""
+        self.shelf: Shelf | None = None
+        """Its segments, once it has one."""
+        self.floor_logged = 0
+        """The highest watermark in the log: ttl advances `evict_floor` past it without a frame of its own."""
+        self.barrier: trio.Event | None = None
+        """Set while the topic is reconfigured or deleted: whoever wants to change it waits, then looks it up again."""
+        self.working: trio.Event | None = None
+        """Set while a large deletion is worked off in slices, or while columns are loaded that the next commit needs:
+        reads of this topic wait, so that nobody sees half of it."""
+        self.after_fetch: Callable[[], Any] | None = None
+        self.changed: trio.Event | None = None
+        """Made by whoever waits for the next change; set and forgotten by the change."""
+        self.audience: Audience[Any] | None = None
+        """Who watches it or polls it, if anybody does."""
+        self.copies: CopyTable | None = None
+        """What is known of its copies that are not in its segments yet."""
+        self.incoming: dict[str, Router] | None = None
+        """The routers that feed it, by name."""
+        self.origins: OriginSet | None = None
+        """Which records it has taken, if a router may bring each only once."""
+        self.fanout: Fanout[Any] | None = None
+        """Who forwards from it, if anybody does."""
+        self.lagging: deque[tuple[int, Leans]] | None = None
+        """Published and synced copies, by last seq, whose sources' bytes are not on disk yet; and what was synced after
+        them."""
+        self.queue: JobQueue | None = None
+        """Its jobs, if it is a queue."""
+        self.stage: StageOf | None = None
+        self.used_at: int | None = None
+        """When a stage was last used, by the clock of windows; None if that is not known."""
+        """Whose stage it is, if it is one."""
+        self.stages: dict[str, Topic] | None = None
+        """Its stages, by name."""
+        self.commit_keys: CommitKeys | None = None
+        """The commits of stages that it remembers."""
+        self.deleted = False
+        self.counted_records = 0
+        self.counted_bytes = 0
+        self.last_write_ms: int | None = None
+        self.last_read_ms: int | None = None
+        self.touched_ms: int | None = None
+        """When it was last consumed, by the monotonic clock (for the automatic priority)."""
+
+    def __hash__(self) -> int:
+        return self.id  # not an address: sets of topics have the same order whenever the same things happen
+
+    def __eq__(self, other: object) -> bool:
+        return self is other
+
+    @property
+    def ephemeral(self) -> bool:
+        """Whether its records are in memory only."""
+        return self.config.durability == "ephemeral"
+
+    @property
+    def gate(self) -> Gate:
+        """The commit class's gate."""
+        durability = self.config.durability
+        if durability == "fsync":
+            return Gate.SYNCED
+        return Gate.WRITTEN if durability == "disk" else Gate.HANDED
+
+    @property
+    def quiet(self) -> bool:
+        """Nothing on its way: everything decided is published and written."""
+        return not self.pending and not self.unwritten
+
+    def wake(self) -> None:
+        """Tell those who wait for a change: what is at work on the topic at once, readers when it is the topic's
+        turn."""
+        self.tell_workers()
+        if self.audience is not None and self.audience.news() and self.common.news is not None:
+            self.common.news(self)
+        self.wake_routers()
+
+    def wake_routers(self) -> None:
+        """Tell those who forward from it that there may be more."""
+        fanout = self.fanout
+        if fanout is not None:
+            fanout.behind = False
+            if fanout.audience.news() and self.common.news is not None:
+                self.common.news(fanout)
+
+    def tell_workers(self) -> None:
+        """Tell what is at work on the topic of a change that no reader sees."""
+        if self.changed is not None:
+            self.changed.set()
+            self.changed = None
+
+    def followed(self) -> Audience[Any]:
+        """The topic's audience, made where there is none."""
+        if self.audience is None:
+            self.audience = Audience()
+        return self.audience
+
+    def drop_empty_audience(self) -> None:
+        """A topic that nobody follows keeps nothing for it."""
+        if self.audience is not None and self.audience.empty:
+            self.audience = None
+
+    def close_audience(self) -> None:
+        """The topic is gone: everybody is to be told."""
+        if self.queue is not None:
+            self.queue.end()
+        if self.audience is not None:
+            for consumer in self.audience.consumers:
+                self.audience.set_due(consumer)
+        self.wake()
+
+    async def next_change(self) -> None:
+        """Wait until something about the topic changes. Cancelling leaves nothing."""
+        if self.changed is None:
+            self.changed = trio.Event()
+        await self.changed.wait()
+
+    def mark_changed(self) -> None:
+        """Its part has to be made anew."""
+        self.common.changed.add(self)
+        if self.shelf is not None:
+            self.common.attention.add(self)
+
+    def dump_stage(self) -> list[Any] | None:
+        """Whose stage it is, as its part has it."""
+        return [*self.stage, self.used_at] if self.stage is not None else None
+
+    def dump_commits(self) -> list[list[Any]]:
+        """The commits of stages, as its part has them."""
+        return self.commit_keys.dump() if self.commit_keys is not None else []
+
+    def dump_routers(self) -> list[list[Any]]:
+        """The routers that feed it, as its part has them."""
+        return [router.dump() for router in self.incoming.values()] if self.incoming else []
+
+    def set_queue(self, queue: JobQueue) -> None:
+        """These are its jobs from here on."""
+        self.queue = queue
+        self.log.on_lost = partial(queue.lost, live_among=self.log.live_among)
+
+    def copy_table(self) -> CopyTable:
+        """Its copies, made where there are none."""
+        if self.copies is None:
+            self.copies = CopyTable()
+        return self.copies
+
+    def copies_stored(self, seq: int) -> None:
+        """Copies up to `seq` need nobody else's bytes any more. Those of an `ephemeral` topic never did; where they
+        came from is known as long as they are there."""
+        if self.copies is None:
+            return
+        self.copies.forget_files(seq)
+        self.copies.forget_to(min(seq, self.log.earliest_seq - 1) if self.ephemeral else seq)
+        if not self.copies.needs_files:
+            self.common.copying.pop(self, None)
+        if self.copies.empty:
+            self.copies = None
+
+    def note_synced(self, last_seq: int, leans: Leans = ()) -> None:
+        """A sync has covered what was written up to `last_seq`. Copies count only when the bytes they are made of are
+        on disk as well (`crash.md` 16): until then neither they nor what follows."""
+        is_synced = self.common.is_synced
+        missing = [lean for lean in leans if is_synced is not None and not is_synced(*lean)]
+        if not missing and not self.lagging:
+            self.synced_seq = max(self.synced_seq, last_seq)
+            return
+        if self.lagging is None:
+            self.lagging = deque()
+        if not leans and self.lagging and not self.lagging[-1][1]:
+            self.lagging.pop()  # what follows it was synced as well
+        self.lagging.append((last_seq, leans))
+        for shard, _ in missing:
+            assert self.common.when_synced is not None
+            self.common.when_synced(shard, self._look_again)
+
+    def _look_again(self) -> None:
+        assert self.common.is_synced is not None
+        before = self.synced_seq
+        while self.lagging:
+            last_seq, leans = self.lagging[0]
+            if not all(self.common.is_synced(shard, end) for shard, end in leans):
+                break
+            self.synced_seq = max(self.synced_seq, last_seq)
+            self.lagging.popleft()
+        if not self.lagging:
+            self.lagging = None
+        if self.synced_seq > before:
+            self.tell_of_sync()
+
+    def tell_of_sync(self) -> None:
+        """More is on disk: news for those who want only that."""
+        if self.audience is not None and self.audience.strong:
+            self.wake()
+        elif self.fanout is not None and self.fanout.behind:
+            self.wake_routers()
+
+    def settle(self) -> None:
+        """Publish what is ready, in order; what needs columns that are not in memory waits for them."""
+        pending = self.pending
+        while pending and pending[0].ready and self.working is None:
+            if pending[0].held is not None:
+                pending[0].held.set()
+                break
+            missing = pending[0].needs() if pending[0].needs is not None else ()
+            if missing:
+                self._fetch(missing)
+                break
+            commit = pending.popleft()
+            commit.publish()
+        self._note_delay()
+        self.wake()
+
+    def unsettled(self) -> trio.Event | None:
+        """What to wait for before the topic shows all that the disk holds of it; None if it does."""
+        if self.working is not None:
+            return self.working
+        return self.pending[0].done if self.pending and self.pending[0].ready else None
+
+    def _note_delay(self) -> None:
+        if self.unsettled() is not None:
+            self.common.delayed[self] = None
+        elif self.common.delayed:
+            self.common.delayed.pop(self, None)
+
+    def change(self, apply: Callable[[], Any]) -> None:
+        """Apply a change that may need columns: now, or once they are there, before anybody sees the topic again."""
+        try:
+            apply()
+        except NotLoaded as missing:
+            self.after_fetch = apply
+            self._fetch(missing.spans)
+
+    def _fetch(self, spans: tuple[Span, ...]) -> None:
+        assert self.working is None
+        assert self.common.fetch is not None
+        self.working = trio.Event()
+        self._note_delay()
+        self.common.fetch(self, spans)
+
+    def resume(self) -> None:
+        """The columns are there: go on."""
+        working, self.working = self.working, None
+        assert working is not None
+        apply, self.after_fetch = self.after_fetch, None
+        if apply is not None:
+            self.change(apply)
+        if self.working is None:
+            self.settle()
+        self._note_delay()
+        working.set()
+
+    async def drained(self) -> None:
+        """Wait until nothing is on its way (a barrier is up, so nothing new comes)."""
+        while not self.quiet or self.working is not None:
+            await self.next_change()
+
+    def lift_barrier(self) -> None:
+        """Let those on who want to change the topic; they look it up again."""
+        barrier, self.barrier = self.barrier, None
+        assert barrier is not None
+        barrier.set()
+        self.wake()
+
+
+class Fanout(Generic[F]):
+    """What forwards from one topic, scheduled by itself: routers may be lowered while watchers are not."""
+
+    __slots__ = ("audience", "behind", "id", "topic")
+
+    def __init__(self, topic: Topic) -> None:
+        self.topic = topic
+        self.id = -topic.id  # not that of its topic, which may wait beside it
+        self.behind = False
+        """Some wait for what is published to be written or synced."""
+        self.audience: Audience[F] = Audience()
+
+    def __hash__(self) -> int:
+        return self.id
+
+    def __eq__(self, other: object) -> bool:
+        return self is other
+
+
+class Commit:
+    """A change on its way through a shard. The writer owns it from `submit` on; a caller who goes away changes
+    nothing."""
+
+    __slots__ = (
+        "_clock_ns",
+        "apply",
+        "bytes",
+        "data",
+        "delayed",
+        "deletes",
+        "done",
+        "end",
+        "error",
+        "file",
+        "forwards",
+        "frame_lens",
+        "frames",
+        "gate",
+        "held",
+        "last_seq",
+        "leans",
+        "needs",
+        "offset",
+        "on_fail",
+        "patient",
+        "published",
+        "ready",
+        "records",
+        "result",
+        "sizes",
+        "submitted_ns",
+        "synced_ns",
+        "topic",
+        "topic_id",
+        "waiting",
+        "wants_sync",
+        "written_ns",
+    )
+
+    def __init__(
+        self,
+        topic: Topic,
+        data: Unsealed,
+        frames: int,
+        gate: Gate,
+        apply: Callable[[Commit], Any],
+        clock_ns: Callable[[], int],
+        *,
+        last_seq: int = 0,
+        records: int = 0,
+        sizes: array[int] | None = None,
+        frame_lens: array[int] | None = None,
+        nbytes: int | None = None,
+    ) -> None:
+        """`nbytes` is the sum of `sizes`, where it is known."""
+        self.topic = topic
+        self.topic_id = topic.id
+        self.data = data
+        self.frames = frames
+        self.gate = gate
+        self.wants_sync = gate is Gate.SYNCED
+        self.apply = apply
+        """Called once, in order, at the commit point; what it returns is the result."""
+        self.on_fail: Callable[[], None] | None = None
+        self.needs: Callable[[], tuple[Span, ...]] | None = None
+        """What has to be loaded before `apply` can be called."""
+        self.held: trio.Event | None = None
+        """Set when it could be published; whoever holds it up then finishes something, puts None here and settles."""
+        self.forwards = False
+        """Whether a router has made it, and nobody waits for it."""
+        self.deletes = False
+        """Whether it takes records away."""
+        self.patient = False
+        """Whether nobody minds if it is written a little later."""
+        self.leans: Leans = ()
+        """Where the bytes end that its copies are made of."""
+        self.last_seq = last_seq
+        self.records = records
+        self.sizes = sizes
+        self.frame_lens = frame_lens
+        if nbytes is None:
+            nbytes = sum(sizes) if sizes is not None else 0
+        self.bytes = nbytes
+        self.file = 0
+        self.offset = 0
+        self.end: Position | None = None
+        self.ready = gate is Gate.HANDED
+        self.published = False
+        self.error: ApiError | None = None
+        self.delayed: ApiError | None = None
+        self.waiting: trio.CancelScope | None = None
+        """Around the wait of the client, in `answer`."""
+        self.result: Any = None
+        self.done = trio.Event()
+        self._clock_ns = clock_ns
+        self.submitted_ns = clock_ns()
+        self.written_ns = 0
+        self.synced_ns = 0
+
+    def join(self) -> None:
+        """Take the place at the end of the topic's pending commits."""
+        topic = self.topic
+        if topic.pending is None:
+            topic.pending = deque()
+        topic.pending.append(self)
+        topic.pending_records += self.records
+        topic.pending_bytes += self.bytes
+        topic.common.bytes_on_the_way += self.bytes
+        if not self.forwards:
+            topic.common.committed_ns = self.submitted_ns
+
+    def on_written(self, file: WalFile, offset: int) -> None:
+        topic = self.topic
+        self.file, self.offset = file.file_id, offset
+        self.end = Position(file.ordinal, offset + len(self.data))
+        self.data = NOTHING
+        self.written_ns = file.written_ns
+        topic.blocks.written_seq = max(topic.blocks.written_seq, self.last_seq)
+        if self.published:
+            topic.applied_end = self.end
+            if topic.unwritten and topic.unwritten[0] is self:
+                topic.unwritten.popleft()
+            if self.frame_lens is not None:
+                first_seq = self.last_seq - self.records + 1
+                topic.log.place(first_seq, self.file, offsets_of(offset, self.frame_lens))
+            topic.mark_changed()
+            topic.tell_workers()
+            if topic.fanout is not None and topic.fanout.behind:
+                topic.wake_routers()
+        elif self.gate is not Gate.SYNCED:
+            self.ready = True
+            topic.settle()
+
+    def on_synced(self) -> None:
+        self.synced_ns = self._clock_ns()
+        topic = self.topic
+        topic.note_synced(self.last_seq, self.leans)
+        if not self.ready:
+            self.ready = True
+            topic.settle()
+        else:
+            topic.tell_of_sync()
+
+    def on_failed(self, error: ApiError) -> None:
+        """Fail this commit and those behind it: they would leave a gap, and the shard takes nothing any more."""
+        topic = self.topic
+        if self.published:
+            # It stays readable until the restart; nobody has to wait for it to be written.
+            if topic.unwritten:
+                topic.unwritten.clear()
+                topic.wake()
+            return
+        if self.error is not None:
+            return
+        assert topic.pending is not None
+        failed = [topic.pending.pop()]
+        while failed[-1] is not self:
+            failed.append(topic.pending.pop())
+        for commit in reversed(failed):
+            commit._fail(error)
+        topic._note_delay()
+        topic.wake()
+
+    def _fail(self, error: ApiError) -> None:
+        self._leave()
+        self.error = error
+        if self.on_fail is not None:
+            self.on_fail()
+        self.done.set()
+
+    def publish(self) -> None:
+        """The commit point."""
+        topic = self.topic
+        self.published = True
+        topic.mark_changed()
+        self._leave()
+        if self.end is not None:
+            topic.applied_end = self.end
+        elif not topic.ephemeral or self.frames:
+            if topic.unwritten is None:
+                topic.unwritten = deque()
+            topic.unwritten.append(self)
+        self.result = self.apply(self)
+        if topic.working is None:
+            self.done.set()
+
+    def _leave(self) -> None:
+        topic = self.topic
+        topic.pending_records -= self.records
+        topic.pending_bytes -= self.bytes
+        topic.common.bytes_on_the_way -= self.bytes
+
+    def on_delayed(self, error: ApiError) -> None:
+        """End what waits in `answer`."""
+        self.delayed = error
+        if self.waiting is not None:
+            self.waiting.cancel()
+
+    async def wait(self) -> Any:
+        """Wait for the commit point; its result. Raises the shard's `ApiError`. Cancelling stops only the waiting."""
+        await self.done.wait()
+        if self.error is not None:
+            raise self.error
+        return self.result
+
+    async def answer(self) -> Any:
+        """As `wait`, for a client: raises `503 read_only` too when the commit waits for room on the disk too long. It
+        may still be published then."""
+        with trio.CancelScope() as self.waiting:
+            return await self.wait()
+        assert self.delayed is not None
+        raise self.delayed

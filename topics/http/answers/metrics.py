@@ -1,0 +1,350 @@
+"""Figures for people and machines (`api.md` section 11): what the gate counts, what the engine tells, and their two
+formats.
+
+Nothing is kept in prometheus-client's registry between scrapes: the engine is read when somebody asks, so that no
+append pays for a metric that nobody looks at. A thousand topics are some 200 KiB of text: they are rendered in steps of
+about a millisecond, with a look at the others between them.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sized
+from typing import Any, Final, Protocol
+
+import trio
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
+from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4, generate_latest
+from prometheus_client.registry import Collector
+
+from topics.auth.keys import OPEN, Key
+from topics.http.accept import qualities
+from topics.http.calls import Engine, Response, encode
+from topics.telemetry.figures import DeliveryFigures, EngineFigures, Histogram
+
+PREFIX: Final = "topics_"
+
+SLICE: Final = 200
+"""Samples that are rendered in one step of the loop."""
+
+# Milliseconds. From an append that is answered out of memory to a long poll that waits its full time.
+REQUEST_BOUNDS_MS: Final = (0.5, 1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10_000, 30_000)
+
+
+class Listening(Protocol):
+    """What the server knows of connections."""
+
+    @property
+    def connections(self) -> Sized:
+        """Those that are open."""
+
+    @property
+    def refused_total(self) -> int:
+        """How many were closed at once, since there were too many."""
+
+
+class ExportFigures:
+    """What exports in one format have come to."""
+
+    def __init__(self) -> None:
+        self.seqs = 0
+        """Gone through."""
+        self.records = 0
+        self.bytes = 0
+        """Sent, without what the transfer adds."""
+
+
+class RequestFigures:
+    """What is counted on the way of a request: answers by route and status, how long they took, what was refused before
+    the engine was asked, and the connections that requests come on."""
+
+    def __init__(self) -> None:
+        self.requests: Counter[tuple[str, int]] = Counter()
+        self.duration_ms = Histogram(REQUEST_BOUNDS_MS)
+        self.throttled: Counter[str] = Counter()
+        """429 by limit."""
+        self.unauthorized: Counter[str] = Counter()
+        """401 and 403, by the code of the error."""
+        self.exports: Counter[tuple[str, str]] = Counter()
+        """Exports begun, by format and by whether `data` was asked for."""
+        self.exported = {name: ExportFigures() for name in ("arrow", "ndjson")}
+        self.server: Listening | None = None
+        """Set once it listens."""
+        self.audit_failures = 0
+        """Lines of the audit log that could not be written."""
+
+    def count(self, route: str, status: int, duration_ms: float) -> None:
+        """One request that is over."""
+        self.requests[route, status] += 1
+        self.duration_ms.observe(duration_ms)
+
+
+def families(figures: EngineFigures, requests: RequestFigures) -> Iterator[Metric]:
+    """All metrics. Names of counters are given without `_total`, which prometheus-client adds."""
+    yield from _of_engine(figures)
+    yield from _of_topics(figures)
+    yield from _of_routers(figures)
+    yield from _of_wal(figures)
+    yield from _of_delivery(figures.delivery)
+    yield from _of_requests(figures, requests)
+
+
+def _of_requests(figures: EngineFigures, requests: RequestFigures) -> Iterator[Metric]:
+    yield _counter(
+        "requests",
+        "Requests answered (status 499: the client left before)",
+        ("route", "status"),
+        (((route, str(status)), count) for (route, status), count in sorted(requests.requests.items())),
+    )
+    yield _histogram("request_ms", "Time to answer a request, in milliseconds", requests.duration_ms)
+    throttled = Counter(figures.throttled)
+    throttled.update(requests.throttled)
+    yield _counter(
+        "throttled",
+        "Requests refused with 429, by reason",
+        ("reason",),
+        (((reason,), count) for reason, count in sorted(throttled.items())),
+    )
+    yield _counter(
+        "unauthorized",
+        "Requests refused with 401 (unauthorized) or 403 (forbidden)",
+        ("reason",),
+        (((reason,), requests.unauthorized[reason]) for reason in ("forbidden", "unauthorized")),
+    )
+    yield _counter("exports", "Exports begun", ("format", "data"), sorted(requests.exports.items()))
+    for name, text in (
+        ("seqs", "Seqs that exports went through"),
+        ("records", "Records that exports sent"),
+        ("bytes", "Bytes that exports sent"),
+    ):
+        yield _counter(
+            f"export_{name}",
+            text,
+            ("format",),
+            (((kind,), getattr(figures, name)) for kind, figures in requests.exported.items()),
+        )
+    server = requests.server
+    yield _gauge("connections", "Open connections", len(server.connections) if server is not None else 0)
+    yield _counter(
+        "connections_refused",
+        "Connections closed at once, since there were too many",
+        (),
+        [((), server.refused_total if server is not None else 0)],
+    )
+    yield _counter(
+        "audit_failures", "Lines of the audit log that could not be written", (), [((), requests.audit_failures)]
+    )
+
+
+def _of_engine(figures: EngineFigures) -> Iterator[Metric]:
+    yield _gauge("topics", "Topics", figures.topics)
+    yield _gauges(
+        "topics_by_class",
+        "Topics by durability class",
+        ("class",),
+        (((name,), count) for name, count in sorted(figures.by_class.items())),
+    )
+    yield _gauge("records_live", "Live records", figures.records_live)
+    yield _gauge("bytes_live", "Live payload bytes", figures.bytes_live)
+    yield _gauges(
+        "segments",
+        "Segments by tier",
+        ("tier",),
+        (((tier,), count) for tier, count in sorted(figures.segments.items())),
+    )
+    yield _gauge(
+        "cold_usable", "Whether the cold directory is this daemon's, as far as it is known", int(figures.cold_usable)
+    )
+    yield _gauge("cold_calls_hanging", "Calls of the cold store that have not returned in time", figures.cold_hanging)
+    yield _counter(
+        "cold_calls_timed_out",
+        "Calls of the cold store that have not returned in time, since the start",
+        (),
+        [((), figures.cold_timeouts)],
+    )
+    yield _gauge("queue_topics", "Topics that are queues", figures.queue_topics)
+    yield _gauge("queue_leases_in_flight", "Leased jobs in all queues", figures.queue_leases)
+    yield _gauge("ready", "Whether the daemon answers requests", int(figures.ready))
+    yield _gauge("recovery_progress", "Replay of the WAL, 0 to 1", figures.recovery_progress)
+    yield _gauge("uptime_ms", "Time since the start of the process, in milliseconds", figures.uptime_ms)
+    yield _counter(
+        "background_restarts",
+        "Background tasks started again after an unexpected error, by task",
+        ("task",),
+        (((task,), count) for task, count in sorted(figures.restarts.items())),
+    )
+
+
+def _of_topics(figures: EngineFigures) -> Iterator[Metric]:
+    samples = figures.topic_samples
+    for name, text, attribute in (
+        ("topic_head_seq", "Last seq of a topic", "head_seq"),
+        ("topic_earliest_seq", "First live seq of a topic", "earliest_seq"),
+        ("topic_records_live", "Live records of a topic", "records"),
+        ("topic_bytes_live", "Live payload bytes of a topic", "bytes"),
+    ):
+        yield _gauges(name, text, ("topic",), (((sample.name,), getattr(sample, attribute)) for sample in samples))
+    queues = [(sample.name, *sample.jobs) for sample in samples if sample.jobs is not None]
+    yield _gauges(
+        "topic_queue_ready",
+        "Jobs of a queue that can be claimed",
+        ("topic",),
+        (((n,), ready) for n, ready, _ in queues),
+    )
+    yield _gauges(
+        "topic_queue_in_flight", "Leased jobs of a queue", ("topic",), (((n,), held) for n, _, held in queues)
+    )
+    yield _gauge("topic_metrics_truncated", "Whether there are topics without figures", int(figures.topics_truncated))
+
+
+def _of_routers(figures: EngineFigures) -> Iterator[Metric]:
+    samples = figures.router_samples
+    yield _gauge("routers", "Routers", figures.routers)
+    yield _gauges(
+        "router_lag",
+        "Records of its source that a router has not looked at yet",
+        ("router",),
+        (((sample.router,), sample.lag) for sample in samples),
+    )
+    yield _counter(
+        "router_forwarded",
+        "Copies that a router made",
+        ("router",),
+        (((sample.router,), sample.forwarded_total) for sample in samples),
+    )
+    yield _counter(
+        "router_failures", "Forwarders started again after an unexpected error", (), [((), figures.router_failures)]
+    )
+    yield _gauge(
+        "router_metrics_truncated", "Whether there are routers without figures", int(figures.routers_truncated)
+    )
+
+
+def _of_wal(figures: EngineFigures) -> Iterator[Metric]:
+    wal = figures.wal
+    for name, text, value in (
+        ("wal_frames", "Frames written", wal.frames),
+        ("wal_batches", "Batches of frames written", wal.batches),
+        ("wal_fsyncs", "Syncs", wal.fsyncs),
+        ("wal_bytes_written", "Bytes written", wal.bytes_written),
+        ("wal_rotations", "WAL files begun", wal.rotations),
+        ("wal_submit_full", "Commits that found the queue of their shard full", wal.submit_full),
+    ):
+        yield _counter(name, text, (), [((), value)])
+    yield _gauge("wal_queue_depth", "Commits waiting to be written", wal.queue_depth)
+    yield _gauge("wal_queue_depth_peak", "Most commits that waited in one shard", wal.queue_depth_peak)
+    yield _gauge(
+        "read_only", "Whether a failed shard or a disk that is nearly full refuses appends", int(figures.read_only)
+    )
+    yield _gauge("wal_read_only", "Shards that failed and take no writes", wal.read_only)
+    yield _histogram("wal_fsync_latency_us", "Time of a sync, in microseconds", wal.fsync_latency)
+
+
+def _of_delivery(delivery: DeliveryFigures) -> Iterator[Metric]:
+    for name, text, value in (
+        ("sse_connections", "Open event streams", delivery.sse_connections),
+        ("ws_connections", "Open WebSockets", delivery.ws_connections),
+        ("watch_sessions", "Watch sessions, with and without a stream", delivery.watch_sessions),
+        ("pressure", "How pressed the daemon is, 0 to 1", delivery.pressure),
+        ("pressure_coalesce_ms", "How long records of a topic are gathered into one frame", delivery.coalesce_ms),
+        ("pressure_commit_window_ms", "How long commits gather before they are written", delivery.commit_window_ms),
+        ("pressure_lowest_paused", "Whether topics of negative priority get nothing", int(delivery.lowest_paused)),
+        ("pressure_routers_lowered", "Whether routers are one band lower", int(delivery.routers_lowered)),
+        ("pressure_saturated", "Whether a full queue refuses at once", int(delivery.saturated)),
+        ("ready_set_depth", "Topics with news that wait for their turn", delivery.ready_set_depth),
+    ):
+        yield _gauge(name, text, value)
+    yield _histogram("scheduling_wait_ms", "How long a topic with news waited, in milliseconds", delivery.waits_ms)
+
+
+Samples = Iterable[tuple[tuple[str, ...], float]]
+
+
+def _gauge(name: str, text: str, value: float) -> Metric:
+    return GaugeMetricFamily(PREFIX + name, text, value=value)
+
+
+def _gauges(name: str, text: str, labels: tuple[str, ...], samples: Samples) -> Metric:
+    family = GaugeMetricFamily(PREFIX + name, text, labels=labels)
+    for values, value in samples:
+        family.add_metric(values, value)
+    return family
+
+
+def _counter(name: str, text: str, labels: tuple[str, ...], samples: Samples) -> Metric:
+    family = CounterMetricFamily(PREFIX + name, text, labels=labels)
+    for values, value in samples:
+        family.add_metric(values, value)
+    return family
+
+
+def _histogram(name: str, text: str, histogram: Histogram) -> Metric:
+    buckets = [("+Inf" if bound == float("inf") else f"{bound:g}", count) for bound, count in histogram.cumulative()]
+    return HistogramMetricFamily(PREFIX + name, text, buckets=buckets, sum_value=histogram.total)
+
+
+class Exposition:
+    """Renders the metrics as Prometheus text or as JSON."""
+
+    def __init__(self, engine: Engine, requests: RequestFigures) -> None:
+        self._engine = engine
+        self._requests = requests
+
+    async def respond(self, accept: str, key: Key = OPEN) -> Response:
+        """JSON if `Accept` asks for it before plain text, else Prometheus text.
+
+        What has a name is shown if `key` covers it; totals, which name nobody, are for every key.
+        """
+        figures = await self._engine.figures(key)
+        as_json = prefers_json(accept)
+        pieces: list[bytes] = []
+        for family in families(figures, self._requests):
+            for piece in _json_of(family) if as_json else _text_of(family):
+                pieces.append(piece)
+                await trio.lowlevel.checkpoint()
+        if as_json:
+            return Response(200, b"{" + b",".join(pieces) + b"}")
+        return Response(200, b"".join(pieces), CONTENT_TYPE_PLAIN_0_0_4.encode())
+
+
+class _Only(Collector):
+    """One family, for prometheus-client."""
+
+    def __init__(self, family: Metric) -> None:
+        self._family = family
+
+    def collect(self) -> Iterable[Metric]:
+        return (self._family,)
+
+
+def _text_of(family: Metric) -> Iterator[bytes]:
+    """A family as text, so many samples at a time; what it is called is said once."""
+    samples = family.samples
+    for start in range(0, max(len(samples), 1), SLICE):
+        family.samples = samples[start : start + SLICE]
+        text = generate_latest(_Only(family))
+        yield text if start == 0 else text.split(b"\n", 2)[2]
+
+
+def _json_of(family: Metric) -> Iterator[bytes]:
+    """A family as members of the JSON form's object: `name: value`, or `name: [{labels, value}]` for what has labels.
+
+    Names are those of the text, but that the buckets of a histogram stand under its own name.
+    """
+    values: dict[str, Any] = {}
+    if not family.samples:
+        values[family.name + ("_total" if family.type == "counter" else "")] = []
+    for sample in family.samples:
+        if sample.labels:
+            entry = {"labels": sample.labels, "value": sample.value}
+            values.setdefault(sample.name.removesuffix("_bucket"), []).append(entry)
+        else:
+            values[sample.name] = sample.value
+    yield encode(values)[1:-1]
+
+
+def prefers_json(accept: str) -> bool:
+    """Whether an Accept header ranks `application/json` above text and wildcards."""
+    best = qualities(accept.encode("latin-1", "replace"))
+    wanted = best.get(b"application/json", 0.0)
+    return wanted > 0 and wanted > max(best.get(kind, 0.0) for kind in (b"text/plain", b"text/*"))

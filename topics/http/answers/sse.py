@@ -1,0 +1,87 @@
+"""How live delivery looks as server-sent events (`api.md` section 8): the frames, and nothing about connections.
+
+A frame is made without its `id`, so that all watchers of a topic can share it; the id, which is different for each
+session, is put in front of it for each. Names of topics and JSON hold no line ends, so every field is one line.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from topics.engine.delivery.feed import Ending
+from topics.http.accept import qualities
+from topics.http.answers.websocket_messages import tombstone_fields
+from topics.http.calls import encode
+from topics.model import Tombstone
+
+CONTENT_TYPE: Final = b"text/event-stream; charset=utf-8"
+HEADERS: Final = (
+    (b"content-type", CONTENT_TYPE),
+    (b"cache-control", b"no-store"),
+    (b"x-accel-buffering", b"no"),
+)
+OPENING: Final = b"retry: 2000\n\n"
+
+
+class EventFormat:
+    """`topics.engine.delivery.feed.Format` as events."""
+
+    def record(self, topic: str, records: bytes, from_seq: int, to_seq: int, head_seq: int) -> bytes:
+        return (b'event: record\ndata: {"topic":"%b","records":[%b],"from_seq":%d,"to_seq":%d,"head_seq":%d}\n\n') % (
+            topic.encode(),
+            records,
+            from_seq,
+            to_seq,
+            head_seq,
+        )
+
+    def tombstone(self, topic: str, tombstone: Tombstone, reason: str) -> bytes:
+        return _event(b"tombstone", tombstone_fields(topic, tombstone, reason))
+
+    def caught_up(self, topic: str, head_seq: int) -> bytes:
+        return _event(b"caught-up", {"topic": topic, "head_seq": head_seq})
+
+    def topic_deleted(self, topic: str, head_seq: int) -> bytes:
+        return _event(b"topic-deleted", {"topic": topic, "head_seq": head_seq, "reason": "deleted"})
+
+    def paced(self, topics: list[str], retry_after_ms: int) -> bytes:
+        return _event(
+            b"error",
+            {"code": 429, "error": "paced under pressure", "retry_after_ms": retry_after_ms, "topics": topics},
+        )
+
+    def final(self, why: Ending) -> bytes:
+        return _event(b"error", {"code": why.status, "error": why.message})
+
+
+EVENTS: Final = EventFormat()
+
+
+def with_id(cursors: bytes) -> bytes:
+    """The line of an id, put before a frame."""
+    return b"id: %b\n" % cursors
+
+
+def job_event(seq: int, data: bytes) -> bytes:
+    """A job for a `/work` stream; `data` is its JSON."""
+    return b"event: job\nid: %d\ndata: %b\n\n" % (seq, data)
+
+
+def heartbeat(now_ms: int) -> bytes:
+    """A comment that says that the connection lives."""
+    return b": hb %d\n\n" % now_ms
+
+
+def _event(name: bytes, data: dict[str, object]) -> bytes:
+    return b"event: %b\ndata: %b\n\n" % (name, encode(data))
+
+
+def accepts_events(accept: bytes | None) -> bool:
+    """Whether an Accept header takes `text/event-stream`; the most specific range decides (RFC 9110, 12.5.1)."""
+    if accept is None or not accept.strip():
+        return True
+    found = qualities(accept)
+    for kind in (b"text/event-stream", b"text/*", b"*/*"):
+        if kind in found:
+            return found[kind] > 0
+    return False

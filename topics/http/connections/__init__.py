@@ -1,0 +1,10 @@
+"""Sockets and protocols, below the meaning of any request.
+
+server                 listening, accepting, draining
+hypercorn_protocols    hypercorn's protocols with what they lack
+connection             one accepted connection
+hangups                peers that have ended their side
+unsent_bytes           bytes of answers that wait to be sent
+message_buffer         a WebSocket message while its fragments come in
+patience               how long is waited for the rest of a body
+"""

@@ -1,0 +1,485 @@
+"""Hypercorn on our own sockets: listening, connections, drain. What an HTTP request means is the gate's business.
+
+Hypercorn is used for its protocols (h11, h2, WebSocket) and not for its process: `serve` accepts by itself, so that
+
+- one connection's failure is that connection's end, logged, and never the daemon's;
+- a connection can be dropped at once (`Connection.abort`), which is the only cure for a peer that does not read,
+  because hypercorn shields its sends from cancellation;
+- clients have no more connections than leave the daemon the descriptors it needs itself, idle ones make way for new
+  ones, and whoever takes too long
+  over a head or an answer loses its connection (over a body: `topics.http.requests.body_reader`);
+- a drain has two steps, `Server.stop_accepting` and, at the deadline, `Server.abort_all`.
+
+Where hypercorn 0.18 falls short or leaks, a subclass says so and why: of its connections here, of its protocols in
+`topics.http.connections.hypercorn_protocols`.
+"""
+
+from __future__ import annotations
+
+import errno
+import logging
+import math
+import socket
+import sys
+from collections.abc import Callable, Iterable
+from typing import Any, Final
+
+import trio
+from hypercorn.app_wrappers import ASGIWrapper
+from hypercorn.config import Config
+from hypercorn.events import Closed, Event, RawData, Updated
+from hypercorn.trio.task_group import TaskGroup
+from hypercorn.trio.tcp_server import MAX_RECV, TCPServer
+from hypercorn.trio.worker_context import WorkerContext
+from hypercorn.typing import ASGIFramework, ConnectionState
+from hypercorn.utils import parse_socket_addr
+
+from topics.config import Settings
+from topics.http.connections.connection import Connection
+from topics.http.connections.hangups import Hangups
+from topics.http.connections.hypercorn_protocols import MAX_HEADER_BYTES, MAX_STREAMS, NoMoreRequests, Protocols
+from topics.http.connections.unsent_bytes import UnsentBytes
+from topics.runtime import process_limits
+from topics.telemetry.logs import get_logger
+
+log = get_logger(__name__)
+
+BACKLOG: Final = 4096
+
+# A peer that vanished is noticed within 30 s: idle ones by 10 + 3 * 5 s of probes, ones that are being sent to by the
+# user timeout, streams by `_abort_vanished`.
+KEEPALIVE_IDLE_S: Final = 10
+KEEPALIVE_INTERVAL_S: Final = 5
+KEEPALIVE_COUNT: Final = 3
+USER_TIMEOUT_MS: Final = 25_000
+VANISHED_EVERY_S: Final = 5
+
+# A connection without a request is closed after so long; longer than clients and proxies keep theirs (60 s), so that
+# mostly they close first and no request crosses a close.
+KEEP_ALIVE_S: Final = 75
+# A request's head, or whatever else is there in part while there is no request, has to be complete so long after its
+# first byte, however it trickles: enough for 128 KiB over a bad line.
+HEADER_S: Final = 30
+# Connections accepted at a time: with one for each turn of the loop, a newcomer waits for the requests of all that are
+# there already as often as others are before it.
+ACCEPTED_AT_ONCE: Final = 64
+# How long nothing is accepted when there is no descriptor for it.
+ACCEPT_AGAIN_S: Final = 0.1
+# A connection that is closed for what was sent on it is read on for so long, so that the refusal arrives.
+LINGER_S: Final = 1.0
+LINGER_READS: Final = 64
+# Events a request may have waiting before its connection is not read any more: up to 256 KiB each, outside the budget
+# of bodies.
+QUEUED_EVENTS: Final = 4
+
+READ_BYTES: Final = 64 << 10
+BULK_READ_BYTES: Final = 256 << 10
+
+
+def open_listener(host: str, port: int) -> list[socket.socket]:
+    """Listening sockets for every address of `host`, all on one port (`port` 0: one that is free).
+
+    Options are set here once; Linux hands them on to the accepted sockets. Raises OSError if an address cannot be
+    bound.
+    """
+    infos = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+    sockets: list[socket.socket] = []
+    try:
+        for family, kind, protocol, _, address in dict.fromkeys(infos):
+            try:
+                listener = socket.socket(family, kind, protocol)
+            except OSError as error:
+                if error.errno == errno.EAFNOSUPPORT and len(infos) > 1:
+                    continue  # a name with an IPv6 address on a machine without IPv6
+                raise
+            sockets.append(listener)
+            _set_options(listener, family)
+            chosen = sockets[0].getsockname()[1] if len(sockets) > 1 else port
+            listener.bind((address[0], chosen, *address[2:]))
+            listener.listen(BACKLOG)
+            listener.setblocking(False)
+    except BaseException:
+        for listener in sockets:
+            listener.close()
+        raise
+    return sockets
+
+
+def _set_options(listener: socket.socket, family: int) -> None:
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    if family == socket.AF_INET6:
+        listener.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    for option, value in (
+        (socket.TCP_NODELAY, 1),
+        (socket.TCP_KEEPIDLE, KEEPALIVE_IDLE_S),
+        (socket.TCP_KEEPINTVL, KEEPALIVE_INTERVAL_S),
+        (socket.TCP_KEEPCNT, KEEPALIVE_COUNT),
+        (socket.TCP_USER_TIMEOUT, USER_TIMEOUT_MS),
+    ):
+        listener.setsockopt(socket.IPPROTO_TCP, option, value)
+
+
+def port_of(sockets: Iterable[socket.socket]) -> int:
+    """The port that `open_listener` got."""
+    port: int = next(iter(sockets)).getsockname()[1]
+    return port
+
+
+def hypercorn_config(settings: Settings) -> Config:
+    """Every limit and timeout of the framework that a client could notice, none of them tighter than `api.md`."""
+    config = Config()
+    config.h2_max_concurrent_streams = MAX_STREAMS
+    config.h2_max_header_list_size = MAX_HEADER_BYTES
+    config.h11_max_incomplete_size = MAX_HEADER_BYTES
+    config.keep_alive_max_requests = sys.maxsize
+    config.keep_alive_timeout = KEEP_ALIVE_S
+    config.read_timeout = None
+    config.max_app_queue_size = QUEUED_EVENTS
+    config.websocket_max_message_size = settings.max_body_bytes
+    config.include_server_header = False
+    config.accesslog = None
+    config.errorlog = logging.getLogger("hypercorn.error")
+    return config
+
+
+class Server:
+    """What `serve` reports when it has started."""
+
+    def __init__(self, most: int | None = None) -> None:
+        self.most = most
+        """How many connections there may be; None for no bound."""
+        self.connections: set[Connection] = set()
+        self.starting = 0
+        """Accepted connections that are not among those yet."""
+        self.answering: set[Connection] = set()
+        """Those that are sending an answer."""
+        self.idle: dict[Connection, None] = {}
+        """Those without a request, the one that has been idle longest first."""
+        self.evicted = 0
+        """Idle connections closed to make room for new ones, since that was last logged."""
+        self.refused = 0
+        """Connections closed at once for being too many, since that was last logged."""
+        self.refused_total = 0
+        """The same since the start."""
+        self.not_accepted: OSError | None = None
+        """Why nothing could be accepted, since that was last logged."""
+        self._accepting = trio.CancelScope()
+
+    def has_room(self) -> bool:
+        """Return True if one more connection may be accepted. Where there are too many, the one that has been idle
+        longest is closed for it: otherwise a crowd that asks for nothing would keep everybody out."""
+        if self.most is None or len(self.connections) + self.starting < self.most:
+            return True
+        for connection in self.idle:
+            self.forget(connection)
+            connection.abort()
+            self.evicted += 1
+            return True
+        return False
+
+    def forget(self, connection: Connection) -> None:
+        """It is gone. May be repeated."""
+        self.connections.discard(connection)
+        self.idle.pop(connection, None)
+
+    def stop_accepting(self) -> None:
+        """Close the listening sockets and idle connections; requests in flight finish, then their connections close."""
+        self._accepting.cancel()
+
+    def abort_all(self) -> None:
+        """Drop every connection that is still open."""
+        for connection in list(self.connections):
+            connection.abort()
+
+
+async def serve(
+    app: ASGIFramework,
+    sockets: list[socket.socket],
+    settings: Settings,
+    *,
+    task_status: trio.TaskStatus[Server] = trio.TASK_STATUS_IGNORED,
+) -> None:
+    """Serve `app` on `sockets`, which are closed at the end. Reports a `Server` once it accepts.
+
+    Returns after `Server.stop_accepting`, when the last connection is gone. Cancellation aborts all connections at
+    once.
+    """
+    server = Server(process_limits.most_connections(process_limits.file_limit()))
+    config = hypercorn_config(settings)
+    context = WorkerContext(None)
+    wrapped = ASGIWrapper(app)
+    hangups = Hangups()
+    unsent = UnsentBytes(settings)
+
+    async def handle(accepted: socket.socket) -> None:
+        stream = trio.SocketStream(trio.socket.from_stdlib_socket(accepted))
+        connection = Connection(stream, trio.Lock(), server.answering, unsent)
+        server.starting -= 1
+        server.connections.add(connection)
+        server.idle[connection] = None
+        hangups.add(connection)
+        try:
+            await _TCPServer(wrapped, config, context, connection, stream, server.idle).run()
+        except Exception as error:
+            log.warning("connection_failed", peer=connection.peer, error=repr(error), exc_info=True)
+        except BaseExceptionGroup as group:
+            errors, rest = group.split(Exception)
+            if errors is not None:
+                log.warning("connection_failed", peer=connection.peer, error=repr(errors), exc_info=errors)
+            if rest is not None:
+                raise rest from None
+        finally:
+            server.forget(connection)
+            hangups.remove(connection)
+            connection.end_messages()
+            stream.socket.close()
+
+    async with trio.open_nursery() as watch:
+        watch.start_soon(_abort_when_cancelled, server)
+        watch.start_soon(_look_after, server)
+        watch.start_soon(hangups.run)
+        async with trio.open_nursery() as connections:
+
+            def start(accepted: socket.socket) -> None:
+                server.starting += 1
+                connections.start_soon(handle, accepted)
+
+            with server._accepting:
+                async with trio.open_nursery() as accepting:
+                    for listener in sockets:
+                        accepting.start_soon(_accept, server, listener, start)
+                    task_status.started(server)
+            await context.terminated.set()
+        watch.cancel_scope.cancel()
+
+
+async def _abort_when_cancelled(server: Server) -> None:
+    try:
+        await trio.sleep_forever()
+    finally:
+        server.abort_all()
+
+
+async def _look_after(server: Server) -> None:
+    """Every second: cut off who has vanished or is too slow, and log what would be too much to log each time."""
+    part = 0
+    while True:
+        await trio.sleep(1)
+        part = (part + 1) % VANISHED_EVERY_S
+        _abort_vanished(server, part)
+        now = trio.current_time()
+        for connection in [connection for connection in server.answering if connection.is_too_slow(now)]:
+            log.info("reader_too_slow", peer=connection.peer)
+            connection.abort()
+        if server.evicted:
+            log.warning("idle_connections_closed", count=server.evicted, most=server.most)
+            server.evicted = 0
+        if server.refused:
+            log.warning("connections_refused", count=server.refused, most=server.most)
+            server.refused = 0
+        if server.not_accepted is not None:
+            log.error("accept_failed", error=str(server.not_accepted))
+            server.not_accepted = None
+
+
+def _abort_vanished(server: Server, part: int) -> None:
+    """Look at a part of the connections with streams every second, and at each of them every `VANISHED_EVERY_S`.
+
+    The kernel would take longer: data that is not acknowledged ends the probes by which it keeps an idle connection
+    alive, and its own patience with that has to be longer than what a stream has with a reader who is there.
+    """
+    for connection in list(server.connections):
+        if connection.streams and id(connection) // 64 % VANISHED_EVERY_S == part and connection.has_vanished():
+            log.info("peer_vanished", peer=connection.peer)
+            connection.abort()
+
+
+async def _accept(server: Server, listener: socket.socket, start: Callable[[socket.socket], None]) -> None:
+    """Accept connections for ever, start those that there is room for and close the others at once.
+
+    They are not left in the kernel's queue: there they would look accepted to their clients, and those that are
+    wanted would wait behind them.
+    """
+    with listener:
+        while True:
+            await trio.lowlevel.wait_readable(listener)
+            for _ in range(ACCEPTED_AT_ONCE):
+                try:
+                    accepted, _ = listener.accept()
+                except (BlockingIOError, ConnectionAbortedError):
+                    break
+                except OSError as error:  # no descriptor, no memory, or what else the network has to say
+                    server.not_accepted = error
+                    await trio.sleep(ACCEPT_AGAIN_S)
+                    break
+                if server.has_room():
+                    start(accepted)
+                else:
+                    accepted.close()
+                    server.refused += 1
+                    server.refused_total += 1
+
+
+class _TCPServer(TCPServer):
+    """A connection whose tasks end with it, with one keep-alive timer for its whole life.
+
+    Hypercorn (trio) starts a task for the timer after every request, which is a fifth of the cost of a small one;
+    leaves it running when the peer has closed, which would hold the descriptor for `KEEP_ALIVE_S`; and starts it again
+    when a request that was in flight is answered.
+    """
+
+    protocol: Protocols
+
+    def __init__(
+        self,
+        app: ASGIWrapper,
+        config: Config,
+        context: WorkerContext,
+        connection: Connection,
+        stream: trio.SocketStream,
+        idle: dict[Connection, None],
+    ) -> None:
+        super().__init__(app, config, context, {"connection": connection}, stream)  # type: ignore[arg-type]
+        self._connection = connection
+        self._all_idle = idle
+        self.send_lock = connection.lock
+        self._ended = False
+        self._send_failed = False
+        self._idle = True
+        self._in_head = False
+        """There is no request, but a part of something."""
+        self._idle_until = trio.current_time() + KEEP_ALIVE_S
+        self._idle_scope = trio.CancelScope(deadline=self._idle_until)
+
+    async def run(self) -> None:
+        sock: Any = self.stream.socket
+        try:
+            client = parse_socket_addr(sock.family, sock.getpeername())
+            server = parse_socket_addr(sock.family, sock.getsockname())
+            self._connection.peer = client
+            with self._connection.cancel_scope:
+                async with TaskGroup() as task_group:
+                    self._task_group = task_group
+                    self.protocol = Protocols(
+                        self.app,
+                        self.config,
+                        self.context,
+                        task_group,
+                        ConnectionState(self.state),
+                        False,
+                        client,
+                        server,
+                        self.protocol_send,
+                        "http/1.1",
+                    )
+                    await self.protocol.initiate()
+                    task_group.spawn(self._close_when_idle)
+                    await self._read_data()
+                    self._ended = True
+                    self._idle_scope.cancel()
+                    await self.protocol.ended()
+        except OSError:
+            pass
+        finally:
+            await self._close()
+
+    async def _read_data(self) -> None:
+        """Hand on what the client sends. In a body, a read that was filled is followed by a larger one: fewer events.
+
+        Never in a head: h11 looks at its size only while it is not complete.
+        """
+        size = READ_BYTES
+        while True:
+            try:
+                data = await self.stream.receive_some(size)
+            except (trio.ClosedResourceError, trio.BrokenResourceError):
+                self._connection.peer_left(broken=True)
+                break
+            except trio.BusyResourceError:
+                break  # it is being closed behind an answer, which reads what still comes
+            if not data:
+                self._connection.peer_left(broken=False)
+            try:
+                await self.protocol.handle(RawData(bytes(data)))
+            except NoMoreRequests:
+                break
+            if not data:
+                break
+            if self._idle:
+                self._watch_head()
+            size = BULK_READ_BYTES if len(data) == size and not self._idle else READ_BYTES
+        await self.protocol.handle(Closed())
+
+    async def protocol_send(self, event: Event) -> None:
+        if isinstance(event, Updated):
+            self._idle = event.idle
+            self._in_head = False
+            self._all_idle.pop(self._connection, None)
+            if event.idle and not self._connection.is_broken:
+                self._all_idle[self._connection] = None
+            if not event.idle:
+                self._idle_scope.deadline = math.inf
+            elif self.context.terminated.is_set():
+                self._idle_scope.cancel()
+            else:
+                self._idle_scope.deadline = self._idle_until = trio.current_time() + KEEP_ALIVE_S
+        else:
+            try:
+                if isinstance(event, RawData):
+                    await self._connection.between_frames()
+                    await self._send_raw(event.data)
+                else:
+                    await super().protocol_send(event)
+            except trio.BusyResourceError:
+                pass  # the reader is closing the connection, for what was sent on it, while an answer was on its way
+
+    async def _send_raw(self, data: bytes) -> None:
+        """Send. When that fails, the streams of the connection are told, by a task of its own: hypercorn tells them
+        while it holds the lock, and waits there for ever if a stream's queue is full and its application is the one
+        that sends."""
+        async with self.send_lock:
+            try:
+                with trio.CancelScope(shield=True):
+                    await self.stream.send_all(data)
+                return
+            except (trio.BrokenResourceError, trio.ClosedResourceError):
+                pass
+        self._connection.peer_left(broken=True)
+        if not self._send_failed:
+            self._send_failed = True
+            self._task_group.spawn(self.protocol.handle, Closed())
+
+    def _watch_head(self) -> None:
+        """Start the clock when something is there in part, and stop it when that is complete (an HTTP/2 frame may be
+        without a request). What trickles in between moves nothing."""
+        in_head = self.protocol.has_part()
+        if in_head != self._in_head:
+            self._in_head = in_head
+            self._idle_scope.deadline = trio.current_time() + HEADER_S if in_head else self._idle_until
+
+    async def _close_when_idle(self) -> None:
+        """Close after `KEEP_ALIVE_S` without a request, after `HEADER_S` with a part of one, and in a drain as soon as
+        there is none."""
+        with self._idle_scope:
+            await self.context.terminated.wait()
+            if not self._idle:
+                await trio.sleep_forever()
+        if not self._ended:
+            if self._in_head and not self.context.terminated.is_set():
+                log.info("head_too_slow", peer=self._connection.peer)
+            with trio.CancelScope(shield=True):
+                await self._initiate_server_close()
+
+    async def _close(self) -> None:
+        # What the peer still sends is read for a moment: input that is left unread would reset the connection, and the
+        # reset overtakes what was sent last, which may be the refusal that it needs to see.
+        try:
+            await self.stream.send_eof()
+            with trio.move_on_after(LINGER_S):
+                for _ in range(LINGER_READS):
+                    if not await self.stream.receive_some(MAX_RECV):
+                        break
+        except (trio.BrokenResourceError, trio.BusyResourceError, trio.ClosedResourceError):
+            pass
+        await self.stream.aclose()

@@ -1,0 +1,420 @@
+"""Bulk transfer over HTTP: exports, and ingests of NDJSON (`pipeline.md` section 1, `docs/design/bulk.md`).
+
+Theory of operation. Neither is ever in memory as a whole. An export is asked for its next slice when the socket has
+taken the one before. An ingest reads the upload piece by piece; while one batch commits, the next is read and decoded,
+and then nothing is read until that one has its seqs, so that the client waits for the log and not the log's memory for
+the client. Each batch is an append like any other. What a slice holds is `topics.engine.operations.export`'s business,
+where a batch ends that of `lines`.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Iterable
+from typing import Any, Final, Protocol
+
+import trio
+from msgspec import UNSET
+
+from topics.auth.keys import Scope
+from topics.engine.operations.export import End, Export, ExportRequest, Slice
+from topics.errors import ApiError, invalid
+from topics.http.accept import qualities
+from topics.http.answer_types import IngestAnswer
+from topics.http.answers.metrics import ExportFigures, RequestFigures
+from topics.http.calls import Call, Engine, OpenAnswer, Response, encode
+from topics.http.connections.connection import Connection
+from topics.http.handlers.data_plane import idempotency_header
+from topics.http.handlers.stages import stage_response
+from topics.http.openapi.strict_names import explained, is_strict
+from topics.http.requests import bodies
+from topics.http.requests.body_reader import LINES_TYPE, BodyStream
+from topics.http.requests.line_batches import BATCH_BYTES, BATCH_RECORDS, FEED_BYTES, Batch, Batches
+from topics.model import AppendResult, CheckedAppend, Performance, StageResult
+from topics.telemetry.logs import get_logger
+
+log = get_logger(__name__)
+
+ARROW_TYPE: Final = b"application/vnd.apache.arrow.stream"
+
+
+class Bulk:
+    """The handlers."""
+
+    def __init__(self, engine: Engine, figures: RequestFigures) -> None:
+        self._engine = engine
+        self._figures = figures
+        self._arrow = Arrow()
+
+    async def export(self, call: Call) -> ExportAnswer:
+        """`GET /v0/topics/{topic}/records`."""
+        kind = await self._format_of(call.headers.get(b"accept"))
+        request = bodies.decode_export(call.query, self._engine.settings)
+        topic = call.params["topic"]
+        made: Format
+        if kind == ARROW_TYPE:
+            request = request._replace(runs=True)
+            made = self._arrow.stream(request)
+        else:
+            made = LinesFormat()
+        export = await self._engine.export(topic, request)
+        # Where not even the beginning can be read, there is an error to answer with.
+        first = await call.while_connected(export.next_slice)
+        self._figures.exports[_name_of(kind), "true" if request.include_data else "false"] += 1
+        return ExportAnswer(call, topic, export, first, made, self._figures.exported[_name_of(kind)])
+
+    async def _format_of(self, accept: bytes | None) -> bytes:
+        """What an export is sent as. Raises 406 if nothing that is to be had does."""
+        kinds = wanted(accept)
+        if kinds[:1] == [ARROW_TYPE] and not await self._arrow.is_there():
+            kinds.remove(ARROW_TYPE)
+        if not kinds:
+            supported = [LINES_TYPE.decode()]
+            if await self._arrow.is_there():
+                supported.append(ARROW_TYPE.decode())
+            raise ApiError("not_acceptable", f"an export is {' or '.join(supported)}", detail={"supported": supported})
+        return kinds[0]
+
+    async def ingest(self, call: Call, body: BodyStream) -> Response:
+        """`POST /v0/topics/{topic}` with NDJSON."""
+        return await Ingest(self._engine, call, body).run()
+
+
+# --- export ----------------------------------------------------------------------------------------------------------
+
+
+class Format(Protocol):
+    """How one export looks on the wire."""
+
+    @property
+    def content_type(self) -> bytes: ...
+
+    def piece(self, piece: Slice) -> bytes:
+        """A slice; empty if there is nothing to be said."""
+
+    def end(self, end: End) -> bytes:
+        """What the export ends with."""
+
+
+class LinesFormat:
+    """NDJSON: a line for each record and each gap, and a last one."""
+
+    content_type = LINES_TYPE
+
+    def piece(self, piece: Slice) -> bytes:
+        lines = piece.lines + b"\n" if piece.lines else b""
+        if piece.tombstone is not None:
+            lines = b'{"$tombstone":%b}\n%b' % (encode(piece.tombstone), lines)
+        return lines
+
+    def end(self, end: End) -> bytes:
+        return encode({"$end": end._asdict()}) + b"\n"
+
+
+class Arrow:
+    """`topics.http.answers.arrow_stream`, if pyarrow is installed. It is loaded when an export first wants it, in a
+    thread, since that takes most of a second."""
+
+    def __init__(self) -> None:
+        self._there: bool | None = None
+        """None: nobody has asked yet."""
+        self._module: Any = None
+
+    async def is_there(self) -> bool:
+        """Whether exports can be Arrow streams."""
+        if self._there is None:
+            try:
+                self._module = await trio.to_thread.run_sync(_load_arrow)
+            except ImportError as error:
+                log.info("arrow_missing", error=str(error))
+            self._there = self._module is not None
+        return self._there
+
+    def stream(self, request: ExportRequest) -> Format:
+        stream: Format = self._module.ArrowStream(request)
+        return stream
+
+
+def _load_arrow() -> Any:
+    module = importlib.import_module("topics.http.answers.arrow_stream")
+    module.load()
+    return module
+
+
+class ExportAnswer(OpenAnswer):
+    """An export on its way. One that cannot be finished ends without its last line, and its transfer unfinished."""
+
+    in_flight = True
+
+    def __init__(
+        self, call: Call, topic: str, export: Export, first: Slice | None, made: Format, figures: ExportFigures
+    ) -> None:
+        self.key = call.key
+        self._call = call
+        self._topic = topic
+        self._export = export
+        self._first = first
+        self._format = made
+        self._figures = figures
+        self._scope = trio.CancelScope()
+        self._connection: Connection = call.scope["state"]["connection"]
+
+    @property
+    def shows(self) -> tuple[Scope, Iterable[str]]:
+        return Scope.READ, (self._topic,)
+
+    async def run(self) -> None:
+        call = self._call
+        self._connection.allow_slow_reader()
+        with self._scope:
+            headers = [
+                (b"content-type", self._format.content_type),
+                (b"cache-control", b"no-store"),
+                *call.answer_headers,
+            ]
+            await call.send({"type": "http.response.start", "status": 200, "headers": headers})
+            try:
+                await call.while_connected(self._send_all)
+            except ApiError as error:
+                log.info("export_cut_off", topic=self._topic, code=error.code)
+                return
+            await call.send({"type": "http.response.body", "body": b"", "more_body": False})
+
+    def withdraw(self) -> None:
+        self._scope.cancel()
+
+    def close(self) -> None:
+        """Nothing is left of it."""
+
+    async def _send_all(self) -> None:
+        piece, self._first = self._first, None
+        while piece is not None:
+            self._figures.seqs += piece.examined
+            self._figures.records += piece.records
+            if body := self._format.piece(piece):
+                await self._send(body)
+            piece = await self._export.next_slice()
+        await self._send(self._format.end(self._export.end))
+
+    async def _send(self, body: bytes) -> None:
+        """A reader has a minute, and a second for each KiB, for each slice."""
+        with self._connection.answering(len(body)):
+            await self._call.send({"type": "http.response.body", "body": body, "more_body": True})
+        self._figures.bytes += len(body)
+        self._call.charge(len(body))
+
+
+def wanted(accept: bytes | None) -> list[bytes]:
+    """The formats that an Accept header takes, the better one first; the most specific range decides (RFC 9110,
+    12.5.1). NDJSON if it does not care."""
+    if accept is None or not accept.strip():
+        return [LINES_TYPE, ARROW_TYPE]
+    found = qualities(accept)
+    quality = {kind: _first_of(found, (kind, b"application/*", b"*/*")) for kind in (LINES_TYPE, ARROW_TYPE)}
+    return sorted((kind for kind in quality if quality[kind] > 0), key=lambda kind: -quality[kind])
+
+
+def _first_of(found: dict[bytes, float], names: Iterable[bytes]) -> float:
+    return next((found[name] for name in names if name in found), 0.0)
+
+
+def _name_of(kind: bytes) -> str:
+    """What the metrics call a format."""
+    return "arrow" if kind == ARROW_TYPE else "ndjson"
+
+
+# --- ingest ----------------------------------------------------------------------------------------------------------
+
+
+class _Refused(Exception):
+    """Why a line, or the batch that begins with it, was not taken."""
+
+    def __init__(self, line: int, error: ApiError) -> None:
+        super().__init__(error.message)
+        self.line = line
+        self.error = error
+
+
+class Ingest:
+    """One upload. Whatever refuses it says in `detail` how far it has come: `line`, `committed`, `last_seq`."""
+
+    def __init__(self, engine: Engine, call: Call, body: BodyStream) -> None:
+        self._engine = engine
+        self._call = call
+        self._body = body
+        self._topic = call.params["topic"]
+        call.waits = True
+        self._batches = self._broken_by(0, 0)
+        self._query = bodies.IngestQuery()
+        self._strict = False
+        self._key: str | None = None
+        self._begun = 0
+        """Batches that were given to the engine."""
+        self._idle = trio.Event()
+        """No batch is on its way."""
+        self._idle.set()
+        self._decoded = self._on_its_way = 0
+        """Bytes of the batch that waits for it, and of the one that is."""
+        self._failure: Exception | None = None
+        """Of a batch; none follows it."""
+        self._reading = trio.CancelScope()
+        """Nobody waits for more of what is not going to be taken."""
+        self._first: AppendResult | StageResult | None = None
+        self._last: AppendResult | StageResult | None = None
+        self._committed = 0
+        self._deduped = 0
+
+    async def run(self) -> Response:
+        """Take it to its end. Raises 400, 404, 422, 429 and 503, and `ClientGone`: then what would have been an
+        unfinished batch is dropped, because a repeat of the upload finds finished ones only."""
+        try:
+            self._query = bodies.decode_ingest_query(self._call.query, self._engine.settings)
+            self._strict = is_strict(self._call.headers)
+            self._key = bodies.check_key(idempotency_header(self._call), "Idempotency-Key")
+            if self._query.stage is None:
+                self._batches = self._broken_by(*self._engine.caps_of(self._topic))
+            await self._take_all()
+        except _Refused as refused:
+            raise self._placed(refused.error, refused.line) from None
+        except ApiError as error:
+            raise self._placed(error, self._batches.line) from None
+        return self._answer()
+
+    def _broken_by(self, cap_records: int, cap_bytes: int) -> Batches:
+        """Batches that such caps allow, as of now: an upload that comes again has to break into the same ones, whatever
+        is done to the topic meanwhile. A stage has none: those of its topic hold for all that is published."""
+        settings = self._engine.settings
+        return Batches(
+            min(BATCH_RECORDS, cap_records or BATCH_RECORDS, settings.max_batch_records),
+            min(BATCH_BYTES, cap_bytes or BATCH_BYTES),
+            bodies.longest_line(settings),
+        )
+
+    async def _take_all(self) -> None:
+        failure: Exception | None = None
+        async with trio.open_nursery() as nursery:
+            try:
+                with self._reading:
+                    await self._read_all(nursery)
+            except Exception as error:
+                failure = error
+        # What comes first in the upload is what went wrong first.
+        if self._failure is not None:
+            raise self._failure
+        if failure is not None:
+            raise failure
+
+    async def _read_all(self, nursery: trio.Nursery) -> None:
+        while (piece := await self._body.next_piece()) is not None:
+            for at in range(0, len(piece), FEED_BYTES):
+                self._batches.feed(piece[at : at + FEED_BYTES])
+                while (batch := self._batches.next()) is not None:
+                    await self._begin(nursery, batch)
+            self._release()
+            self._check_phase()
+        while (batch := self._batches.end()) is not None:
+            await self._begin(nursery, batch)
+
+    def _check_phase(self) -> None:
+        if self._engine.status.phase == "draining":
+            raise ApiError("shutting_down", "the daemon is stopping", retry_after_s=5)
+
+    async def _begin(self, nursery: trio.Nursery, batch: Batch) -> None:
+        """Decode a batch, and append it when the one before it is through."""
+        settings, query = self._engine.settings, self._query
+        try:
+            plain = bodies.decode_plain(batch.items, settings) if batch.plain else None
+            if batch.plain and plain is None:
+                self._batches.looks_for_plain = False
+            request = plain or bodies.decode_lines(batch.lines, settings, strict=self._strict)
+        except bodies.BadLine as bad:
+            error = explained(bad.error, path="records[0]") if self._strict else bad.error
+            raise _Refused(batch.numbers[bad.index], error) from None
+        request.node = query.node
+        request.disable_backpressure = query.disable_backpressure
+        # A topic that is deleted meanwhile is not made again by what follows.
+        request.create = query.create if self._begun == 0 else False
+        if self._key is not None:
+            request.idempotency_key = f"{self._key}/{self._begun}"
+        self._decoded = batch.size
+        await self._idle.wait()
+        self._begun += 1
+        self._idle = trio.Event()
+        self._decoded, self._on_its_way = 0, batch.size
+        nursery.start_soon(self._append, batch, request)
+
+    async def _append(self, batch: Batch, request: CheckedAppend) -> None:
+        try:
+            await self._commit(request)
+        except ApiError as error:
+            self._fail(_Refused(batch.numbers[0], error))
+        except Exception as error:
+            self._fail(error)
+        finally:
+            self._on_its_way = 0
+            self._release()
+            self._idle.set()
+
+    def _fail(self, failure: Exception) -> None:
+        self._failure = failure
+        self._reading.cancel()
+
+    async def _commit(self, request: CheckedAppend) -> None:
+        perf = Performance()
+        result: AppendResult | StageResult
+        if self._query.stage is None:
+            result = await self._engine.append(self._topic, request, perf)
+            self._committed += result.count
+        else:
+            result = await self._engine.stage(self._topic, self._query.stage, request, perf)
+            self._committed += len(request.datas)
+        _add(self._call.perf, perf)
+        self._first = self._first or result
+        self._last = result
+        self._deduped += result.deduped
+
+    def _release(self) -> None:
+        self._body.keep(self._batches.held + self._decoded + self._on_its_way)
+
+    def _placed(self, error: ApiError, line: int) -> ApiError:
+        """An error with how far the upload has come. What is in a stage has no seqs yet."""
+        detail: dict[str, Any] = {**error.detail, "line": line, "committed": self._committed}
+        if self._query.stage is None:
+            detail["last_seq"] = self._last.last_seq if isinstance(self._last, AppendResult) else 0
+        return ApiError(
+            error.code,
+            f"line {line}: {error.message}",
+            detail=detail,
+            retry_after_s=error.retry_after_s,
+            headers=error.headers,
+        )
+
+    def _answer(self) -> Response:
+        if self._first is None or self._last is None:
+            raise self._placed(invalid("body", "holds no record"), self._batches.line)
+        performance = self._call.performance(self._engine.clock.perf_ns())
+        if isinstance(self._last, StageResult):
+            last = self._last
+            return stage_response(self._topic, last.stage, last.count, performance, created=self._first.created)
+        assert isinstance(self._first, AppendResult)
+        answer = IngestAnswer(
+            topic=self._topic,
+            first_seq=self._first.first_seq,
+            last_seq=self._last.last_seq,
+            count=self._committed,
+            batches=self._begun,
+            head_seq=self._last.head_seq,
+            created=self._first.created,
+            deduped_batches=self._deduped,
+            performance=performance,
+        )
+        return Response(201 if answer.created else 200, encode(answer))
+
+
+def _add(total: Performance, one: Performance) -> None:
+    """What a batch has cost on top of those before it."""
+    for name in ("wal_append_ms", "fsync_ms", "throttle_wait_ms"):
+        cost = getattr(one, name)
+        if cost is not UNSET:
+            before = getattr(total, name)
+            setattr(total, name, cost if before is UNSET else before + cost)

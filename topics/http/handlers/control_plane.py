@@ -1,0 +1,337 @@
+"""The Quart-Trio application: everything that is not called often enough to need handlers of its own.
+
+The gate has matched the route, read the body and checked the names before Quart sees a request; Quart's answer goes
+back to the gate, which adds what every response has. Failures are not answered here: they are carried out of Quart as
+they are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Mapping
+from contextlib import suppress
+from typing import Any, Final
+
+import trio
+from msgspec import UNSET
+from msgspec.structs import asdict
+from quart import Response as QuartResponse
+from quart import request
+from quart_trio import QuartTrio
+
+from topics import __version__
+from topics.errors import ApiError
+from topics.http.answer_types import (
+    CheckpointAnswer,
+    HealthAnswer,
+    ReadyAnswer,
+    RecordsDeletedAnswer,
+    RootAnswer,
+    RouterAnswer,
+    RouterDeletedAnswer,
+    RouterListAnswer,
+    ShardPosition,
+    TopicAnswer,
+    TopicDeletedAnswer,
+    TopicListAnswer,
+    TopicStateAnswer,
+)
+from topics.http.answers.metrics import Exposition
+from topics.http.calls import Call, Engine, Message, Response, json_response
+from topics.http.handlers.data_plane import check_dead_letter
+from topics.http.openapi.docs_page import CONTENT_POLICY, page_bytes
+from topics.http.openapi.document import document_bytes
+from topics.http.requests import bodies
+from topics.http.routes import ROUTES, Plane
+from topics.log.names import check_topic_name
+from topics.model import Performance, RouterPatch
+
+View = Callable[..., Awaitable[Response]]
+
+_CALL: Final = "topics.call"
+_FAILURE: Final = "topics.failure"
+
+
+class ControlPlane:
+    """Runs calls through Quart. `refusal` is the gate's verdict on the phase of the daemon, which `ready` reports."""
+
+    def __init__(self, engine: Engine, exposition: Exposition, refusal: Callable[[], ApiError | None]) -> None:
+        self._engine = engine
+        self._exposition = exposition
+        self._refusal = refusal
+        self._app = self._make_app()
+
+    def _make_app(self) -> QuartTrio:
+        app = QuartTrio("topics", static_folder=None)
+        # The gate has limited the body; a request may take as long as it takes.
+        app.config.update(MAX_CONTENT_LENGTH=None, BODY_TIMEOUT=None, RESPONSE_TIMEOUT=None)
+        views: Mapping[str, View] = {
+            "put_topic": self.put_topic,
+            "get_topic": self.get_topic,
+            "delete_topic": self.delete_topic,
+            "list_topics": self.list_topics,
+            "delete_records": self.delete_records,
+            "put_router": self.put_router,
+            "get_router": self.get_router,
+            "list_routers": self.list_routers,
+            "delete_router": self.delete_router,
+            "checkpoint": self.checkpoint,
+            "root": self.root,
+            "health": self.health,
+            "healthz": self.health,
+            "ready": self.ready,
+            "readyz": self.ready,
+            "metrics": self.metrics,
+            "openapi": self.openapi,
+            "docs": self.docs,
+        }
+        for route in ROUTES:
+            if route.plane is Plane.CONTROL:
+                rule = route.template.replace("{", "<").replace("}", ">")
+                app.add_url_rule(
+                    rule,
+                    route.name,
+                    _as_quart_view(views[route.name]),
+                    methods=[route.method],
+                    provide_automatic_options=False,
+                )
+        app.register_error_handler(Exception, _carry_out)
+        return app
+
+    async def handle(self, call: Call, path: str) -> Response:
+        """Answer a matched call; `path` is decoded and checked. Raises whatever its view raises."""
+        scope = {**call.scope, "path": path, "raw_path": path.encode(), "root_path": ""}
+        scope[_CALL] = call
+        # The gate has taken the encoding off.
+        # Quart builds a URL of the host, and fails on some that are allowed (`x..y`).
+        kept = [(name, value) for name, value in call.scope["headers"] if name.lower() not in _FRAMING]
+        scope["headers"] = [(b"host", b"localhost"), *(field for field in kept if field[0].lower() != b"host")]
+        sent = False
+
+        async def receive() -> Message:
+            nonlocal sent
+            if sent:
+                # Never a disconnect: what a call has begun it finishes, whoever is still there.
+                await trio.sleep_forever()
+            sent = True
+            return {"type": "http.request", "body": call.body, "more_body": False}
+
+        started: Message = {}
+        chunks: list[bytes] = []
+
+        async def send(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                started.update(message)
+            elif message["type"] == "http.response.body":
+                chunks.append(message.get("body", b""))
+
+        await self._app(scope, receive, send)  # type: ignore[arg-type]
+        if (failure := scope.get(_FAILURE)) is not None:
+            raise failure
+        assert started, "Quart has answered"
+        headers = {name.lower(): value for name, value in started["headers"]}
+        kind = headers.pop(b"content-type")
+        del headers[b"content-length"]
+        return Response(started["status"], b"".join(chunks), kind, list(headers.items()))
+
+    def _performance(self) -> Performance:
+        return _call().performance(self._engine.clock.perf_ns())
+
+    # --- topics (`api.md` section 3) ---------------------------------------------------------------------------------
+
+    async def put_topic(self, topic: str) -> Response:
+        """`PUT /v0/topics/{topic}`."""
+        patch = bodies.decode_config_patch(_call().body)
+        check_dead_letter(_call().grant, patch)
+        config, created = await self._engine.put_topic(topic, patch, create=bodies.decode_create(_query()))
+        answer = TopicAnswer(topic=topic, created=created, config=config, performance=self._performance())
+        return json_response(answer, 201 if created else 200)
+
+    async def get_topic(self, topic: str) -> Response:
+        """`GET /v0/topics/{topic}`."""
+        state = await self._engine.topic_state(topic, touch=bodies.decode_touch(_query()))
+        return json_response(TopicStateAnswer(**asdict(state), performance=self._performance()))
+
+    async def list_topics(self) -> Response:
+        """`GET /v0/topics`. What it shows is as it was before its own touch, if it was asked for one."""
+        page = bodies.decode_list_query(_query())
+        topics, more = await self._engine.list_topics(page.prefix, page.after, page.page_size, _call().key)
+        if page.touch:
+            for entry in topics:
+                with suppress(ApiError):  # it may be gone by now
+                    await self._engine.topic_state(entry.topic, touch=True)
+        cursor = bodies.TOPIC_CURSORS.encode(topics[-1].topic) if more and topics else UNSET
+        return json_response(TopicListAnswer(topics=topics, next_cursor=cursor, performance=self._performance()))
+
+    async def delete_topic(self, topic: str) -> Response:
+        """`DELETE /v0/topics/{topic}`."""
+        if_empty = bodies.decode_if_empty(_query())
+        visible = await self._visible_routers(topic)
+        deleted, routers = await self._engine.delete_topic(topic, if_empty=if_empty)
+        shown = [name for name in routers if visible is None or name in visible]
+        answer = TopicDeletedAnswer(
+            topic=topic, deleted=deleted, routers_removed=shown, performance=self._performance()
+        )
+        return json_response(answer)
+
+    async def delete_records(self, topic: str) -> Response:
+        """`POST /v0/topics/{topic}/delete` (`api.md` section 6)."""
+        selection = bodies.decode_delete(_call().body, self._engine.settings)
+        perf = _call().perf
+        result = await self._engine.delete_records(topic, selection.before_seq, selection.match, perf)
+        answer = RecordsDeletedAnswer(
+            topic=result.topic,
+            deleted=result.deleted,
+            earliest_seq=result.earliest_seq,
+            head_seq=result.head_seq,
+            count=result.count,
+            bytes=result.bytes,
+            performance=self._performance(),
+        )
+        return json_response(answer)
+
+    # --- routers (`api.md` section 7) --------------------------------------------------------------------------------
+
+    async def put_router(self, router: str) -> Response:
+        """`PUT /v0/routers/{router}`."""
+        patch = bodies.decode_router_patch(_call().body, self._engine.settings)
+        create = bodies.decode_create(_query())
+        self._check_ends(router, patch)
+        try:
+            state, created = await self._engine.put_router(router, patch, create=create)
+        except ApiError as error:
+            self._hide_names(error.detail)
+            raise
+        answer = RouterAnswer(**asdict(state), created=created, performance=self._performance())
+        return json_response(answer, 201 if created else 200)
+
+    async def get_router(self, router: str) -> Response:
+        """`GET /v0/routers/{router}`."""
+        self._check_ends(router)
+        state = await self._engine.router_state(router)
+        return json_response(RouterAnswer(**asdict(state), performance=self._performance()))
+
+    async def list_routers(self) -> Response:
+        """`GET /v0/routers`."""
+        page, source, dest = bodies.decode_router_list_query(_query())
+        routers, more = await self._engine.list_routers(
+            page.prefix, source, dest, page.after, page.page_size, _call().key
+        )
+        cursor = bodies.ROUTER_CURSORS.encode(routers[-1].router) if more and routers else UNSET
+        return json_response(RouterListAnswer(routers=routers, next_cursor=cursor, performance=self._performance()))
+
+    async def delete_router(self, router: str) -> Response:
+        """`DELETE /v0/routers/{router}`."""
+        self._check_ends(router)
+        deleted = await self._engine.delete_router(router)
+        return json_response(RouterDeletedAnswer(router=router, deleted=deleted, performance=self._performance()))
+
+    def _check_ends(self, router: str, patch: RouterPatch | None = None) -> None:
+        """Whether the key covers both ends of a router, as they are and as they are to be. Raises 403."""
+        grant = _call().grant
+        if patch is not None:
+            for field, name in (("source", patch.source), ("dest", patch.dest)):
+                if isinstance(name, str):
+                    grant.check_name(check_topic_name(name, field), field)
+        for field, name in zip(("source", "dest"), self._engine.router_ends(router) or (), strict=False):
+            grant.check_name(name, field)
+
+    def _hide_names(self, detail: dict[str, Any]) -> None:
+        """Leave out of a refusal what only keys with other prefixes may see."""
+        if not all(_call().key.covers(topic) for topic in detail.get("cycle", ())):
+            del detail["cycle"]
+        if not all(self._is_visible(router) for router in detail.get("routers", ())):
+            del detail["routers"]
+
+    def _is_visible(self, router: str) -> bool:
+        """Whether the key covers a router and both its ends."""
+        return all(_call().key.covers(name) for name in (router, *(self._engine.router_ends(router) or ())))
+
+    async def _visible_routers(self, topic: str) -> set[str] | None:
+        """The routers of a topic that the key covers; None where it covers all."""
+        key = _call().key
+        if not key.prefixes:
+            return None
+        found: set[str] = set()
+        for source, dest in ((topic, None), (None, topic)):
+            after, more = None, True
+            while more:
+                page, more = await self._engine.list_routers("", source, dest, after, bodies.MAX_PAGE, key)
+                found.update(state.router for state in page)
+                after = page[-1].router if page else None
+        return found
+
+    # --- the daemon (`api.md` section 11) ----------------------------------------------------------------------------
+
+    async def root(self) -> Response:
+        """`GET /`: for somebody who has only the address."""
+        answer = RootAnswer(
+            service="topics",
+            version=__version__,
+            docs="/v0/docs",
+            openapi="/v0/openapi.json",
+            topics="/v0/topics",
+            ready="/v0/ready",
+            metrics="/v0/metrics",
+        )
+        return json_response(answer)
+
+    async def health(self) -> Response:
+        """`GET /v0/health`: the process answers."""
+        uptime = self._engine.clock.monotonic_ms() - self._engine.status.started_ms
+        return json_response(HealthAnswer(status="ok", version=__version__, uptime_ms=uptime))
+
+    async def ready(self) -> Response:
+        """`GET /v0/ready`: the daemon takes requests."""
+        refusal = self._refusal()
+        if refusal is not None:
+            raise refusal
+        topics = len(self._engine.topics)
+        return json_response(ReadyAnswer(status="ready", wal_replay_complete=True, topics=topics))
+
+    async def checkpoint(self) -> Response:
+        """`POST /v0/admin/checkpoint`."""
+        files, positions = await self._engine.checkpoint(bodies.decode_hold_ms(_query()))
+        position = [
+            ShardPosition(shard=shard, file=ordinal, offset=offset) for shard, (ordinal, offset) in positions.items()
+        ]
+        return json_response(CheckpointAnswer(files=files, position=position, performance=self._performance()))
+
+    async def metrics(self) -> Response:
+        """`GET /v0/metrics`."""
+        call = _call()
+        return await self._exposition.respond(call.headers.get(b"accept", b"").decode("latin-1"), call.key)
+
+    async def openapi(self) -> Response:
+        """`GET /v0/openapi.json`."""
+        return Response(200, await trio.to_thread.run_sync(document_bytes))
+
+    async def docs(self) -> Response:
+        """`GET /v0/docs`."""
+        page = await trio.to_thread.run_sync(page_bytes)
+        return Response(200, page, b"text/html; charset=utf-8", [(b"content-security-policy", CONTENT_POLICY)])
+
+
+_FRAMING: Final = frozenset({b"content-encoding", b"content-length", b"transfer-encoding", b"expect"})
+
+
+def _call() -> Call:
+    call: Call = request.scope[_CALL]  # type: ignore[typeddict-item]
+    return call
+
+
+def _query() -> bytes:
+    return _call().query
+
+
+def _as_quart_view(view: View) -> Callable[..., Awaitable[QuartResponse]]:
+    async def quart_view(**params: Any) -> QuartResponse:
+        answer = await view(**params)
+        headers = {name.decode(): value.decode() for name, value in answer.headers}
+        return QuartResponse(answer.body, answer.status, headers, content_type=answer.content_type.decode())
+
+    return quart_view
+
+
+async def _carry_out(error: Exception) -> QuartResponse:
+    request.scope[_FAILURE] = error  # type: ignore[typeddict-unknown-key]
+    return QuartResponse(b"", 500)

@@ -1,0 +1,140 @@
+"""Append, stages, diff, queues and streams: what is called most or lasts longest, answered without Quart.
+
+Quart costs 0.3 ms a request (`runtime.md` section 3), which is as much as everything else that happens here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Mapping
+
+from topics.auth.keys import Scope
+from topics.errors import ApiError, invalid
+from topics.http.calls import Call, ClientGone, Engine, OpenAnswer, Response, append_answer, encode
+from topics.http.grants import Grant
+from topics.http.handlers.queues import Queues
+from topics.http.handlers.stages import Staging
+from topics.http.handlers.streams import Streams
+from topics.http.openapi.strict_names import explained, is_strict
+from topics.http.requests import bodies
+from topics.log.names import check_topic_name
+from topics.model import Performance, ReadRequest, ReadResult, TopicConfigPatch
+
+Handler = Callable[[Call], Awaitable[Response | OpenAnswer]]
+
+
+class DataPlane:
+    """The handlers of the data plane, by the names of the route table."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+        streams = Streams(engine)
+        queues = Queues(engine)
+        self._staging = Staging(engine)
+        self.handlers: Mapping[str, Handler] = {
+            "append": self.append,
+            "commit": self._staging.commit,
+            "delete_stage": self._staging.delete_stage,
+            "diff_post": self.diff_post,
+            "diff_get": self.diff_get,
+            "open_watch": streams.open_watch,
+            "watch": streams.watch,
+            "stream": streams.stream,
+            "ws": self.ws,
+            "claim": queues.claim,
+            "ack": queues.ack,
+            "nack": queues.nack,
+            "extend": queues.extend,
+            "work": queues.work,
+        }
+
+    async def append(self, call: Call) -> Response:
+        """`POST /v0/topics/{topic}` (`api.md` section 4)."""
+        engine = self._engine
+        topic = call.params["topic"]
+        query = bodies.decode_append_query(call.query)
+        if not call.body:
+            raise invalid("records", "is required")
+        strict = is_strict(call.headers)
+        try:
+            request = bodies.decode_append(call.body, engine.settings, idempotency_header(call), strict=strict)
+        except ApiError as error:
+            raise (explained(error) if strict else error) from None
+        if request.config is not None:
+            call.audited = True
+            bodies.check_inline_config(topic, request.config)
+            check_config_access(call.grant, request.config)
+        call.waits = request.disable_backpressure
+        if query.stage is not None:
+            return await self._staging.append(call, query.stage, request)
+        result = await engine.append(topic, request, call.perf)
+        answer = append_answer(result, call.performance(engine.clock.perf_ns()), return_seqs=query.return_seqs)
+        return Response(201 if result.created else 200, answer)
+
+    async def diff_post(self, call: Call) -> Response:
+        """`POST /v0/topics/{topic}/diff` (`api.md` section 5)."""
+        return await self._diff(call, bodies.decode_read(call.body, self._engine.settings))
+
+    async def diff_get(self, call: Call) -> Response:
+        """`GET /v0/topics/{topic}/diff`: the same, as query parameters."""
+        return await self._diff(call, bodies.decode_read_query(call.query, self._engine.settings))
+
+    async def ws(self, call: Call) -> Response:
+        """`GET /v0/ws` by a client that does not ask for a WebSocket; the gate opens those."""
+        raise invalid("Upgrade", "must be websocket")
+
+    async def _diff(self, call: Call, request: ReadRequest) -> Response:
+        topic = call.params["topic"]
+        if request.wait_ms:
+            # Nobody keeps a place for a client that has left.
+            try:
+                result = await call.while_connected(lambda: self._engine.read(topic, request, call.perf))
+            except ClientGone:
+                if not call.may_be_answered():
+                    raise
+                request.wait_ms = 0
+                result = await self._engine.read(topic, request, call.perf)
+        else:
+            result = await self._engine.read(topic, request, call.perf)
+        return Response(200, _diff_answer(result, call.performance(self._engine.clock.perf_ns())))
+
+
+def check_config_access(grant: Grant, patch: TopicConfigPatch) -> None:
+    """Whether the key of a call may send a config with an append. Raises 403."""
+    grant.check_scope(Scope.ADMIN)
+    check_dead_letter(grant, patch)
+
+
+def check_dead_letter(grant: Grant, patch: TopicConfigPatch) -> None:
+    """Whether the key of a call covers the topic that a config sends dead letters to. Raises 403."""
+    if isinstance(patch.dead_letter, str):
+        grant.check_name(check_topic_name(patch.dead_letter, "dead_letter"), "dead_letter")
+
+
+def idempotency_header(call: Call) -> str | None:
+    """`Idempotency-Key`. Raises 400."""
+    value = call.headers.get(b"idempotency-key")
+    if value is None:
+        return None
+    try:
+        return value.decode()
+    except UnicodeDecodeError:
+        raise invalid("Idempotency-Key", "is not valid UTF-8") from None
+
+
+def _diff_answer(result: ReadResult, performance: Performance) -> bytes:
+    # Put together from bytes: the records were encoded when they were committed.
+    return (
+        b'{"topic":"%b","epoch":%d,"records":[%b],"next_from_seq":%d,"head_seq":%d,"earliest_seq":%d,'
+        b'"caught_up":%b,"tombstone":%b,"lag":%d,"performance":%b}'
+    ) % (
+        result.topic.encode(),
+        result.epoch,
+        result.records,
+        result.next_from_seq,
+        result.head_seq,
+        result.earliest_seq,
+        b"true" if result.caught_up else b"false",
+        b"null" if result.tombstone is None else encode(result.tombstone),
+        result.lag,
+        encode(performance),
+    )

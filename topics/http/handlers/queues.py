@@ -1,0 +1,145 @@
+"""The calls of a queue over HTTP (`api.md` section 9): claim, ack, nack, extend, and the `/work` stream."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from functools import partial
+from typing import Any, Final
+
+import trio
+
+from topics.auth.keys import Scope
+from topics.engine.delivery.feed import Ending
+from topics.engine.queues.queue_calls import STREAM_BYTES, Work
+from topics.errors import ApiError
+from topics.http.answers.sse import EVENTS, accepts_events, job_event
+from topics.http.calls import Call, ClientGone, Engine, Response, encode
+from topics.http.handlers.streams import OpenStream
+from topics.http.handlers.transports import event_transport
+from topics.http.requests.queue_requests import decode_ack, decode_claim, decode_extend, decode_nack, decode_work
+from topics.http.requests.watch_requests import DEFAULT_HEARTBEAT_MS
+from topics.model import ClaimResult, HeldResult, Job
+
+RETRY_S: Final = 1.0
+"""Pause of a stream after the disk has not answered, or while nothing can be claimed."""
+
+
+class Queues:
+    """The handlers."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+
+    async def claim(self, call: Call) -> Response:
+        """`POST /v0/topics/{topic}/claim`."""
+        engine, topic = self._engine, call.params["topic"]
+        request = decode_claim(call.body, engine.settings)
+        if request.wait_ms or engine.has_window(topic):
+            # Nobody is given jobs who has left.
+            try:
+                result = await call.while_connected(lambda: engine.claim(topic, request, call.perf))
+            except ClientGone:
+                if not call.may_be_answered():
+                    raise
+                result = ClaimResult([], engine.ready_jobs(topic))
+        else:
+            result = await engine.claim(topic, request, call.perf)
+        answer = b'{"topic":"%b","claimed":[%b],"count":%d,"ready":%d,"performance":%b}' % (
+            topic.encode(),
+            b",".join([b"{%b" % entry(job) for job in result.jobs]),
+            len(result.jobs),
+            result.ready,
+            encode(call.performance(engine.clock.perf_ns())),
+        )
+        return Response(200, answer, undelivered=partial(engine.give_back, topic, result.jobs))
+
+    async def ack(self, call: Call) -> Response:
+        """`POST /v0/topics/{topic}/ack`."""
+        request = decode_ack(call.body, self._engine.settings)
+        result = await self._engine.ack(call.params["topic"], request, call.perf)
+        return self._answer(call, "acked", result)
+
+    async def nack(self, call: Call) -> Response:
+        """`POST /v0/topics/{topic}/nack`."""
+        request, delay_ms = decode_nack(call.body, self._engine.settings)
+        result = await self._engine.nack(call.params["topic"], request, delay_ms, call.perf)
+        return self._answer(call, "nacked", result)
+
+    async def extend(self, call: Call) -> Response:
+        """`POST /v0/topics/{topic}/extend`."""
+        request, lease_ms = decode_extend(call.body, self._engine.settings)
+        result = await self._engine.extend(call.params["topic"], request, lease_ms, call.perf)
+        answer = {
+            "topic": call.params["topic"],
+            "extended": len(result.done),
+            "skipped": result.skipped,
+            "deadlines": result.deadlines,
+        }
+        return self._with_performance(call, answer)
+
+    def _answer(self, call: Call, what: str, result: HeldResult) -> Response:
+        answer = {
+            "topic": call.params["topic"],
+            what: len(result.done),
+            "skipped": result.skipped,
+            "ready": result.ready,
+            "in_flight": result.in_flight,
+        }
+        return self._with_performance(call, answer)
+
+    def _with_performance(self, call: Call, answer: dict[str, Any]) -> Response:
+        answer["performance"] = call.performance(self._engine.clock.perf_ns())
+        return Response(200, encode(answer))
+
+    async def work(self, call: Call) -> WorkStream:
+        """`GET /v0/topics/{topic}/work`."""
+        engine, topic = self._engine, call.params["topic"]
+        request = decode_work(call.query, engine.settings)
+        work = await engine.open_work(topic, request.node, request.most, request.lease_ms)
+        if not accepts_events(call.headers.get(b"accept")):
+            raise ApiError("not_acceptable", "this is a stream of text/event-stream")
+        return WorkStream(engine, call, work)
+
+
+class WorkStream(OpenStream):
+    """A stream of jobs. Its leases end with it."""
+
+    def __init__(self, engine: Engine, call: Call, work: Work) -> None:
+        super().__init__(engine, call)
+        self._work = work
+        transport = event_transport(call.scope, call.send, self.scope)
+        self.outbox = engine.watching.open_socket(EVENTS, transport)
+
+    @property
+    def shows(self) -> tuple[Scope, Iterable[str]]:
+        return Scope.READ | Scope.WRITE, (self._work.topic.name,)
+
+    def close(self) -> None:
+        super().close()
+        self._engine.watching.close_socket(self.outbox)
+        self._engine.close_work(self._work)
+
+    async def send(self) -> None:
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(self._pump)
+            await self.outbox.send_all(DEFAULT_HEARTBEAT_MS / 1000, self.heartbeat)
+            nursery.cancel_scope.cancel()
+
+    async def _pump(self) -> None:
+        """Claim as long as there is room on the connection."""
+        name = self._work.topic.name.encode()
+        while await self.outbox.room(STREAM_BYTES):
+            try:
+                jobs = await self._engine.next_jobs(self._work)
+            except ApiError as error:
+                if error.code in ("not_ready", "read_only"):
+                    await trio.sleep(RETRY_S)
+                    continue
+                self.outbox.finish(Ending(error.status, error.code, error.message))
+                return
+            self.outbox.put(b"".join([job_event(job.seq, b'{"topic":"%b",%b' % (name, entry(job))) for job in jobs]))
+
+
+def entry(job: Job) -> bytes:
+    """A job as claims and streams show it, without the opening brace."""
+    return b'"lease_id":"lease_%016x","deadline":%d,"deliveries":%d,%b' % job[1:]

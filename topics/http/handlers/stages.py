@@ -1,0 +1,54 @@
+"""Staging over HTTP (`pipeline.md` section 1): appends to a stage, commits, and what is dropped.
+
+What a stage is, and what makes a commit all or nothing, is `topics.engine.operations.stage_lifecycle`'s business.
+Uploads of NDJSON to a stage are `bulk`'s.
+"""
+
+from __future__ import annotations
+
+from topics.http.answer_types import CommitAnswer, StageAnswer, StageDeletedAnswer
+from topics.http.calls import Call, Engine, Response, encode, json_response
+from topics.http.requests import bodies
+from topics.model import CheckedAppend, Performance
+
+
+class Staging:
+    """The handlers."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+
+    async def append(self, call: Call, stage: str, request: CheckedAppend) -> Response:
+        """`POST /v0/topics/{topic}?stage=NAME` of JSON, checked."""
+        result = await self._engine.stage(call.params["topic"], stage, request, call.perf)
+        return stage_response(result.topic, stage, result.count, self._performance(call), created=result.created)
+
+    async def commit(self, call: Call) -> Response:
+        """`POST /v0/topics/{topic}/commit`."""
+        body = bodies.decode_commit(call.body)
+        result = await self._engine.commit_stages(call.params["topic"], body.stages, body.idempotency_key, call.perf)
+        answer = CommitAnswer(
+            topic=result.topic,
+            first_seq=result.first_seq,
+            last_seq=result.last_seq,
+            count=result.count,
+            deduped=result.deduped,
+            performance=self._performance(call),
+        )
+        return json_response(answer)
+
+    async def delete_stage(self, call: Call) -> Response:
+        """`DELETE /v0/topics/{topic}/stages/{stage}`."""
+        topic, stage = call.params["topic"], call.params["stage"]
+        deleted = await self._engine.delete_stage(topic, stage)
+        answer = StageDeletedAnswer(topic=topic, stage=stage, deleted=deleted, performance=self._performance(call))
+        return json_response(answer)
+
+    def _performance(self, call: Call) -> Performance:
+        return call.performance(self._engine.clock.perf_ns())
+
+
+def stage_response(topic: str, stage: str, count: int, performance: Performance, *, created: bool) -> Response:
+    """What an append to a stage is answered with. `created`: whether it made the topic."""
+    answer = StageAnswer(topic=topic, stage=stage, count=count, performance=performance)
+    return Response(201 if created else 200, encode(answer))

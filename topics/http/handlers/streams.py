@@ -1,0 +1,151 @@
+"""Server-sent events: opening a watch session, showing it, and streams of one topic (`api.md` section 8).
+
+Everything that can be refused is refused before a stream opens, with the error envelope. From then on the task of the
+request does nothing but take frames from its outbox and send them, with a heartbeat when there are none; what the
+frames hold and who gets which is `topics.engine.delivery`'s business.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Iterable
+
+import trio
+
+from topics.auth.keys import Scope
+from topics.engine.delivery.feed import WITHDRAWN
+from topics.engine.delivery.outbox import Outbox
+from topics.engine.delivery.watch_sessions import Session
+from topics.errors import ApiError, unauthorized
+from topics.http.answer_types import WatchAnswer
+from topics.http.answers.sse import EVENTS, HEADERS, OPENING, accepts_events, heartbeat, with_id
+from topics.http.calls import Call, ClientGone, Engine, OpenAnswer, Response, encode
+from topics.http.connections.connection import Connection
+from topics.http.handlers.transports import event_transport
+from topics.http.requests.watch_requests import decode_stream, decode_watch
+
+
+class Streams:
+    """The handlers."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+
+    async def open_watch(self, call: Call) -> Response:
+        """`POST /v0/watch`."""
+        engine = self._engine
+        request = decode_watch(call.body, call.query, engine.settings)
+        for name in request.topics:
+            call.grant.check_name(name)
+        await engine.catch_up(request.topics)
+        session, topics = engine.watching.open(request, call.key.digest)
+        answer = WatchAnswer(
+            wid=session.wid,
+            stream_url=f"/v0/watch/{session.wid}",
+            session_ttl_ms=engine.settings.session_ttl_ms,
+            topics=topics,
+            performance=call.performance(engine.clock.perf_ns()),
+        )
+        return Response(200, encode(answer))
+
+    async def watch(self, call: Call) -> EventStream:
+        """`GET /v0/watch/{wid}`."""
+        session = self._engine.watching.session(call.params["wid"])
+        if session.owner != call.key.digest:
+            raise unauthorized("this watch session was made with another key", token_shown=True)
+        for feed in session.feeds:
+            call.grant.check_name(feed.name)
+        await self._engine.catch_up([feed.name for feed in session.feeds])
+        return await self._open(call, session, _last_event_id(call))
+
+    async def stream(self, call: Call) -> EventStream:
+        """`GET /v0/topics/{topic}/stream`."""
+        topic = call.params["topic"]
+        request = decode_stream(topic, call.query, self._engine.settings)
+        await self._engine.catch_up((topic,))
+        session = self._engine.watching.stream_of(topic, request, _last_event_id(call))
+        return await self._open(call, session, None)
+
+    async def _open(self, call: Call, session: Session, last_event_id: str | None) -> EventStream:
+        if not accepts_events(call.headers.get(b"accept")):
+            raise ApiError("not_acceptable", "this is a stream of text/event-stream")
+        watching = self._engine.watching
+        stream = EventStream(self._engine, session, call)
+        transport = event_transport(call.scope, call.send, stream.scope)
+        try:
+            stream.outbox = await watching.connect(session, EVENTS, with_id, transport, last_event_id)
+        except BaseException:
+            stream.place.close()
+            raise
+        return stream
+
+
+def _last_event_id(call: Call) -> str | None:
+    """An empty one is what a browser has before the first id: none."""
+    value = call.headers.get(b"last-event-id", b"")
+    return value.decode("latin-1") or None
+
+
+class OpenStream(OpenAnswer):
+    """One open stream of events. Raises 429 where there is no place for it."""
+
+    outbox: Outbox
+
+    def __init__(self, engine: Engine, call: Call) -> None:
+        self.place = engine.watching.places.take("sse", call.key.digest)
+        self.key = call.key
+        self.scope = trio.CancelScope()
+        self._engine = engine
+        self._call = call
+
+    def close(self) -> None:
+        """The stream has ended; half a frame is on no connection that goes on."""
+        connection: Connection = self._call.scope["state"]["connection"]
+        connection.end_direct()
+        self.place.close()
+
+    def withdraw(self) -> None:
+        """It gets a last frame that says so."""
+        self.outbox.finish(WITHDRAWN)
+
+    async def run(self) -> None:
+        """Send frames until the stream ends by itself, the client leaves (`ClientGone`), or it is aborted."""
+        call = self._call
+        connection: Connection = call.scope["state"]["connection"]
+        connection.allow_slow_reader()
+        with self.scope:
+            headers = [*HEADERS, *call.answer_headers]
+            await call.send({"type": "http.response.start", "status": 200, "headers": headers})
+            await call.send({"type": "http.response.body", "body": OPENING, "more_body": True})
+            await call.while_connected(self.send)
+            await call.send({"type": "http.response.body", "body": b"", "more_body": False})
+        if self.scope.cancelled_caught:
+            raise ClientGone
+
+    @abstractmethod
+    async def send(self) -> None:
+        """Send frames until there will be no more."""
+
+    def heartbeat(self) -> bytes:
+        """What is sent when nothing else has been for a while."""
+        return heartbeat(self._engine.clock.now_ms())
+
+
+class EventStream(OpenStream):
+    """A watch session that is shown."""
+
+    def __init__(self, engine: Engine, session: Session, call: Call) -> None:
+        super().__init__(engine, call)
+        self._session = session
+
+    def close(self) -> None:
+        """The session has no connection any more."""
+        super().close()
+        self._engine.watching.disconnect(self._session, self.outbox)
+
+    @property
+    def shows(self) -> tuple[Scope, Iterable[str]]:
+        return Scope.READ, [feed.name for feed in self._session.feeds]
+
+    async def send(self) -> None:
+        await self.outbox.send_all(self._session.heartbeat_ms / 1000, self.heartbeat)

@@ -1,0 +1,347 @@
+"""`GET /v0/ws`: commands and pushes as JSON text messages (`api.md` section 8).
+
+Theory of operation. A socket has two tasks. One reads: it carries out a command at a time, in the order in which they
+came, and stops reading while there is no room for an answer, so that a client that only writes is slowed down by TCP.
+The other sends what is in the outbox, which holds `SLOTS` messages: answers wait for a slot, and a record message is
+not built before there is one. A third pings. What is pushed, and when, is `topics.engine.delivery`'s business, as it is
+for event streams.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Iterable
+from typing import Any, Final
+
+import msgspec
+import trio
+from msgspec import UNSET, UnsetType
+
+from topics.auth.keys import ANY_KEY, Key
+from topics.auth.keys import Scope as KeyScope
+from topics.engine.delivery import feed as feeds
+from topics.engine.delivery.outbox import Outbox
+from topics.errors import ApiError, invalid, throttled
+from topics.http.access.key_access import Access
+from topics.http.answers.websocket_messages import MESSAGES
+from topics.http.calls import Engine, Receive, Scope, Send, append_answer, encode
+from topics.http.connections.connection import Connection
+from topics.http.connections.hypercorn_protocols import message_is_late, send_ping, take_next_message
+from topics.http.grants import Grant
+from topics.http.handlers.data_plane import check_config_access
+from topics.http.handlers.transports import message_transport
+from topics.http.requests import bodies
+from topics.http.requests.watch_requests import decode_subscribe
+from topics.log.names import check_topic_name
+from topics.model import AppendResult, CheckedAppend, Performance
+from topics.telemetry.audit_log import AuditEntry, make_entry
+from topics.telemetry.logs import get_logger
+
+log = get_logger(__name__)
+
+SLOTS: Final = 4
+"""Messages that wait to be sent, the one that is being sent included."""
+
+MAX_REQUEST_ID: Final = 128 << 10
+"""Bytes of what a command is called, and its answer repeats."""
+
+PING_S: Final = 15.0
+
+CLOSE_CODES: Final = {feeds.TOO_SLOW: 1008, feeds.WITHDRAWN: 1008, feeds.SHUTTING_DOWN: 1001}
+"""How a socket is closed that we end (RFC 6455, 7.4.1)."""
+
+
+class _Command(msgspec.Struct):
+    op: msgspec.Raw | UnsetType = UNSET
+    request_id: msgspec.Raw | UnsetType = UNSET
+
+
+class _Unsubscribe(msgspec.Struct):
+    topic: str | None = None
+    topics: list[str] | None = None
+
+
+class _Publish(msgspec.Struct):
+    topic: str
+    return_seqs: bool = True
+
+
+class _Answer(msgspec.Struct, kw_only=True):
+    op: str
+    request_id: msgspec.Raw | UnsetType = UNSET
+
+
+class _Subscribed(_Answer, kw_only=True):
+    topics: dict[str, dict[str, int]]
+
+
+class _Unsubscribed(_Answer, kw_only=True):
+    topics: list[str]
+
+
+class _Error(_Answer, kw_only=True):
+    code: str
+    message: str
+    detail: dict[str, Any] | UnsetType = UNSET
+
+
+_command: Final = msgspec.json.Decoder(_Command)
+_unsubscribe: Final = msgspec.json.Decoder(_Unsubscribe)
+_publish: Final = msgspec.json.Decoder(_Publish)
+
+RequestId = msgspec.Raw | UnsetType
+
+
+class WebSocket:
+    """One open socket. See the module."""
+
+    def __init__(
+        self,
+        engine: Engine,
+        access: Access,
+        audit: Callable[[AuditEntry], Awaitable[None]],
+        on_refused: Callable[[ApiError], None],
+        key: Key,
+        request_id: str,
+        scope: Scope,
+        receive: Receive,
+        send: Send,
+    ) -> None:
+        self.key = key
+        self._engine = engine
+        self._access = access
+        self._audit = audit
+        self._on_refused = on_refused
+        self._request_id = request_id
+        self._scope = scope
+        self._receive = receive
+        self._send = send
+        self._cancel = trio.CancelScope()
+        self.outbox: Outbox
+        self._grant = Grant(key)
+        """What the command that is carried out needs its key for."""
+        self._held = 0
+        """Bytes of the command that is carried out, which count against the budget of all requests."""
+        self._commands: dict[str, Callable[[bytes, RequestId], Awaitable[None]]] = {
+            "subscribe": self._subscribe,
+            "unsubscribe": self._unsubscribe,
+            "publish": self._publish,
+            "ping": self._ping,
+        }
+
+    async def run(self) -> None:
+        """Accept, and serve until either side ends it. Raises `ApiError` for a socket that is not accepted."""
+        watching = self._engine.watching
+        connection = self._connection
+        place = watching.places.take("ws", self.key.digest)
+        try:
+            connection.allow_slow_reader()
+            headers = [(b"x-request-id", self._request_id.encode())]
+            await self._send({"type": "websocket.accept", "headers": headers})
+            transport = message_transport(self._scope, self._send, self._cancel)
+            self.outbox = watching.open_socket(MESSAGES, transport, SLOTS)
+            try:
+                with self._cancel, self._access.showing(self):
+                    async with trio.open_nursery() as nursery:
+                        nursery.start_soon(self._read_all, nursery.cancel_scope)
+                        nursery.start_soon(self._send_all, nursery.cancel_scope)
+                        nursery.start_soon(self._ping_all)
+            finally:
+                connection.end_direct()
+                watching.close_socket(self.outbox)
+        finally:
+            place.close()
+
+    @property
+    def _connection(self) -> Connection:
+        connection: Connection = self._scope["state"]["connection"]
+        return connection
+
+    def withdraw(self) -> None:
+        """Its key is not good for what it shows any more: it gets a last message that says so, and is closed."""
+        self.outbox.finish(feeds.WITHDRAWN)
+
+    @property
+    def shows(self) -> tuple[KeyScope, Iterable[str]]:
+        """What its subscriptions need."""
+        names = [feed.name for feed in self.outbox.feeds]
+        return (KeyScope.READ if names else ANY_KEY), names
+
+    # -- the tasks ---------------------------------------------------------------------------------------------------
+
+    async def _send_all(self, scope: trio.CancelScope) -> None:
+        outbox = self.outbox
+        await outbox.send_all(PING_S)
+        code = CLOSE_CODES[outbox.ended_by] if outbox.ended_by is not None else 1000
+        await self._send({"type": "websocket.close", "code": code})
+        scope.cancel()
+
+    async def _ping_all(self) -> None:
+        while True:
+            await trio.sleep(PING_S)
+            if message_is_late(self._send):
+                log.info("message_too_slow", peer=self._connection.peer)
+                self.outbox.transport.abort()
+            await send_ping(self._send)
+
+    async def _read_all(self, scope: trio.CancelScope) -> None:
+        while (message := await self._receive())["type"] != "websocket.disconnect":
+            if message["type"] == "websocket.receive":
+                self._held = message.get("size", 0)
+                await self._handle(message.get("utf8"), refused=message.get("refused", False))
+                take_next_message(self._send)
+        scope.cancel()
+
+    async def _handle(self, raw: bytes | None, *, refused: bool) -> None:
+        """Carry out one command; whatever is wrong with it is told, and the socket stays."""
+        request_id: RequestId = UNSET
+        try:
+            if refused:
+                raise throttled("max_inflight_bytes", self._engine.settings.max_inflight_bytes)
+            if raw is None:
+                raise invalid("message", "must be a text message")
+            command = bodies.decode_json(_command, raw)
+            if command.request_id is not UNSET and len(command.request_id) > MAX_REQUEST_ID:
+                raise invalid("request_id", f"is longer than {MAX_REQUEST_ID} bytes", max=MAX_REQUEST_ID)
+            request_id = command.request_id
+            self.key = self._access.current(self.key)
+            self._access.check_rate(self.key)
+            self._access.charge(self.key, len(raw))
+            carry_out = self._command(command.op)
+            if carry_out != self._publish and len(raw) > (most := self._engine.settings.max_call_bytes):
+                detail = {"limit": "max_call_bytes", "max": most}
+                raise ApiError("payload_too_large", f"the message is larger than {most} bytes", detail=detail)
+            self._grant = Grant(self.key)
+            with self._access.granting(self._grant):
+                await carry_out(raw, request_id)
+        except ApiError as error:
+            self._on_refused(error)
+            await self._refuse(error, request_id)
+        except Exception:
+            log.exception("command_failed")
+            await self._refuse(ApiError("internal", "the command failed; the socket stays"), request_id)
+        finally:
+            self._release()
+
+    def _command(self, op: msgspec.Raw | UnsetType) -> Callable[[bytes, RequestId], Awaitable[None]]:
+        for name, carry_out in self._commands.items():
+            if op is not UNSET and bytes(op) == b'"%b"' % name.encode():
+                return carry_out
+        raise invalid("op", f"must be one of {', '.join(self._commands)}")
+
+    def _release(self) -> None:
+        held, self._held = self._held, 0
+        self._connection.give_back(held)
+
+    async def _room(self) -> bool:
+        """Wait for room for an answer, without holding what others could use meanwhile."""
+        self._release()
+        return await self.outbox.room()
+
+    async def _answer(self, answer: bytes) -> None:
+        if await self._room():
+            self.outbox.put(answer)
+
+    async def _refuse(self, error: ApiError, request_id: RequestId) -> None:
+        await self._answer(
+            encode(
+                _Error(
+                    op="error",
+                    request_id=request_id,
+                    code=error.code,
+                    message=error.message,
+                    detail=error.detail or UNSET,
+                )
+            )
+        )
+
+    # -- the commands ------------------------------------------------------------------------------------------------
+
+    async def _subscribe(self, raw: bytes, request_id: RequestId) -> None:
+        self._grant.check_scope(KeyScope.READ)
+        request = decode_subscribe(raw, self._engine.settings)
+        for name in request.topics:
+            self._grant.check_name(name)
+        watching, outbox = self._engine.watching, self.outbox
+        await self._engine.catch_up(request.topics)
+        if not await self._room():
+            return
+        found = watching.resolve(outbox, request)
+        topics = {
+            feed.name: {"from_seq": at.from_seq, "head_seq": at.head_seq, "earliest_seq": at.earliest_seq}
+            for feed, at in found
+        }
+        outbox.put(encode(_Subscribed(op="subscribed", request_id=request_id, topics=topics)))
+        for feed, _ in found:
+            watching.subscribe(outbox, feed)
+
+    async def _unsubscribe(self, raw: bytes, request_id: RequestId) -> None:
+        bodies.check_depth(raw, "message")
+        body = bodies.decode_json(_unsubscribe, raw)
+        if (body.topic is None) == (body.topics is None):
+            raise invalid("topic", "give either topic or topics")
+        names = [body.topic] if body.topic is not None else body.topics or []
+        maximum = self._engine.settings.max_watch_topics
+        if len(names) > maximum:
+            raise invalid("topics", f"has {len(names)} names, a socket has at most {maximum}", max=maximum)
+        for name in names:
+            check_topic_name(name)
+        if await self._room():
+            left = [name for name in dict.fromkeys(names) if self._engine.watching.unsubscribe(self.outbox, name)]
+            self.outbox.put(encode(_Unsubscribed(op="unsubscribed", request_id=request_id, topics=left)))
+
+    async def _publish(self, raw: bytes, request_id: RequestId) -> None:
+        engine = self._engine
+        self._grant.check_scope(KeyScope.WRITE)
+        publish = bodies.decode_json(_publish, raw)
+        topic = check_topic_name(publish.topic)
+        request = bodies.decode_append(raw, engine.settings)
+        self._grant.check_name(topic)
+        began = engine.clock.perf_ns()
+        perf = Performance()
+        if request.config is None:
+            result = await engine.append(topic, request, perf)
+        else:
+            result = await self._append_with_config(topic, request, raw, perf)
+        perf.server_total_ms = round((engine.clock.perf_ns() - began) / 1e6, 3)
+        ack = append_answer(result, perf, return_seqs=publish.return_seqs)
+        head = b'{"op":"ack",' if request_id is UNSET else b'{"op":"ack","request_id":%b,' % bytes(request_id)
+        await self._answer(head + ack[1:])
+
+    async def _append_with_config(
+        self, topic: str, request: CheckedAppend, raw: bytes, perf: Performance
+    ) -> AppendResult:
+        """It may create a topic, so it is audited like any call that does."""
+        config = request.config
+        assert config is not None
+        began = self._engine.clock.perf_ns()
+        status, code = 499, ""  # unless it gets to its end
+        try:
+            bodies.check_inline_config(topic, config)
+            check_config_access(self._grant, config)
+            result = await self._engine.append(topic, request, perf)
+            status = 201 if result.created else 200
+        except ApiError as error:
+            status, code = error.status, error.code
+            raise
+        except Exception:
+            status, code = 500, "internal"
+            raise
+        finally:
+            entry = make_entry(
+                now_ms=self._engine.clock.now_ms(),
+                request_id=self._request_id,
+                key=self.key.name,
+                peer=self._connection.peer,
+                call="publish",
+                topic=topic,
+                body=raw,
+                status=status,
+                code=code,
+                ms=(self._engine.clock.perf_ns() - began) / 1e6,
+            )
+            await self._audit(entry)
+        return result
+
+    async def _ping(self, raw: bytes, request_id: RequestId) -> None:
+        bodies.check_depth(raw, "message")
+        await self._answer(encode(_Answer(op="pong", request_id=request_id)))

@@ -1,0 +1,450 @@
+"""What the types of bodies and answers cannot say about their fields: meaning, range, unit.
+
+Names, types, defaults and what is required come from the types themselves (`topics.model`, `answers`, `bodies`,
+`queue_requests`, `watch_requests`). A field without a fact here fails a test, so a new one is not forgotten.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Final, NamedTuple
+
+from msgspec import Struct
+from msgspec.structs import fields
+
+from topics.config import SETTINGS
+from topics.http import answer_types
+from topics.http.requests import bodies, queue_requests, watch_requests
+from topics.http.requests.bodies import MAX_U64
+from topics.log.names import ROUTER_NAME, TOPIC_NAME
+from topics.log.topic_config import MAX_IDEMPOTENCY_WINDOW_MS, MAX_LEASE_MS, MIN_LEASE_MS
+from topics.model import (
+    AppendRequest,
+    DeleteRequest,
+    Performance,
+    QueueState,
+    RecordIn,
+    RouterPatch,
+    RouterState,
+    Tombstone,
+    TopicConfig,
+    TopicConfigPatch,
+    TopicState,
+    TopicSummary,
+    WatchedTopic,
+    WatchStart,
+)
+from topics.runtime.instant import MAX_AHEAD_MS
+
+
+class Fact(NamedTuple):
+    """What a field means, and what narrows its schema."""
+
+    text: str
+    schema: Mapping[str, Any] = {}
+
+
+U64: Final[Mapping[str, Any]] = {"minimum": 0, "maximum": MAX_U64}
+NOT_EMPTY: Final[Mapping[str, Any]] = {"minLength": 1}
+TOPIC: Final[Mapping[str, Any]] = {"pattern": f"^{TOPIC_NAME.pattern}$"}
+ROUTER: Final[Mapping[str, Any]] = {"pattern": f"^{ROUTER_NAME.pattern}$"}
+_SEQS: Final[Mapping[str, Any]] = {"items": {"type": "integer", **U64}}
+
+_MATCH_TEXT: Final = (
+    '`["tag","Eq","x"]`, `["tag","Glob","x*"]` (a literal prefix and one final `*`), or a bare string, which means '
+    "`Eq`. Records without a tag never match."
+)
+_MATCH: Final[Mapping[str, Any]] = {
+    "anyOf": [
+        {"type": "string"},
+        {
+            "type": "array",
+            "prefixItems": [{"const": "tag"}, {"const": "Eq"}, {"type": "string"}],
+            "minItems": 3,
+            "maxItems": 3,
+        },
+        {
+            "type": "array",
+            "prefixItems": [{"const": "tag"}, {"const": "Glob"}, {"type": "string", "pattern": r"\*$"}],
+            "minItems": 3,
+            "maxItems": 3,
+        },
+    ]
+}
+
+
+def setting(name: str) -> str:
+    """A setting and its default, for a sentence."""
+    known = SETTINGS[name]
+    return f"`{known.variable}` ({known.default})"
+
+
+def _seq(text: str) -> Fact:
+    return Fact(text, U64)
+
+
+def _clamped(text: str, low: int, high: int) -> Fact:
+    return Fact(f"{text} Clamped to {low}..{high}.")
+
+
+def _from_config(text: str) -> str:
+    return f"{text} Absent: what the topic says."
+
+
+# --- by name, wherever it stands -------------------------------------------------------------------------------------
+
+_ANYWHERE: Final[Mapping[str, Fact]] = {
+    "topic": Fact("Name of the topic.", TOPIC),
+    "router": Fact("Name of the router.", ROUTER),
+    "stage": Fact("Name of the stage.", TOPIC),
+    "epoch": _seq("Tells this instance of the topic from earlier ones of its name."),
+    "head_seq": _seq("The last seq that was assigned; 0 if nothing was ever written."),
+    "earliest_seq": _seq("The first live seq; `head_seq + 1` if nothing is live."),
+    "next_seq": _seq("What the next record gets: `head_seq + 1`."),
+    "count": _seq("Live records."),
+    "bytes": _seq("Live payload bytes: `data` and `meta` as stored."),
+    "effective_priority": Fact("Its priority in delivery as of now."),
+    "created": Fact("Whether this call created it."),
+    "performance": Fact("What the call cost."),
+    "next_cursor": Fact("Present if another page exists: `cursor` of the next call."),
+    "skipped": Fact("Seqs that are not leased to this node, or under another lease.", _SEQS),
+    "ready": _seq("Jobs that can be claimed, after the call."),
+    "in_flight": _seq("Leased jobs, after the call."),
+    "node": Fact("Name of who calls.", NOT_EMPTY),
+    "lag": _seq("How far it is behind the head."),
+}
+
+# --- by type ---------------------------------------------------------------------------------------------------------
+
+_CONFIG: Final[Mapping[str, Fact]] = {
+    "type": Fact("A log, or a queue whose records are jobs. It cannot be changed later."),
+    "ttl_ms": _seq("Records that are older are expired; 0 is off."),
+    "cap_records": _seq("Most live records; 0 is off."),
+    "cap_bytes": _seq("Most live payload bytes; 0 is off."),
+    "discard": Fact("On overflow evict the oldest (`old`), or refuse with `422 topic_full` (`reject`)."),
+    "durable": Fact("Shorthand for `durability`: true is `fsync`, false is `disk`; `durability` wins over it."),
+    "durability": Fact(
+        "When an append is answered: out of memory, never on disk (`ephemeral`); before it is written (`memory`), once "
+        "it is written (`disk`), once it is synced (`fsync`)."
+    ),
+    "priority": _clamped("Manual priority in delivery; null for none.", -1000, 1000),
+    "auto_priority": Fact("Whether recent use sets the priority while `priority` is null."),
+    "auto_create": Fact("False in the `config` of an append: a missing topic is 404 unless the body says `create`."),
+    "idempotency_window_ms": Fact(
+        "How long an idempotency key is remembered, at most 7 days.",
+        {"minimum": 0, "maximum": MAX_IDEMPOTENCY_WINDOW_MS},
+    ),
+    "dedupe_node": Fact("Whether reads can leave out the records of a node."),
+    "lease_ms": _clamped("Queues: how long a claimed job is leased.", MIN_LEASE_MS, MAX_LEASE_MS),
+    "claim_jitter_ms": _clamped("Queues: how long claims are gathered before jobs are given out.", 0, 5000),
+    "max_deliveries": _seq("Queues: deliveries after which a job is moved to `dead_letter`; 0 is unlimited."),
+    "dead_letter": Fact("Queues: the topic that gets such jobs, another than this and not `ephemeral`.", TOPIC),
+    "leases_durable": Fact("Queues: whether lease events are synced before anybody sees them."),
+}
+
+_ROUTER_FIELDS: Final[Mapping[str, Fact]] = {
+    "source": Fact("The topic that is read. It is created if it is missing.", TOPIC),
+    "dest": Fact("The topic that gets the copies.", TOPIC),
+    "preserve_node": Fact("Whether copies keep the node."),
+    "preserve_tag": Fact("Whether copies keep the tag."),
+    "create_dest": Fact("Whether a missing `dest` is created."),
+    "allow_cycle": Fact("Whether it may close a cycle, or share its `dest` with routers of other sources."),
+    "guarantee": Fact(
+        "`exactly_once`: where several routers lead to `dest`, it takes each record once. One router alone copies "
+        "nothing twice, whatever this says."
+    ),
+    "from": Fact("Where it begins when it is created: at the head of the source, or at the first live record."),
+    "forwarded_total": _seq("Copies made."),
+    "cursor_seq": _seq("The last seq of the source that it has looked at."),
+    "lag": _seq("Records of the source that it has not looked at yet."),
+}
+
+_RECORD: Final[Mapping[str, Fact]] = {
+    "$seq": _seq("Its number in the topic."),
+    "$ts": _seq("When it was stored, in ms since the epoch."),
+    "$tag": Fact("Its tag, if it has one."),
+    "$node": Fact("Who wrote it, if that was said."),
+    "data": Fact("The payload, byte for byte as it was written."),
+    "meta": Fact("Its meta, if it has any."),
+}
+
+_WISHES: Final[Mapping[str, Fact]] = {
+    "node": Fact("Leave out records that these nodes wrote: a name or an array of names."),
+    "limit": Fact(f"Most records of one event; 0 means the default, clamped to {setting('max_limit')}.", U64),
+    "max_batch_bytes": Fact(
+        f"Most bytes of one event, but at least one record; 0 means the default, clamped to {bodies.MAX_BATCH_BYTES}.",
+        U64,
+    ),
+    "include_meta": Fact("Whether records have their `meta`."),
+    "include_tags": Fact("Whether records have their `$tag`."),
+    "include_data": Fact("Whether records have their `data`."),
+    "create": Fact("Whether a topic that is not there yet is waited for, instead of a 404. It is not created by this."),
+}
+
+_START: Final[Mapping[str, Fact]] = {
+    "from_seq": _seq("Records after this seq."),
+    "tail": Fact("Whether to begin at the head; wins over `from_seq`."),
+}
+
+_HELD: Final[Mapping[str, Fact]] = {
+    "node": Fact("Who holds the jobs.", NOT_EMPTY),
+    "seqs": Fact(
+        f"The jobs, at most {setting('max_claim')}; one that is repeated counts once.", {**_SEQS, "minItems": 1}
+    ),
+    "lease_ids": Fact("One for each seq: a job whose lease is another is skipped."),
+    "delay_ms": _clamped("When the jobs can be claimed again.", 0, MAX_AHEAD_MS),
+    "lease_ms": _clamped("The leases end this long after the call.", MIN_LEASE_MS, MAX_LEASE_MS),
+}
+
+_BY_TYPE: Final[Mapping[type[Struct], Mapping[str, Fact]]] = {
+    TopicConfig: _CONFIG,
+    TopicConfigPatch: _CONFIG,
+    Performance: {
+        "server_total_ms": Fact("From the first byte of the request to the answer."),
+        "wal_append_ms": Fact("Writing to the log."),
+        "fsync_ms": Fact("Waiting for a sync."),
+        "throttle_wait_ms": Fact("Waiting under pressure."),
+        "records_scanned": Fact("Records that were looked at."),
+        "cold_segments_read": Fact("Segments that had to be fetched."),
+    },
+    TopicState: {
+        "type": Fact("A log or a queue."),
+        "synced_seq": _seq("The highest seq known to be on disk; 0 for `ephemeral`."),
+        "config": Fact("The full configuration."),
+        "last_write_ts": _seq("In ms since the epoch; null if never."),
+        "last_read_ts": _seq("In ms since the epoch; null if never."),
+        "queue": Fact("Queues: the counters as of now."),
+    },
+    TopicSummary: {
+        "type": Fact("A log or a queue."),
+        "durable": Fact("Whether appends wait for a sync."),
+        "durability": Fact("The commit class."),
+    },
+    QueueState: {
+        "ready": _seq("Jobs that can be claimed."),
+        "in_flight": _seq("Leased jobs."),
+        "delayed": _seq("Jobs that cannot be claimed yet."),
+        "dead_lettered": _seq("Jobs that were moved away, over the life of the topic."),
+    },
+    Tombstone: {
+        "gap_from": _seq("First seq of the gap."),
+        "gap_to": _seq("Last seq of the gap."),
+        "reason": Fact("Why the records are gone. `recreated`: the topic is another instance, 1 to its head."),
+        "missed_estimate": _seq("About how many records were in it."),
+    },
+    RecordIn: {
+        "data": Fact("Any JSON value. It is never parsed, and read back byte for byte."),
+        "tag": Fact(f"At most {setting('max_tag_bytes')} bytes.", NOT_EMPTY),
+        "node": Fact(f"Who wrote it; at most {setting('max_node_bytes')} bytes.", NOT_EMPTY),
+        "meta": Fact(
+            f"Strings by key; at most {bodies.MAX_META_KEYS} keys and {setting('max_meta_bytes')}. Keys that start "
+            f"with `{bodies.RESERVED_META_PREFIX}` are reserved.",
+            {"maxProperties": bodies.MAX_META_KEYS},
+        ),
+    },
+    AppendRequest: {
+        "records": Fact(f"At most {setting('max_batch_records')}, stored all or none.", {"minItems": 1}),
+        "node": Fact("The node of records without one.", NOT_EMPTY),
+        "idempotency_key": Fact(
+            "A repeat within the topic's window appends nothing and gets the first call's seqs.",
+            {"minLength": 1, "maxLength": bodies.MAX_IDEMPOTENCY_KEY},
+        ),
+        "create": Fact("Whether a missing topic is created; false: 404."),
+        "config": Fact("Configuration of the topic if this call creates it. Needs the scope admin as well."),
+        "disable_backpressure": Fact("Whether to wait where pressure would give 429."),
+    },
+    bodies.ReadBody: {
+        "from_seq": _seq("Records after this seq."),
+        "epoch": _seq("The instance that the reader knows; another one is answered by a tombstone, `recreated`."),
+        "limit": Fact(f"Most records; 0 means the default, clamped to {setting('max_limit')}.", U64),
+        "node": Fact("Leave out records that these nodes wrote: a name or an array of names."),
+        "include_tags": Fact("Whether records have their `$tag`."),
+        "include_meta": Fact("Whether records have their `meta`."),
+        "wait_ms": Fact(f"Wait for a record this long if there is none. At most {bodies.MAX_WAIT_MS}.", U64),
+        "max_batch_bytes": Fact(
+            f"Most bytes, but at least one record; 0 means the default, clamped to {bodies.MAX_BATCH_BYTES}.", U64
+        ),
+    },
+    bodies.IngestQuery: {
+        "node": Fact("NDJSON: the node of records without one.", NOT_EMPTY),
+        "create": Fact("NDJSON: whether a missing topic is created; false: 404."),
+        "disable_backpressure": Fact("NDJSON: whether to wait where pressure would give 429."),
+        "stage": Fact("Where the records go instead of the topic, until a commit publishes them.", TOPIC),
+    },
+    bodies.CommitBody: {
+        "stages": Fact(
+            f"What is published, in this order; at most {bodies.MAX_STAGES}, each once.",
+            {"items": {"type": "string", **TOPIC}, "minItems": 1, "maxItems": bodies.MAX_STAGES},
+        ),
+        "idempotency_key": Fact(
+            "A repeat within 7 days publishes nothing and gets the first call's seqs.",
+            {"minLength": 1, "maxLength": bodies.MAX_IDEMPOTENCY_KEY},
+        ),
+    },
+    bodies.ExportQuery: {
+        "from_seq": _seq("Records after this seq."),
+        "to_seq": _seq("Up to this seq, which is part of it. Absent: the head at the call."),
+        "from_ts": _seq("Records of this time (ms since the epoch) or later."),
+        "to_ts": _seq("Records of this time or earlier."),
+        "match": Fact("Records with this tag; with a final `*`, with a tag that begins so.", NOT_EMPTY),
+        "node": Fact("Leave out records that these nodes wrote: a name or an array of names."),
+        "include_tags": Fact("Whether records have their `$tag`. `1`, `0`, `true` or `false`."),
+        "include_meta": Fact("Whether records have their `meta`. `1`, `0`, `true` or `false`."),
+        "include_data": Fact("Whether records have their `data`. `1`, `0`, `true` or `false`."),
+        "epoch": _seq("The instance that the reader knows; of another one it gets a tombstone, `recreated`, and all."),
+    },
+    DeleteRequest: {
+        "before_seq": _seq("Records with smaller seqs."),
+        "match": Fact(f"Records whose tag matches: {_MATCH_TEXT}", _MATCH),
+    },
+    RouterPatch: {
+        **_ROUTER_FIELDS,
+        "filter": Fact(
+            f"What is copied: null for all, or a match: {_MATCH_TEXT}", {"anyOf": [*_MATCH["anyOf"], {"type": "null"}]}
+        ),
+    },
+    RouterState: {**_ROUTER_FIELDS, "filter": Fact("What is copied: a match with three elements, or null for all.")},
+    queue_requests.ClaimBody: {
+        "node": Fact("Who claims, and holds what it is given.", NOT_EMPTY),
+        "max": Fact(f"Most jobs, clamped to 1..{setting('max_claim')}."),
+        "lease_ms": Fact(
+            f"How long the jobs are leased, clamped to {MIN_LEASE_MS}..{MAX_LEASE_MS}. Absent: as the topic says."
+        ),
+        "wait_ms": _clamped("Wait for a job this long if there is none.", 0, bodies.MAX_WAIT_MS),
+    },
+    queue_requests.HeldBody: _HELD,
+    watch_requests.Wishes: _WISHES,
+    watch_requests.WatchBody: {
+        "topics": Fact(
+            f"Where to begin, by topic: 1 to {setting('max_watch_topics')} of them.",
+            {
+                "minProperties": 1,
+                "propertyNames": TOPIC,
+                "additionalProperties": {"$ref": "#/components/schemas/WatchStart"},
+            },
+        ),
+        "heartbeat_ms": Fact(
+            "A comment is sent after so long without an event. "
+            f"Clamped to {watch_requests.MIN_HEARTBEAT_MS}..{watch_requests.MAX_HEARTBEAT_MS}.",
+            U64,
+        ),
+        "consistency": Fact("`strong`: a record is delivered once it is synced."),
+    },
+    WatchStart: _START,
+    WatchedTopic: {"from_seq": _seq("Records after this seq will be delivered.")},
+    answer_types.ErrorAnswer: {"error": Fact("What went wrong.")},
+    answer_types.ErrorFacts: {
+        "code": Fact("For programs; each has one status."),
+        "message": Fact("For people; its wording may change."),
+        "detail": Fact("Facts about it, by name."),
+    },
+    answer_types.TopicAnswer: {"config": Fact("The full configuration.")},
+    answer_types.TopicListAnswer: {"topics": Fact("In the order of their names.")},
+    answer_types.TopicDeletedAnswer: {
+        "deleted": Fact("False if there was no such topic."),
+        "routers_removed": Fact("Routers that were deleted with it."),
+    },
+    answer_types.Record: _RECORD,
+    answer_types.AppendAnswer: {
+        "first_seq": _seq("Seq of the first record."),
+        "last_seq": _seq("Seq of the last record."),
+        "seqs": Fact("The seqs of all records, unless `return_seqs` is false.", _SEQS),
+        "count": _seq("Records that this call stored; the first call's number if `deduped`."),
+        "created": Fact("Whether this call created the topic."),
+        "deduped": Fact("Whether this was a repeat, and nothing was stored."),
+    },
+    answer_types.IngestAnswer: {
+        "first_seq": _seq("Seq of the first record."),
+        "last_seq": _seq("Seq of the last record. Others may have written in between."),
+        "count": _seq("Records that are stored, those of repeated batches included."),
+        "batches": _seq("How many appends that were."),
+        "deduped_batches": _seq("How many of them were repeats, and stored nothing."),
+    },
+    answer_types.StageAnswer: {"count": _seq("Records in the stage by now.")},
+    answer_types.CommitAnswer: {
+        "first_seq": _seq("Seq of the first record."),
+        "last_seq": _seq("Seq of the last record."),
+        "count": _seq("Records that were published."),
+        "deduped": Fact("Whether this was a repeat, and nothing was published."),
+    },
+    answer_types.StageDeletedAnswer: {"deleted": Fact("False if there was no such stage.")},
+    answer_types.ReadAnswer: {
+        "records": Fact("In the order of their seqs."),
+        "next_from_seq": _seq("The last seq that was looked at: `from_seq` of the next read."),
+        "caught_up": Fact("Whether there is no more. An empty `records` does not say so."),
+        "tombstone": Fact("A gap before these records, or null."),
+    },
+    answer_types.RecordsDeletedAnswer: {"deleted": _seq("Records that were deleted.")},
+    answer_types.ClaimedJob: {
+        "lease_id": Fact("Opaque; fences an ack, nack or extend.", {"pattern": "^lease_[0-9a-f]+$"}),
+        "deadline": _seq("When the lease ends, in ms since the epoch."),
+        "deliveries": _seq("How often it was given out, this time included."),
+    },
+    answer_types.ClaimAnswer: {"claimed": Fact("The jobs, by their seqs."), "count": _seq("Jobs in `claimed`.")},
+    answer_types.AckAnswer: {"acked": _seq("Jobs that are done, and deleted.")},
+    answer_types.NackAnswer: {"nacked": _seq("Jobs that were given back.")},
+    answer_types.ExtendAnswer: {
+        "extended": _seq("Leases that were extended."),
+        "deadlines": Fact("When they end now, in ms since the epoch, by seq."),
+    },
+    answer_types.WatchAnswer: {
+        "wid": Fact("Name of the session: whoever knows it and has the key can read it."),
+        "stream_url": Fact("Path of its stream."),
+        "session_ttl_ms": _seq("How long it lives without a stream."),
+        "topics": Fact("Where each topic begins."),
+    },
+    answer_types.RouterListAnswer: {"routers": Fact("In the order of their names.")},
+    answer_types.RouterDeletedAnswer: {"deleted": Fact("False if there was no such router.")},
+    answer_types.RootAnswer: {
+        "service": Fact("What listens here."),
+        "version": Fact("Of the daemon."),
+        "docs": Fact("The interface, for people."),
+        "openapi": Fact("The interface, for programs."),
+        "topics": Fact("The list of topics."),
+        "ready": Fact("Whether requests are taken."),
+        "metrics": Fact("Figures."),
+    },
+    answer_types.HealthAnswer: {
+        "status": Fact("The process answers."),
+        "version": Fact("Of the daemon."),
+        "uptime_ms": _seq("Time since the start of the process."),
+    },
+    answer_types.ReadyAnswer: {
+        "status": Fact("Requests are taken."),
+        "wal_replay_complete": Fact("Always true here."),
+        "topics": _seq("How many there are."),
+    },
+    answer_types.CheckpointAnswer: {
+        "files": Fact("Every file that the checkpoint names, relative to the data directory."),
+        "position": Fact("Where replay begins, shard by shard."),
+    },
+    answer_types.ShardPosition: {
+        "shard": _seq("Number of the shard."),
+        "file": _seq("Number of its file."),
+        "offset": _seq("Byte in that file."),
+    },
+    answer_types.Sample: {"labels": Fact("Values by name."), "value": Fact("As of now.")},
+}  # fmt: skip
+
+_OF_DERIVED: Final[tuple[type[Struct], ...]] = (
+    queue_requests.NackBody,
+    queue_requests.ExtendBody,
+    answer_types.TopicStateAnswer,
+    answer_types.RouterAnswer,
+)
+DESCRIBED: Final[Mapping[str, type[Struct]]] = {kind.__name__: kind for kind in (*_BY_TYPE, *_OF_DERIVED)}
+"""The types by the names that the description calls them."""
+
+
+def fact_of(kind: type[Struct], name: str) -> Fact | None:
+    """What is known of a field: as its type says, or what the type derives from, or as the name says anywhere."""
+    for base in kind.__mro__:
+        found = _BY_TYPE.get(base, {}).get(name)
+        if found is not None:
+            return found
+    return _ANYWHERE.get(name)
+
+
+def default_on_creation(name: str) -> Any:
+    """What a field of a topic's configuration is if nobody sets it."""
+    return next(field.default for field in fields(TopicConfig) if field.encode_name == name)

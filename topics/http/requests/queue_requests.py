@@ -1,0 +1,164 @@
+"""What the calls of a queue carry: decoding and checks of `api.md` section 9. Like `bodies`, without I/O.
+
+Numbers called clamped are clamped from both sides. A lease id is opaque to clients, so a text that is none fits no
+lease, and its seq is skipped like one whose lease is another.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Final, NamedTuple, TypeVar
+
+import msgspec
+
+from topics.config import Settings
+from topics.errors import ApiError, invalid
+from topics.http.requests.bodies import (
+    MAX_U64,
+    MAX_WAIT_MS,
+    Query,
+    check_depth,
+    check_text,
+    check_utf8,
+    decode_json,
+    not_u64,
+)
+from topics.log.topic_config import MAX_LEASE_MS, MIN_LEASE_MS
+from topics.model import ClaimRequest, HeldRequest
+from topics.runtime.instant import MAX_AHEAD_MS
+
+NO_LEASE: Final = -1
+"""What is no lease id."""
+
+REPEATS: Final = 4
+"""How many times as many pairs of a seq and a lease id there may be as seqs."""
+
+_LEASE_ID: Final = re.compile(r"lease_([0-9a-f]{16})")
+
+
+class ClaimBody(msgspec.Struct, kw_only=True):
+    node: str
+    max: int = 1
+    lease_ms: int | None = None
+    wait_ms: int = 0
+
+
+class HeldBody(msgspec.Struct, kw_only=True):
+    node: str
+    seqs: list[int]
+    lease_ids: list[str] | None = None
+
+
+class NackBody(HeldBody, kw_only=True):
+    delay_ms: int = 0
+
+
+class ExtendBody(HeldBody, kw_only=True):
+    lease_ms: int
+
+
+_claim_body: Final = msgspec.json.Decoder(ClaimBody)
+_ack_body: Final = msgspec.json.Decoder(HeldBody)
+_nack_body: Final = msgspec.json.Decoder(NackBody)
+_extend_body: Final = msgspec.json.Decoder(ExtendBody)
+
+B = TypeVar("B", ClaimBody, HeldBody, NackBody, ExtendBody)
+
+
+class WorkRequest(NamedTuple):
+    """What a `/work` stream wants: up to `most` jobs at a time, each for `lease_ms` (None: as the topic says)."""
+
+    node: str
+    most: int
+    lease_ms: int | None
+
+
+def decode_claim(raw: bytes, settings: Settings) -> ClaimRequest:
+    """The body of a claim. Raises 400."""
+    body = _decode(_claim_body, raw)
+    check_text("node", body.node, settings.max_node_bytes)
+    return ClaimRequest(
+        node=body.node,
+        most=_clamp(body.max, 1, settings.max_claim),
+        lease_ms=_clamp_lease(body.lease_ms),
+        wait_ms=_clamp(body.wait_ms, 0, MAX_WAIT_MS),
+    )
+
+
+def decode_work(query: bytes, settings: Settings) -> WorkRequest:
+    """The query of a `/work` stream. Raises 400."""
+    values = Query(query)
+    node = values.text("node", "")
+    if not values.all("node"):
+        raise invalid("node", "is required")
+    check_text("node", node, settings.max_node_bytes)
+    most = values.integer("max", 1, signed=True)
+    lease_ms = values.integer("lease_ms", None, signed=True)
+    return WorkRequest(node, _clamp(most, 1, settings.max_claim), _clamp_lease(lease_ms))
+
+
+def decode_ack(raw: bytes, settings: Settings) -> HeldRequest:
+    """The body of an ack. Raises 400."""
+    return _held(_decode(_ack_body, raw), settings)
+
+
+def decode_nack(raw: bytes, settings: Settings) -> tuple[HeldRequest, int]:
+    """The body of a nack, and its `delay_ms`. Raises 400."""
+    body = _decode(_nack_body, raw)
+    return _held(body, settings), _clamp(body.delay_ms, 0, MAX_AHEAD_MS)
+
+
+def decode_extend(raw: bytes, settings: Settings) -> tuple[HeldRequest, int]:
+    """The body of an extend, and its `lease_ms`. Raises 400."""
+    body = _decode(_extend_body, raw)
+    return _held(body, settings), _clamp(body.lease_ms, MIN_LEASE_MS, MAX_LEASE_MS)
+
+
+def _decode(decoder: msgspec.json.Decoder[B], raw: bytes) -> B:
+    if not raw:
+        raise invalid("node", "is required")
+    check_utf8(raw)
+    body = decode_json(decoder, raw)
+    check_depth(raw, "body")
+    return body
+
+
+def _held(body: HeldBody, settings: Settings) -> HeldRequest:
+    check_text("node", body.node, settings.max_node_bytes)
+    if not body.seqs:
+        raise invalid("seqs", "must not be empty")
+    distinct = len(set(body.seqs))
+    if distinct > settings.max_claim:
+        raise _too_many(distinct, settings)
+    if min(body.seqs) < 0 or max(body.seqs) > MAX_U64:
+        raise not_u64(f"seqs[{next(i for i, seq in enumerate(body.seqs) if not 0 <= seq <= MAX_U64)}]")
+    if body.lease_ids is None:
+        return HeldRequest(node=body.node, seqs=list(dict.fromkeys(body.seqs)), lease_ids=None)
+    if len(body.lease_ids) != len(body.seqs):
+        raise invalid("lease_ids", f"has {len(body.lease_ids)} ids for {len(body.seqs)} seqs")
+    # A seq may come again with another id; what comes again as a whole says nothing new.
+    pairs = dict.fromkeys(zip(body.seqs, body.lease_ids, strict=True))
+    if len(pairs) > REPEATS * settings.max_claim:
+        raise _too_many(len(pairs), settings)
+    return HeldRequest(node=body.node, seqs=[seq for seq, _ in pairs], lease_ids=[_lease_id(text) for _, text in pairs])
+
+
+def _too_many(count: int, settings: Settings) -> ApiError:
+    return ApiError(
+        "batch_too_large",
+        f"seqs: {count} seqs, at most {settings.max_claim} are allowed",
+        detail={"field": "seqs", "max": settings.max_claim},
+    )
+
+
+def _lease_id(text: str) -> int:
+    found = _LEASE_ID.fullmatch(text)
+    return int(found[1], 16) if found is not None else NO_LEASE
+
+
+def _clamp(value: int, low: int, high: int) -> int:
+    return max(low, min(high, value))
+
+
+def _clamp_lease(lease_ms: int | None) -> int | None:
+    return None if lease_ms is None else _clamp(lease_ms, MIN_LEASE_MS, MAX_LEASE_MS)

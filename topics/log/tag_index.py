@@ -1,0 +1,311 @@
+"""Which records have which tag: the ordered index that deletions by match go through (`semantics.md` section 4).
+
+A tag has its *postings*, the seqs of its records, ascending: a plain int while there is one, an array of u64 from the
+second on. So a topic costs an object per distinct tag and none per record. Names are kept in order beside it, in
+*runs*: sorted lists of some thousand each, with the newest names unsorted until there are enough of them for a run. A
+prefix is a binary search in each run; a new tag costs an append and its share of a short sort, whatever the number of
+tags (a sorted container with an insertion per name costs five times as much, one sorted on demand would hold the
+loop).
+
+Postings of records that are gone stay until `sweep` comes by; whoever asks filters them. The owner says how many
+they are (`garbage`) and calls `sweep` a little at a time. The same goes for postings of records whose tags are found
+elsewhere by now, in segment files: all below a seq that only grows.
+
+The sweep asks the owner what is gone, and the owner cannot always tell: where columns are not loaded, it keeps
+everything. So a whole round may remove nothing, and another one would not either. What was garbage then is `stuck`
+until a round succeeds or the owner knows more.
+"""
+
+from __future__ import annotations
+
+from array import array
+from bisect import bisect_left, bisect_right
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import pairwise
+from typing import Any, Final
+
+from topics.log.record_index import from_little_endian, little_endian
+from topics.log.tag_match import Match
+
+# Sorting this many names takes about a millisecond; ten million tags make 2,500 runs, searched in a few.
+RUN_NAMES = 4096
+
+# Postings of one tag looked at in one go, and how many of them count as much as visiting a name.
+_CHUNK: Final = 4096
+_POSTINGS_PER_UNIT: Final = 8
+
+
+class TagIndex:
+    """Tag to ascending seqs. `postings` counts all of them, `garbage` those that the owner reported as gone, `stuck`
+    those of the garbage that sweeping cannot find for now."""
+
+    __slots__ = (
+        "_fresh",
+        "_name_at",
+        "_posting_at",
+        "_run_at",
+        "_runs",
+        "_seqs",
+        "_swept",
+        "garbage",
+        "postings",
+        "stuck",
+    )
+
+    def __init__(self) -> None:
+        self._seqs: dict[str, int | array[int]] = {}
+        # Every name of `_seqs` is in `_fresh` or in exactly one run, and nothing else is.
+        self._fresh: list[str] = []
+        self._runs: list[list[str]] = []
+        # Where the sweep goes on.
+        self._run_at = self._name_at = self._posting_at = 0
+        # Whether this round of the sweep has removed anything.
+        self._swept = False
+        self.postings = 0
+        self.garbage = 0
+        self.stuck = 0
+
+    def __len__(self) -> int:
+        """The number of distinct tags."""
+        return len(self._seqs)
+
+    def add_batch(self, first_seq: int, tags: Sequence[str | None]) -> None:
+        """The records from `first_seq` on, past every seq in here, have these tags (None = no tag)."""
+        seqs, fresh = self._seqs, self._fresh
+        n = len(tags)
+        if n > 1 and tags[0] is not None and tags.count(tags[0]) == n:
+            self._add_range(tags[0], first_seq, n)
+        else:
+            for seq, tag in enumerate(tags, first_seq):
+                if tag is not None:
+                    known = seqs.get(tag)
+                    if known is None:
+                        seqs[tag] = seq
+                        fresh.append(tag)
+                    elif isinstance(known, int):
+                        seqs[tag] = array("Q", (known, seq))
+                    else:
+                        known.append(seq)
+            n -= tags.count(None)
+        self.postings += n
+        if len(fresh) >= RUN_NAMES:
+            fresh.sort()
+            self._runs += [fresh[i : i + RUN_NAMES] for i in range(0, len(fresh), RUN_NAMES)]
+            self._fresh = []
+
+    def _add_range(self, tag: str, first_seq: int, n: int) -> None:
+        new = array("Q", range(first_seq, first_seq + n))
+        known = self._seqs.get(tag)
+        if known is None:
+            self._seqs[tag] = new
+            self._fresh.append(tag)
+        elif isinstance(known, int):
+            new.insert(0, known)
+            self._seqs[tag] = new
+        else:
+            known.extend(new)
+
+    def items(self) -> Iterator[tuple[str, Sequence[int]]]:
+        """Every tag with its postings, in no order."""
+        for name, known in self._seqs.items():
+            yield name, (known,) if isinstance(known, int) else known
+
+    def find(self, match: Match, lo: int, hi: int) -> array[int]:
+        """The postings from `lo` to `hi` (inclusive) of matching tags, ascending; gone records may be among them."""
+        if not match.prefix:
+            return self._between(match.pattern, lo, hi)
+        parts = [part for name in self._names(match) if (part := self._between(name, lo, hi))]
+        if len(parts) == 1:
+            return parts[0]
+        merged = [seq for part in parts for seq in part]
+        merged.sort()
+        return array("Q", merged)
+
+    def _names(self, match: Match) -> list[str]:
+        prefix = match.pattern
+        names = [name for name in self._fresh if name.startswith(prefix)]
+        for run in self._runs:
+            at = bisect_left(run, prefix)
+            # From the first name not below the prefix on, those that begin with it come first.
+            to = bisect_left(run, True, at, key=lambda name: not name.startswith(prefix))
+            names += run[at:to]
+        return names
+
+    def _between(self, name: str, lo: int, hi: int) -> array[int]:
+        known = self._seqs.get(name)
+        if known is None:
+            return array("Q")
+        if isinstance(known, int):
+            return array("Q", (known,) if lo <= known <= hi else ())
+        return known[bisect_left(known, lo) : bisect_right(known, hi)]
+
+    def sweep(self, units: int, front: int, only_live: Callable[[array[int]], array[int]] | None) -> None:
+        """Drop postings of gone records, going on where the last call stopped.
+
+        The cost is bounded by `units` (about a microsecond each) and one chunk or run. Nothing below `front` counts as
+        live; `only_live` filters ascending seqs, keeping what it cannot tell, None when everything from there on is
+        live.
+        """
+        if self._run_at >= len(self._runs):
+            self._run_at = self._name_at = self._posting_at = 0
+            self._absorb_fresh()
+        while units > 0 and self._run_at < len(self._runs):
+            run = self._runs[self._run_at]
+            if self._name_at >= len(run):
+                self._next_run()
+                continue
+            if only_live is None and self._name_at == self._posting_at == 0:
+                units -= self._sweep_run(run, front)
+            else:
+                units -= self._sweep_name(run, front, only_live)
+        if self._run_at >= len(self._runs):
+            self.stuck = 0 if self._swept else self.garbage
+            self._swept = False
+
+    def _sweep_run(self, run: list[str], front: int) -> int:
+        """Drop what is below `front` of a whole run, whose other postings are all live; what it cost.
+
+        Ten times as fast a name as one by one: nothing is deleted from the middle of a list.
+        """
+        seqs = self._seqs
+        kept = []
+        removed, cost = 0, 1 + len(run) // 4
+        for name in run:
+            known = seqs[name]
+            if isinstance(known, int):
+                if known >= front:
+                    kept.append(name)
+                else:
+                    del seqs[name]
+                    removed += 1
+                continue
+            stale = bisect_left(known, front)
+            cost += 1 + len(known) // _CHUNK
+            removed += stale
+            if stale == len(known):
+                del seqs[name]
+                continue
+            kept.append(name)
+            if stale:
+                seqs[name] = known[stale:]
+        if removed:
+            self._removed(removed)
+        run[:] = kept
+        self._name_at = len(kept)
+        return cost
+
+    def _sweep_name(self, run: list[str], front: int, only_live: Callable[[array[int]], array[int]] | None) -> int:
+        """Look at one name, or at one chunk of its postings; what it cost."""
+        name = run[self._name_at]
+        known = self._seqs[name]
+        if isinstance(known, int):
+            if known >= front and (only_live is None or only_live(array("Q", (known,)))):
+                self._name_at += 1
+            else:
+                self._removed(1)
+                self._drop_name(run)
+            return 1
+        if self._posting_at == 0:
+            stale = bisect_left(known, front)
+            if stale:
+                # A slice, because deleting in place would leave the array allocated at its old length.
+                known = self._seqs[name] = known[stale:]
+                self._removed(stale)
+        cost = 1
+        if only_live is None:
+            self._posting_at = len(known)
+        else:
+            chunk = known[self._posting_at : self._posting_at + _CHUNK]
+            kept = only_live(chunk)
+            if len(kept) != len(chunk):
+                known[self._posting_at : self._posting_at + _CHUNK] = kept
+                self._removed(len(chunk) - len(kept))
+            self._posting_at += len(kept)
+            cost += len(chunk) // _POSTINGS_PER_UNIT
+        if not known:
+            self._drop_name(run)
+        elif self._posting_at >= len(known):
+            self._posting_at = 0
+            self._name_at += 1
+        return cost
+
+    def _removed(self, n: int) -> None:
+        self.postings -= n
+        self.garbage -= n
+        self.stuck = 0
+        self._swept = True
+
+    def _drop_name(self, run: list[str]) -> None:
+        # At once from both: a name that comes again while the sweep rests must not be in two runs.
+        del self._seqs[run[self._name_at]]
+        del run[self._name_at]
+        self._posting_at = 0
+
+    def _next_run(self) -> None:
+        """Done with a run: join it to the one before while both are small, so that runs stay few."""
+        at = self._run_at
+        run = self._runs[at]
+        if not run:
+            del self._runs[at]
+        elif at and len(self._runs[at - 1]) + len(run) <= RUN_NAMES:
+            self._runs[at - 1] += run
+            self._runs[at - 1].sort()
+            del self._runs[at]
+        else:
+            self._run_at += 1
+        self._name_at = 0
+
+    def _absorb_fresh(self) -> None:
+        if self._fresh:
+            self._fresh.sort()
+            self._runs.append(self._fresh)
+            self._fresh = []
+
+    def dump(self) -> dict[str, Any]:
+        """Names, postings per name (u32) and all postings in that order (u64), for `load`."""
+        counts: array[int] = array("I")
+        seqs: array[int] = array("Q")
+        for known in self._seqs.values():
+            if isinstance(known, int):
+                counts.append(1)
+                seqs.append(known)
+            else:
+                counts.append(len(known))
+                seqs.extend(known)
+        return {"names": list(self._seqs), "counts": little_endian(counts), "seqs": little_endian(seqs)}
+
+    @classmethod
+    def load(cls, value: object) -> TagIndex:
+        """The inverse of `dump`, `garbage` aside. Raises ValueError if `value` is nothing `dump` returns."""
+        if not isinstance(value, Mapping):
+            raise ValueError("tag index: not a map")
+        names = value.get("names")
+        counts = from_little_endian("I", value.get("counts"))
+        seqs = from_little_endian("Q", value.get("seqs"))
+        if not isinstance(names, list | tuple) or len(names) != len(counts) or sum(counts) != len(seqs):
+            raise ValueError("tag index: names, counts and seqs do not fit")
+        index = cls()
+        at = 0
+        for name, count in zip(names, counts, strict=True):
+            if not isinstance(name, str) or name in index._seqs or count == 0:
+                raise ValueError(f"tag index: bad name {name!r}")
+            index._seqs[name] = seqs[at] if count == 1 else seqs[at : at + count]
+            at += count
+        ordered = sorted(index._seqs)
+        index._runs = [ordered[i : i + RUN_NAMES] for i in range(0, len(ordered), RUN_NAMES)]
+        index.postings = len(seqs)
+        return index
+
+    def check(self) -> None:
+        """Assert that names and postings are ordered, unique and counted."""
+        names = [name for run in self._runs for name in run]
+        assert all(run == sorted(run) for run in self._runs)
+        assert len(names) + len(self._fresh) == len(self._seqs) == len({*names, *self._fresh})
+        total = 0
+        for name in self._seqs:
+            known = self._between(name, 0, 2**64)
+            assert known, name
+            assert all(a < b for a, b in pairwise(known)), name
+            total += len(known)
+        assert total == self.postings
+        assert 0 <= self.stuck <= self.garbage <= self.postings

@@ -1,0 +1,327 @@
+"""What a queue keeps of its jobs: pages of columns, a page for a run of seqs, and their form in a dump.
+
+A *page* has a slot for each of `PAGE` seqs: page `n` those from `n * PAGE` on. Of each slot it has a state, how often
+it was claimed, when time frees it, a lease id and a holder, which is an index into the few node names of the page.
+Where nothing is kept the state is `ABSENT`; a page of those only is not kept either (see `table`).
+
+A slot that nothing needs is zero: `due_ms` unless leased or delayed, the lease id and the holder unless leased,
+everything if absent. A kept job that is reserved (see `leases`) has the flag `RESERVED` in its state, so that a search
+for states finds only what may be touched. Dumps are without the flag.
+
+The form of a dump
+------------------
+
+A dump (`Leases.dump`, `Frozen.dump`) is a map:
+
+    cursor         no live seq up to it was never leased (see `leases`)
+    dead_lettered  how many ever were
+    to_epoch_ms    the clock of windows minus the monotonic one, when it was made
+    page           PAGE; a dump with pages of another size is refused
+    pages          a list of pages, ascending by number, each of them a list:
+
+    [number, states, deliveries, due_ms, lease_ids, holders, nodes]
+
+    number      of the page
+    states      PAGE bytes: 0 not kept, 1 free, 2 leased, 3 delayed, 4 parked
+    deliveries  u32 each
+    due_ms      i64 each: leased, one past the deadline; delayed, the end of that; on the monotonic clock of then
+    lease_ids   u64 each
+    holders     u16 each, an index into `nodes`
+    nodes       strings: the holders, in the order of their first slots
+
+`deliveries` to `holders` are bytes, little-endian, with one item for every job that is kept, in the order of the slots;
+a column of nothing but zeros is left empty. So the page of a lone job is `PAGE` bytes and a few more, that of a full
+one, leased by one node, 21 bytes a job.
+"""
+
+from __future__ import annotations
+
+import sys
+from array import array
+from collections.abc import Iterable, Sequence
+from itertools import compress, count
+from typing import Any, Final
+
+from topics.log.record_index import from_little_endian, little_endian
+
+# A page costs 800 bytes besides its slots, which is 3 for each of 256 jobs; a lone job costs a whole page, 6.7 KB. With
+# 128 slots it is 6 and 3.7 KB, but twice as many pages for whatever goes through all of them. It takes 60 us to load a
+# page, 15 us to find out what is due next, and 1 us to copy it.
+PAGE = 256
+
+ABSENT: Final = 0
+FREE: Final = 1
+LEASED: Final = 2
+DELAYED: Final = 3
+PARKED: Final = 4
+"""The states of slots, as dumps have them."""
+STATES: Final = 5
+
+RESERVED: Final = 0x08
+PLAIN: Final = 0x07
+"""What of a state code is the state."""
+
+# The columns are 64 bits. What is further away than this is as good as for ever, or as long ago.
+FAR_MS: Final = 1 << 62
+
+# Where jobs are delivered for ever, counting ends here, which nobody will see.
+_MOST_DELIVERIES: Final = (1 << 32) - 1
+
+_MOST_SEQ: Final = (1 << 64) - 1
+_TO_PLAIN: Final = bytes(code & PLAIN for code in range(256))
+_IF_DUE: Final = bytes(code in (LEASED, DELAYED) for code in range(256))
+_IF_NOT_DUE: Final = bytes(not due for due in _IF_DUE)
+_IF_NOT_LEASED: Final = bytes(code & PLAIN != LEASED for code in range(256))
+_IF_CLAIMED: Final = bytes(code & PLAIN > FREE for code in range(256))
+_IF_STATE: Final = [bytes(code & PLAIN == state for code in range(256)) for state in range(STATES)]
+_KNOWN_STATES: Final = bytes(range(STATES))
+
+
+class Page:
+    """See the module. `born` is the generation that may change it (`table`), `counts` has how many slots are in each
+    state, reserved or not. Of `nodes`, some may be out of use."""
+
+    __slots__ = ("born", "counts", "deliveries", "due_ms", "holders", "lease_ids", "nodes", "states")
+
+    def __init__(self, born: int) -> None:
+        self.born = born
+        self.counts = [PAGE, 0, 0, 0, 0]
+        self.states = bytearray(PAGE)
+        self.deliveries = array("I", bytes(4 * PAGE))
+        self.due_ms = array("q", bytes(8 * PAGE))
+        self.lease_ids = array("Q", bytes(8 * PAGE))
+        self.holders = array("H", bytes(2 * PAGE))
+        self.nodes: tuple[str, ...] = ()
+
+    def copy(self, born: int) -> Page:
+        """One that shares nothing that changes."""
+        page = Page.__new__(Page)
+        page.born = born
+        page.counts = self.counts[:]
+        page.states = self.states[:]
+        page.deliveries = self.deliveries[:]
+        page.due_ms = self.due_ms[:]
+        page.lease_ids = self.lease_ids[:]
+        page.holders = self.holders[:]
+        page.nodes = self.nodes
+        return page
+
+    # -- as it is ----------------------------------------------------------------------------------------------------
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether nothing is kept."""
+        return self.counts[ABSENT] == len(self.states)
+
+    def seqs(self, number: int) -> array[int]:
+        """Those that are kept, ascending; this is page `number`."""
+        return array("Q", compress(count(number * len(self.states)), self.states))
+
+    def seqs_in(self, number: int, state: int) -> array[int]:
+        """Those in `state`, reserved or not, ascending."""
+        return array("Q", compress(count(number * len(self.states)), self.states.translate(_IF_STATE[state])))
+
+    def next_due(self) -> int | None:
+        """When time frees the first of those that are not reserved; None if it frees none."""
+        return min(compress(self.due_ms, self.states.translate(_IF_DUE)), default=None)
+
+    def over(self, now_ms: int) -> list[int]:
+        """The slots that time has freed until `now_ms`, reserved ones left out."""
+        timed = self.states.translate(_IF_DUE)
+        dues = zip(compress(count(), timed), compress(self.due_ms, timed), strict=True)
+        return [slot for slot, due_ms in dues if due_ms <= now_ms]
+
+    def holder(self, slot: int) -> str | None:
+        """Who holds what is in `slot`; None unless it is leased."""
+        return self.nodes[self.holders[slot]] if self.states[slot] & PLAIN == LEASED else None
+
+    # -- changes -----------------------------------------------------------------------------------------------------
+
+    def reserve(self, slot: int) -> None:
+        """Flag what is in `slot`, where something is kept."""
+        self.states[slot] |= RESERVED
+
+    def unreserve(self, slot: int) -> int:
+        """Take the flag away. Returns the state."""
+        state = self.states[slot] & PLAIN
+        self.states[slot] = state
+        return state
+
+    def lease(self, slot: int, holder: int, lease_id: int, due_ms: int) -> None:
+        """Lease it, from whatever state it is in: one more delivery. `holder` is of `index_of`."""
+        counts = self.counts
+        counts[self.states[slot] & PLAIN] -= 1
+        counts[LEASED] += 1
+        self.states[slot] = LEASED
+        if self.deliveries[slot] < _MOST_DELIVERIES:
+            self.deliveries[slot] += 1
+        self.due_ms[slot] = due_ms
+        self.lease_ids[slot] = lease_id
+        self.holders[slot] = holder
+
+    def move(self, slot: int, state: int, due_ms: int = 0) -> None:
+        """Bring it into another state but leased. `due_ms` is for delayed ones."""
+        counts = self.counts
+        counts[self.states[slot] & PLAIN] -= 1
+        counts[state] += 1
+        self.states[slot] = state
+        self.due_ms[slot] = due_ms
+        self.lease_ids[slot] = 0
+        self.holders[slot] = 0
+
+    def free(self, slots: Sequence[int]) -> None:
+        """Move many, which are leased or delayed, to free."""
+        states, due_ms, lease_ids, holders = self.states, self.due_ms, self.lease_ids, self.holders
+        leased = 0
+        for slot in slots:
+            leased += states[slot] == LEASED
+            states[slot] = FREE
+            due_ms[slot] = lease_ids[slot] = holders[slot] = 0
+        self.counts[FREE] += len(slots)
+        self.counts[LEASED] -= leased
+        self.counts[DELAYED] -= len(slots) - leased
+
+    def forget(self, slot: int) -> int:
+        """Keep nothing of it. Returns the state it was in."""
+        state = self.states[slot] & PLAIN
+        if state != ABSENT:
+            self.move(slot, ABSENT)
+            self.deliveries[slot] = 0
+        return state
+
+    def index_of(self, node: str) -> int:
+        """The holder that stands for `node`, from now on."""
+        if node not in self.nodes:
+            if len(self.nodes) >= 2 * len(self.states):
+                # At least half of them are out of use.
+                self.nodes, self.holders = self._packed_nodes()
+            self.nodes = (*self.nodes, sys.intern(node))
+        return self.nodes.index(node)
+
+    def _packed_nodes(self) -> tuple[tuple[str, ...], array[int]]:
+        """The node names in use, in the order of their first slots, and holders to suit."""
+        if len(self.nodes) == 1 or not self.counts[LEASED]:
+            return self.nodes[: self.counts[LEASED]], self.holders
+        leased = self.states.translate(_IF_STATE[LEASED])
+        used = {holder: i for i, holder in enumerate(dict.fromkeys(compress(self.holders, leased)))}
+        if all(old == new for old, new in used.items()):
+            return self.nodes[: len(used)], self.holders
+        holders = array("H", [used[holder] if here else 0 for holder, here in zip(self.holders, leased, strict=True)])
+        return tuple(self.nodes[holder] for holder in used), holders
+
+    # -- dumps -------------------------------------------------------------------------------------------------------
+
+    def dump(self, number: int) -> list[Any]:
+        """Page `number`, as described above. Changes nothing, so that it can be done in another thread."""
+        states = bytes(self.states.translate(_TO_PLAIN))
+        nodes, holders = self._packed_nodes()
+        columns = (self.deliveries, self.due_ms, self.lease_ids, holders)
+        return [number, states, *(_packed(column, states) for column in columns), list(nodes)]
+
+    @classmethod
+    def load(cls, value: object, shift_ms: int, latest_ms: int) -> tuple[int, Page, int | None]:
+        """The inverse: the number, the page, and its `next_due`. Times come to be `shift_ms` later, but no deadline and
+        no end of a delay is after `latest_ms`.
+
+        Raises ValueError if `value` cannot have come from `dump`.
+        """
+        if not isinstance(value, list | tuple) or len(value) != 7:
+            raise ValueError("lease dump: a page is not seven items")
+        number, states, *columns, nodes = value
+        if type(number) is not int or not 0 <= number <= _MOST_SEQ // PAGE:
+            raise ValueError("lease dump: bad page number")
+        if type(states) is not bytes or len(states) != PAGE or states.translate(None, _KNOWN_STATES):
+            raise ValueError("lease dump: bad states")
+        page = cls.__new__(cls)
+        page.born = 0
+        page.states = bytearray(states)
+        page.counts = [states.count(state) for state in range(STATES)]
+        if page.is_empty or (number == 0 and states[0] != ABSENT):
+            raise ValueError("lease dump: a page of nothing, or a job 0")
+        page.deliveries, page.due_ms, page.lease_ids, page.holders = (
+            _unpacked(typecode, column, page) for typecode, column in zip("IqQH", columns, strict=True)
+        )
+        page.nodes = _nodes_of(nodes)
+        page._check_loaded()
+        return number, page, page._shift(shift_ms, latest_ms)
+
+    def _check_loaded(self) -> None:
+        """Raises ValueError if a column has what no slot of that state can have."""
+        states = self.states
+        if not all(self.deliveries) and not all(compress(self.deliveries, states.translate(_IF_CLAIMED))):
+            raise ValueError("lease dump: a job that was never claimed and is not free")
+        if self.counts[LEASED] < PAGE and (
+            any(compress(self.due_ms, states.translate(_IF_NOT_DUE)))
+            or any(compress(self.lease_ids, states.translate(_IF_NOT_LEASED)))
+            or any(compress(self.holders, states.translate(_IF_NOT_LEASED)))
+        ):
+            raise ValueError("lease dump: the time or the holder of a job that has none")
+        # Mostly there is one node, and all are zero.
+        used: Iterable[int] = range(bool(self.counts[LEASED]))
+        if any(self.holders):
+            used = dict.fromkeys(compress(self.holders, states.translate(_IF_STATE[LEASED])))
+        if list(used) != list(range(len(self.nodes))):
+            raise ValueError("lease dump: holders that are not those of the page")
+
+    def _shift(self, shift_ms: int, latest_ms: int) -> int | None:
+        timed = self.states.translate(_IF_DUE)
+        times = self.due_ms.tolist() if all(timed) else list(compress(self.due_ms, timed))
+        if not times:
+            return None
+        different = set(times)
+        first, last = min(different) + shift_ms, max(different) + shift_ms
+        if len(times) == len(timed) and -FAR_MS <= first <= last <= latest_ms:
+            self.due_ms = array("q", [due_ms + shift_ms for due_ms in times])
+            return first
+        for slot in compress(count(), timed):
+            latest = latest_ms + (self.states[slot] == LEASED)
+            self.due_ms[slot] = max(-FAR_MS, min(self.due_ms[slot] + shift_ms, latest))
+        return self.next_due()
+
+    # -- checks ------------------------------------------------------------------------------------------------------
+
+    def check(self) -> None:
+        """Assert what is true of every page."""
+        n = len(self.states)
+        plain = self.states.translate(_TO_PLAIN)
+        assert n == len(self.deliveries) == len(self.due_ms) == len(self.lease_ids) == len(self.holders)
+        assert self.counts == [plain.count(state) for state in range(STATES)], self.counts
+        assert RESERVED not in self.states
+        assert not self.states.translate(None, bytes(range(STATES)) + bytes(range(RESERVED, RESERVED + STATES)))
+        assert len(self.nodes) == len(set(self.nodes)) <= 2 * n, self.nodes
+        for slot, state in enumerate(plain):
+            assert self.deliveries[slot] > 0 or state in (ABSENT, FREE), slot
+            assert self.deliveries[slot] == 0 or state != ABSENT, slot
+            assert state in (LEASED, DELAYED) or self.due_ms[slot] == 0, slot
+            assert state == LEASED or self.lease_ids[slot] == self.holders[slot] == 0, slot
+            assert state != LEASED or self.holders[slot] < len(self.nodes), slot
+            assert self.states[slot] != DELAYED | RESERVED, slot
+
+
+def _packed(column: array[int], states: bytes) -> bytes:
+    if not any(column):
+        return b""
+    return little_endian(array(column.typecode, compress(column, states)) if ABSENT in states else column)
+
+
+def _unpacked(typecode: str, column: object, page: Page) -> array[int]:
+    values = from_little_endian(typecode, column)
+    kept = PAGE - page.counts[ABSENT]
+    if len(values) == kept == PAGE:
+        return values
+    out = array(typecode, bytes(values.itemsize * PAGE))
+    if not values:
+        return out
+    if len(values) != kept:
+        raise ValueError(f"lease dump: {len(values)} items for {kept} jobs")
+    for slot, item in zip(compress(count(), page.states), values, strict=True):
+        out[slot] = item
+    return out
+
+
+def _nodes_of(value: object) -> tuple[str, ...]:
+    if not isinstance(value, list | tuple) or len(value) > PAGE or not all(type(node) is str for node in value):
+        raise ValueError("lease dump: bad node names")
+    if len(set(value)) != len(value):
+        raise ValueError("lease dump: a node name twice")
+    return tuple(map(sys.intern, value))

@@ -1,0 +1,264 @@
+"""The table of a queue's jobs: the pages there are, which of them have free jobs, and when one has to be looked at.
+
+Everything that changes a page goes through `each`, which hands out pages that may be changed and, when it leaves one,
+brings up to date what is known of pages from outside: the totals, the two orders, and whether it is worth keeping.
+
+Freezing is for snapshots: the dict of pages is copied, and the *generation* goes up. A page of an earlier generation
+belongs to somebody else as well, so it is not changed any more but replaced by a copy, when there is something to
+change. What `freeze` returns can therefore be read at any time, also in another thread.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Final
+
+from sortedcontainers import SortedSet
+
+from topics.queue import job_pages
+from topics.queue.due_pages import DuePages
+from topics.queue.job_pages import ABSENT, FREE, PLAIN, RESERVED, STATES, Page
+
+# So many pages are let go at a time: 0.3 ms.
+_LET_GO: Final = 256
+
+
+class Table:
+    """See the module. `totals` has how many jobs are in each state; its first item means nothing."""
+
+    __slots__ = ("_dropped", "_due", "_empty", "_free", "_generation", "_pages", "totals")
+
+    def __init__(self) -> None:
+        self.totals = [0] * STATES
+        self._generation = 0
+        self._pages: dict[int, Page] = {}
+        # The pages with a free job that is not reserved.
+        self._free: SortedSet[int] = SortedSet()
+        self._due = DuePages()
+        # Pages that were dropped all at once, until `let_go`.
+        self._dropped: list[Page] = []
+        # Stands for every page that is not kept, to be read and to be copied.
+        self._empty = Page(0)
+
+    def __len__(self) -> int:
+        """How many jobs are kept."""
+        return sum(self.totals[FREE:])
+
+    # -- as it is ----------------------------------------------------------------------------------------------------
+
+    def at(self, seq: int) -> tuple[Page, int]:
+        """The page and the slot of `seq`, to be read. O(1)."""
+        number, slot = divmod(seq, job_pages.PAGE)
+        return self._pages.get(number, self._empty), slot
+
+    def state(self, seq: int) -> int:
+        """The state of `seq`, reserved or not."""
+        number, slot = divmod(seq, job_pages.PAGE)
+        return self._pages.get(number, self._empty).states[slot] & PLAIN
+
+    def seqs_in(self, state: int) -> array[int]:
+        """The jobs in `state`, ascending. O(pages) and what there is."""
+        out: array[int] = array("Q")
+        if self.totals[state]:
+            for number in sorted(number for number, page in self._pages.items() if page.counts[state]):
+                out += self._pages[number].seqs_in(number, state)
+        return out
+
+    def free(self) -> Iterator[tuple[Page, int, int]]:
+        """The free jobs that are not reserved, smallest seq first, as `each` has them, but to be read."""
+        for number in self._free:
+            page = self._pages[number]
+            slot = page.states.find(FREE)
+            while slot >= 0:
+                yield page, slot, number * job_pages.PAGE + slot
+                slot = page.states.find(FREE, slot + 1)
+
+    def runs(self, first: int, last: int, size: int) -> Iterator[array[int]]:
+        """The kept jobs from `first` to `last`, ascending, in arrays of about `size` or less."""
+        run: array[int] = array("Q")
+        for number in self._numbers(first // job_pages.PAGE, last // job_pages.PAGE + 1):
+            seqs = self._pages[number].seqs(number)
+            if not first <= seqs[0] <= seqs[-1] <= last:
+                seqs = array("Q", [seq for seq in seqs if first <= seq <= last])
+            run += seqs
+            if len(run) >= size:
+                yield run
+                run = array("Q")
+        if run:
+            yield run
+
+    def end_of_run(self, seq: int) -> int:
+        """The first seq from `seq` on that is not kept. O(pages)."""
+        number, slot = divmod(seq, job_pages.PAGE)
+        while (page := self._pages.get(number)) is not None:
+            end = page.states.find(ABSENT, slot)
+            if end >= 0:
+                return number * job_pages.PAGE + end
+            number, slot = number + 1, 0
+        return number * job_pages.PAGE + slot
+
+    # -- changes -----------------------------------------------------------------------------------------------------
+
+    def each(
+        self, seqs: Iterable[int], *, add: bool = False, due_ms: int | None = None
+    ) -> Iterator[tuple[Page, int, int]]:
+        """Each of `seqs` in turn, after its page and its slot. The caller may change them as it goes, and goes to the
+        end. Where there is no page it gets an empty one, to be changed only with `add`.
+
+        With `due_ms`, that is when what has been changed is due. Fast where neighbours are on the same page.
+        """
+        size = job_pages.PAGE
+        number, page = -1, self._empty
+        for seq in seqs:
+            if seq // size != number:
+                self._put_back(number, page, due_ms)
+                number = seq // size
+                page = self._take(number, add)
+            yield page, seq - number * size, seq
+        self._put_back(number, page, due_ms)
+
+    def drop_below(self, start: int, end: int) -> None:
+        """Keep nothing below `end`, when nothing is kept below `start`. O(pages between), or O(pages kept) if fewer."""
+        last, slot = divmod(end, job_pages.PAGE)
+        numbers = self._numbers(start // job_pages.PAGE, last)
+        dropped = [self._pages.pop(number) for number in numbers]
+        if dropped:
+            gone = [sum(column) for column in zip(*(page.counts for page in dropped), strict=True)]
+            self.totals = [total - n for total, n in zip(self.totals, gone, strict=True)]
+        self._dropped += dropped
+        del self._free[: self._free.bisect_left(last)]
+        self._due.remove_all(numbers)
+        if slot and last in self._pages:
+            for page, at, _ in self.each(range(max(start, last * job_pages.PAGE), end)):
+                page.forget(at)
+
+    def let_go(self) -> None:
+        """Give back some of the memory of what `drop_below` has dropped, which takes longer than dropping it."""
+        if self._dropped:
+            del self._dropped[-_LET_GO:]
+
+    # -- time --------------------------------------------------------------------------------------------------------
+
+    def is_due(self, now_ms: int) -> bool:
+        """Whether a page has to be looked at: perhaps, but not certainly, for something that is due."""
+        first = self._due.first()
+        return first is not None and first[0] <= now_ms
+
+    def next_due(self, looks: int) -> int | None:
+        """When the next job is due; if more than `looks` pages have to be looked at, a time before that."""
+        while (first := self._due.first()) is not None and looks > 0:
+            due_ms, number = first
+            exact = self._pages[number].next_due()
+            if exact == due_ms:
+                break
+            self._due.put(number, exact)
+            looks -= 1
+        return None if first is None else first[0]
+
+    def free_due(self, now_ms: int, most: int) -> array[int]:
+        """Look at the first page, which `is_due`, and free what is due there, up to `most` jobs; an array of them."""
+        first = self._due.first()
+        assert first is not None
+        number = first[1]
+        due_ms = self._pages[number].next_due()
+        if due_ms is None or due_ms > now_ms:
+            self._due.put(number, due_ms)
+            return array("Q")
+        page = self._take(number)
+        over = page.over(now_ms)
+        page.free(over[:most])
+        self._put_back(number, page, None)
+        if len(over) <= most:
+            self._due.put(number, page.next_due())
+        return array("Q", [number * job_pages.PAGE + slot for slot in over[:most]])
+
+    def due_at(self, seq: int, due_ms: int) -> None:
+        """`seq` is due at `due_ms`: not reserved any more, when nothing else has changed."""
+        self._due.lower(seq // job_pages.PAGE, due_ms)
+
+    # -- keeping -----------------------------------------------------------------------------------------------------
+
+    def freeze(self) -> Mapping[int, Page]:
+        """The pages as they are. O(pages), and each page is copied once when it is changed next."""
+        self._generation += 1
+        return self._pages.copy()
+
+    @classmethod
+    def load(cls, values: Sequence[object], shift_ms: int, latest_ms: int) -> Table:
+        """Of dumped pages; see `Page.load`. Raises ValueError."""
+        table = cls()
+        last = -1
+        for value in values:
+            number, page, due_ms = Page.load(value, shift_ms, latest_ms)
+            if number <= last:
+                raise ValueError("lease dump: pages out of order")
+            last = number
+            table._pages[number] = page
+            table._count(page, 1)
+            table._due.put(number, due_ms)
+            if page.counts[FREE]:
+                table._free.add(number)
+        return table
+
+    def check(self, reserved: Mapping[int, object]) -> None:
+        """Assert every invariant. `reserved`: those that are to have the flag, as far as they are kept. O(n)."""
+        totals = [0] * STATES
+        bounds = self._due.bounds()
+        flagged = set()
+        for number, page in self._pages.items():
+            page.check()
+            assert not page.is_empty, number
+            assert page.born <= self._generation, number
+            totals = [a + b for a, b in zip(totals, page.counts, strict=True)]
+            assert (FREE in page.states) == (number in self._free), number
+            due_ms = page.next_due()
+            assert due_ms is None or bounds[number] <= due_ms, (number, bounds, due_ms)
+            flagged |= {number * job_pages.PAGE + i for i, state in enumerate(page.states) if state & RESERVED}
+        assert totals[FREE:] == self.totals[FREE:], (totals, self.totals)
+        assert flagged == {seq for seq in reserved if self.state(seq) != ABSENT}
+        assert bounds.keys() <= self._pages.keys()
+        assert self._pages.keys() >= set(self._free)
+        assert self._empty.is_empty
+        assert not any(self._empty.states)
+
+    # -- within ------------------------------------------------------------------------------------------------------
+
+    def _numbers(self, first: int, end: int) -> list[int]:
+        """Of the pages from `first` to before `end` those that are kept, ascending."""
+        if end - first <= len(self._pages):
+            return [number for number in range(first, end) if number in self._pages]
+        return sorted(number for number in self._pages if first <= number < end)
+
+    def _take(self, number: int, add: bool = False) -> Page:
+        """A page to be changed, and then to be put back: meanwhile it is not in the totals."""
+        page = self._pages.get(number)
+        if page is None:
+            if not add:
+                return self._empty
+            page = self._pages[number] = self._empty.copy(self._generation)
+        elif page.born != self._generation:
+            page = self._pages[number] = page.copy(self._generation)
+        self._count(page, -1)
+        return page
+
+    def _put_back(self, number: int, page: Page, due_ms: int | None) -> None:
+        if page is self._empty:
+            return
+        if page.is_empty:
+            del self._pages[number]
+            self._free.discard(number)
+            self._due.remove(number)
+            return
+        self._count(page, 1)
+        if FREE in page.states:
+            self._free.add(number)
+        else:
+            self._free.discard(number)
+        if due_ms is not None:
+            self._due.lower(number, due_ms)
+
+    def _count(self, page: Page, sign: int) -> None:
+        totals = self.totals
+        for state, n in enumerate(page.counts):
+            totals[state] += sign * n

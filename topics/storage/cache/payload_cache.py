@@ -1,0 +1,244 @@
+"""Record bytes in memory: one cache of blocks for all topics, bounded in bytes, and the reader that fills it from
+frames on disk.
+
+A topic's `BlockList` finds the block that covers a seq. Blocks are evicted least recently used, over all topics
+together; what has not reached its file yet, and what never will (`ephemeral`), is pinned and not counted: it is
+bounded by the shard queues, and by caps and quotas. The cache knows no rule of visibility: the index decides what is
+live before anybody asks here.
+"""
+
+from __future__ import annotations
+
+from array import array
+from bisect import bisect_right
+from collections import OrderedDict
+from collections.abc import Sequence
+from typing import Final
+
+from topics.log.block import Block, encode_block
+from topics.log.topic_log import FrameRange
+from topics.storage.files.fs import Fs
+from topics.storage.wal.frames import Seeds, StoredRecord, decode_append
+
+EVICTION_LOOKS: Final = 64
+"""Blocks that are not written yet an eviction passes over before it leaves the rest to the next one."""
+
+
+class BlockList:
+    """One topic's blocks in memory, in seq order, not overlapping. The last may be open: small appends extend it."""
+
+    __slots__ = ("_cache", "_firsts", "blocks", "written_seq")
+
+    def __init__(self, cache: PayloadCache) -> None:
+        self._cache = cache
+        self._firsts: list[int] = []
+        self.blocks: list[Block] = []
+        self.written_seq = 0
+        """What lies above it exists in memory only and cannot be evicted."""
+
+    def append(self, block: Block) -> None:
+        """Add a newly published block at the end; a small one joins the open block before it."""
+        if self.blocks:
+            last = self.blocks[-1]
+            joins = last.first_seq + last.count == block.first_seq and last.pinned == block.pinned
+            if joins and not last.full and block.count + last.count <= 1000:
+                last.extend(block)
+                self._cache.resized(last)
+                return
+            if isinstance(last.body, bytearray):
+                last.close()
+        self.blocks.append(block)
+        self._firsts.append(block.first_seq)
+        self._cache.added(self, block)
+
+    def insert(self, block: Block) -> None:
+        """Add a block that was read from disk. Where it overlaps what is there, it is not kept (the caller still has
+        it)."""
+        at = bisect_right(self._firsts, block.first_seq)
+        if at and self.blocks[at - 1].last_seq >= block.first_seq:
+            return
+        if at < len(self.blocks) and self.blocks[at].first_seq <= block.last_seq:
+            return
+        self.blocks.insert(at, block)
+        self._firsts.insert(at, block.first_seq)
+        self._cache.added(self, block)
+
+    def find(self, seq: int) -> Block | None:
+        """The block that covers `seq`, made most recently used."""
+        at = bisect_right(self._firsts, seq) - 1
+        if at < 0:
+            return None
+        block = self.blocks[at]
+        if seq > block.last_seq:
+            return None
+        self._cache.used(block)
+        return block
+
+    def next_first(self, seq: int) -> int | None:
+        """The first seq of the next block after `seq`, if there is one."""
+        at = bisect_right(self._firsts, seq)
+        return self._firsts[at] if at < len(self._firsts) else None
+
+    def drop_below(self, seq: int) -> None:
+        """Free blocks that lie wholly below `seq`."""
+        gone = 0
+        while gone < len(self.blocks) and self.blocks[gone].last_seq < seq:
+            self._cache.removed(self.blocks[gone])
+            gone += 1
+        if gone:
+            del self.blocks[:gone]
+            del self._firsts[:gone]
+
+    def discard(self, block: Block) -> None:
+        """Remove one block (the cache has evicted it)."""
+        at = bisect_right(self._firsts, block.first_seq) - 1
+        assert self.blocks[at] is block
+        del self.blocks[at]
+        del self._firsts[at]
+
+    def free(self, seqs: Sequence[int]) -> None:
+        """Free the bytes of deleted records where nothing else bounds them: in pinned blocks, once half of one is
+        gone."""
+        at = 0
+        while at < len(seqs):
+            index = bisect_right(self._firsts, seqs[at]) - 1
+            block = self.blocks[index] if index >= 0 else None
+            if block is None or seqs[at] > block.last_seq or not block.pinned:
+                at += 1
+                continue
+            end = bisect_right(seqs, block.last_seq, at)
+            freed = block.without(seqs[at:end])
+            self._cache.removed(block)
+            self.blocks[index] = freed
+            self._cache.added(self, freed)
+            at = end
+
+    def clear(self) -> None:
+        """Free everything (the topic is gone)."""
+        for block in self.blocks:
+            self._cache.removed(block)
+        self.blocks = []
+        self._firsts = []
+
+
+class PayloadCache:
+    """The blocks of all topics, least recently used first, bounded by `TOPICS_CACHE_BYTES`; pinned ones stand aside."""
+
+    def __init__(self, max_bytes: int) -> None:
+        self._max_bytes = max_bytes
+        self._lru: OrderedDict[int, tuple[BlockList, Block, int]] = OrderedDict()
+        self._pinned: dict[int, int] = {}
+        self.bytes = 0
+        self.pinned_bytes = 0
+
+    def added(self, owner: BlockList, block: Block) -> None:
+        """Count a block, and evict others if it is too much."""
+        size = block.nbytes
+        if block.pinned:
+            self._pinned[id(block)] = size
+            self.pinned_bytes += size
+            return
+        self._lru[id(block)] = (owner, block, size)
+        self.bytes += size
+        self._evict()
+
+    def unpin(self, owner: BlockList, block: Block) -> None:
+        """The block's records are on disk now: it counts, and may be evicted, like any other."""
+        self.removed(block)
+        block.pinned = False
+        self.added(owner, block)
+
+    def resized(self, block: Block) -> None:
+        """A block has grown."""
+        key, size = id(block), block.nbytes
+        if block.pinned:
+            self.pinned_bytes += size - self._pinned[key]
+            self._pinned[key] = size
+            return
+        owner, _, before = self._lru[key]
+        self._lru[key] = (owner, block, size)
+        self._lru.move_to_end(key)
+        self.bytes += size - before
+        self._evict()
+
+    def grown(self, block: Block) -> None:
+        """A block that was read may have got a view; it is counted like the block itself, if the block is (still)
+        kept."""
+        if id(block) in (self._pinned if block.pinned else self._lru):
+            self.resized(block)
+
+    def used(self, block: Block) -> None:
+        """A block was read."""
+        if not block.pinned:
+            self._lru.move_to_end(id(block))
+
+    def removed(self, block: Block) -> None:
+        """A block's owner has dropped it."""
+        if block.pinned:
+            self.pinned_bytes -= self._pinned.pop(id(block))
+        else:
+            self.bytes -= self._lru.pop(id(block))[2]
+
+    def _evict(self) -> None:
+        """Drop least recently used blocks until the bound holds. What is not written yet is passed over (a few blocks
+        at the most)."""
+        looks = EVICTION_LOOKS
+        while self.bytes > self._max_bytes and looks and self._lru:
+            key, (owner, block, size) = next(iter(self._lru.items()))
+            if block.last_seq > owner.written_seq:
+                looks -= 1
+                self._lru.move_to_end(key)
+                continue
+            del self._lru[key]
+            self.bytes -= size
+            owner.discard(block)
+
+
+def read_records(fs: Fs, path: str, wanted: FrameRange, salt: int | None) -> tuple[list[StoredRecord], list[int]]:
+    """Blocking: one pread of a WAL file with this salt, every frame's checksum verified. The records, and the seqs that
+    do not verify.
+
+    FileNotFoundError when the file was dropped meanwhile.
+    """
+    handle = fs.open(path, read_only=True)
+    try:
+        window = handle.pread(wanted.length, wanted.offset)
+    finally:
+        handle.close()
+    records = []
+    damaged = []
+    seeds = Seeds(salt, wanted.offset)
+    for seq, at, size in zip(wanted.seqs, wanted.starts, wanted.frame_lens, strict=True):
+        record = decode_append(window, at, size, seeds)
+        if record is None or record.seq != seq:
+            damaged.append(seq)
+        else:
+            records.append(record)
+    return records, damaged
+
+
+def block_of_records(records: Sequence[StoredRecord]) -> Block:
+    """Encode records (ascending seqs, gaps allowed) as one block; a seq that is not there has an empty place."""
+    first, last = records[0].seq, records[-1].seq
+    nodes = [record.node.decode() for record in records] if any(record.node for record in records) else None
+    tags = [record.tag.decode() for record in records] if any(record.tag for record in records) else None
+    metas = [record.meta for record in records] if any(record.meta for record in records) else None
+    datas = [record.data for record in records]
+    if last - first + 1 == len(records):
+        return encode_block(first, [record.ts for record in records], datas, nodes=nodes, tags=tags, metas=metas)
+    singles = {}
+    for i, record in enumerate(records):
+        singles[record.seq] = encode_block(
+            record.seq,
+            [record.ts],
+            [datas[i]],
+            nodes=nodes and [nodes[i]],
+            tags=tags and [tags[i]],
+            metas=metas and [metas[i]],
+        )
+    block = Block(first, 0, bytearray(), array("I", [0]))
+    for seq in range(first, last + 1):
+        single = singles.get(seq)
+        block.extend(single if single is not None else Block(seq, 1, b"", array("I", [0, 0])))
+    block.close()
+    return block

@@ -1,0 +1,216 @@
+"""Loading what the index needs of a segment: columns of spans, and tags, off the loop and into the cache.
+
+Bytes that should be there and are not become `corrupt` holes here, and nowhere before: first the lock of those files is
+waited for, because a segment that was replaced while it was read looks like a damaged one.
+"""
+
+from __future__ import annotations
+
+import errno
+from array import array
+from collections.abc import Callable, Iterable
+from functools import partial
+from typing import Final, Protocol, TypeVar
+
+from topics.errors import topic_not_found
+from topics.log.record_index import NotLoaded, Span
+from topics.log.tag_match import Match
+from topics.log.topic_log import TopicLog
+from topics.runtime.offload import Kind, Offload
+from topics.storage.cache.index_cache import IndexCache
+from topics.storage.segments.segment_format import SegmentTags
+from topics.storage.segments.segment_reader import (
+    NO_COLD,
+    ColdNeeded,
+    Loaded,
+    Tiers,
+    load_columns,
+    load_tags,
+    scan_segment,
+)
+from topics.storage.segments.topic_segments import Segment, Shelf
+from topics.storage.wal.damage_notes import Damaged, DamageNotes
+from topics.telemetry.logs import get_logger
+
+log = get_logger(__name__)
+
+T = TypeVar("T")
+
+ATTEMPTS: Final = 1000
+"""Loads one operation asks for before something must be wrong. Each has to make progress, so this is never met."""
+
+
+class Owner(Damaged, Protocol):
+    """The topic that spans belong to."""
+
+    name: str
+    log: TopicLog
+    shelf: Shelf | None
+
+    def mark_changed(self) -> None:
+        """Its part has to be made anew."""
+        ...
+
+
+class SpanLoader:
+    """See the module."""
+
+    def __init__(self, tiers: Tiers, cache: IndexCache, notes: DamageNotes, offload: Offload) -> None:
+        self.tiers = tiers
+        self._without_cold = tiers._replace(cold=NO_COLD)
+        self._notes = notes
+        self._cache = cache
+        self._offload = offload
+
+    async def rescan(self, topic: Owner, seqs: Iterable[int]) -> None:
+        """Load the spans of these seqs anew, from `.data` alone; what is damaged becomes holes. The caller has the
+        files of their tier for itself. Raises OSError."""
+        await self._renew(topic, seqs, _scanned)
+
+    async def reload(self, topic: Owner, seqs: Iterable[int]) -> None:
+        """The same from whatever file says most about them: for a `.data` that is too short."""
+        await self._renew(topic, seqs, load_columns)
+
+    async def _renew(
+        self, topic: Owner, seqs: Iterable[int], load: Callable[[Tiers, Segment, int, int], Loaded]
+    ) -> None:
+        for span in {span: None for seq in seqs if (span := topic.log.stored_span_at(seq)) is not None}:
+            segment, n = span.segment, span.n
+            assert isinstance(segment, Segment)
+            kind = Kind.COLD_READ if segment.tier == "cold" else Kind.HOT_READ
+            found = await self._offload.run(kind, partial(load, self.tiers, segment, span.first, n))
+            if span.loaded:
+                self._cache.forget_columns(span)
+                topic.log.detach(span)
+            await self._attach(topic, span, segment, n, found)
+
+    async def prepared(self, topic: Owner, operation: Callable[[], T]) -> T:
+        """Call `operation`, as often as it asks for columns; its result. Nothing waits between its success and the
+        return. Raises `404 topic_not_found` when the topic is gone: nothing of it is loaded any more."""
+        needed: dict[Span, None] = {}
+        for _ in range(ATTEMPTS):
+            try:
+                return operation()
+            except NotLoaded as missing:
+                if topic.deleted:
+                    raise topic_not_found(topic.name) from None
+                # All it has asked for so far: loading one must not drop another.
+                needed.update(dict.fromkeys(missing.spans))
+                await self.load(topic, tuple(needed))
+        raise AssertionError("an operation asks for columns without end")
+
+    async def load(self, topic: Owner, spans: Iterable[Span]) -> None:
+        """Load the columns of these spans, if they are still the topic's.
+
+        Raises OSError if the disk does not answer.
+        """
+        spans = tuple(spans)
+        with self._cache.gathering(spans):
+            for span in spans:
+                await self._load_one(topic, span)
+
+    async def _load_one(self, topic: Owner, span: Span) -> None:
+        segment = span.segment
+        if span.loaded:
+            self._cache.use_columns(span)
+            return
+        if not topic.log.holds(span):
+            return
+        assert isinstance(segment, Segment)
+        n = span.n
+        found = await self._read(segment, partial(load_columns, segment=segment, first=span.first, n=n))
+        if found.damaged:
+            found = await self._again(topic, span, segment)
+        await self._attach(topic, span, segment, n, found)
+
+    async def _again(self, topic: Owner, span: Span, segment: Segment) -> Loaded:
+        """Once more with nobody at work on the files."""
+        shelf = topic.shelf
+        assert shelf is not None
+        call = partial(load_columns, segment=segment, first=span.first, n=span.n)
+        if segment.tier == "cold":
+            if shelf.cold.mine:
+                return await self._read(segment, call)
+            if shelf.upkeep.mine and shelf.cold.locked():
+                raise OSError(errno.EAGAIN, "the cold files of the topic are being worked on")  # who may wait for us
+            async with shelf.cold:
+                return await self._read(segment, call)
+        if shelf.upkeep.mine:
+            return await self._read(segment, call)
+        async with shelf.upkeep:
+            return await self._read(segment, call)
+
+    async def _read(self, segment: Segment, call: Callable[[Tiers], T]) -> T:
+        """Make a call about a segment. The cold store is asked only if the hot copies do not do, in threads of its
+        own."""
+        if segment.tier != "cold" or self.tiers.cold is None:
+            return await self._offload.run(Kind.HOT_READ, partial(call, self.tiers))
+        try:
+            return await self._offload.run(Kind.HOT_READ, partial(call, self._without_cold))
+        except ColdNeeded:
+            return await self._offload.run(Kind.COLD_READ, partial(call, self.tiers))
+
+    async def _attach(self, topic: Owner, span: Span, segment: Segment, n: int, found: Loaded) -> None:
+        """The columns are there, unless the span has changed meanwhile; then what is damaged becomes `corrupt` holes.
+        Where the front of the log moves, that takes columns of later spans."""
+        if await self.prepared(topic, partial(self._attach_at_once, topic, span, segment, n, found)):
+            for first, last in found.damaged:
+                await self.prepared(topic, partial(self._give_up, topic, first, last))
+
+    def _attach_at_once(self, topic: Owner, span: Span, segment: Segment, n: int, found: Loaded) -> bool:
+        """Whether it is still the span that was looked at. Raises NotLoaded."""
+        if topic.deleted or span.segment is not segment or span.n != n or not topic.log.holds(span):
+            return False
+        if not span.loaded:
+            if topic.log.attach(span, found.columns):
+                log.warning("summary_corrected", topic=topic.name, first=span.first, last=span.end - 1)
+                topic.mark_changed()
+            self._cache.add_columns(topic.log, span)
+        return True
+
+    def _give_up(self, topic: Owner, first: int, last: int) -> None:
+        """Damaged records become a `corrupt` hole, as far as they are still there. Raises NotLoaded."""
+        first, last = max(first, topic.log.earliest_seq), min(last, topic.log.head_seq)
+        if first <= last and not topic.deleted:
+            topic.log.add_hole(first, last, "corrupt")
+            self._notes.note(topic, [(first, last)])
+            log.error("records_damaged", topic=topic.name, first=first, last=last)
+            topic.mark_changed()
+
+    async def tags(self, segment: Segment) -> SegmentTags:
+        """The tags of a segment. Raises OSError."""
+        known = self._cache.tags(segment)
+        if known is not None:
+            return known
+        found = await self._read(segment, partial(load_tags, segment=segment))
+        if segment.sealed:
+            self._cache.add_tags(segment, found)
+        return found
+
+    async def candidates(self, topic: Owner, match: Match, bound: int) -> array[int]:
+        """Seqs up to `bound` that have a matching tag according to segment files, ascending; together with
+        `TopicLog.matching`, asked in the same step as this returns, that is all of them."""
+        seqs: array[int] = array("Q")
+        done = 0
+        while True:
+            spans = [span for span in topic.log.spans_with_tags(bound) if span.end > done]
+            if not spans:
+                return seqs
+            span = spans[0]
+            segment = span.segment
+            assert isinstance(segment, Segment)
+            tier = segment.tier
+            try:
+                tags = await self.tags(segment)
+            except FileNotFoundError:
+                if span.segment is segment and segment.tier == tier and topic.log.holds(span):
+                    raise
+                continue  # it was dropped or moved while it was looked for
+            if span.segment is not segment or not topic.log.holds(span):
+                continue  # it was replaced while it was read
+            seqs.extend(segment.first + i for i in tags.find(match) if done <= segment.first + i < topic.log.tags_from)
+            done = max(done, segment.first + len(tags.sizes))
+
+
+def _scanned(tiers: Tiers, segment: Segment, first: int, n: int) -> Loaded:
+    return scan_segment(tiers, segment, first, n).loaded

@@ -1,0 +1,6 @@
+"""The cold directory.
+
+identity         which cold directory belongs to which data directory
+cold_store       a segment store whose calls end, even if the store behind it hangs
+cold_directory   the cold directory of this life of the daemon
+"""

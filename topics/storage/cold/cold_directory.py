@@ -1,0 +1,115 @@
+"""The cold directory of this life: its store, whether it is ours, and the task that goes on looking where that could
+not be found out (`docs/design/cold_store.md`).
+
+A start is refused where the directory is somebody else's, or is not the one that was there. One that does not answer
+delays the start by `cold_store.START_S` and no more: it is used once it has answered.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Final
+
+import trio
+
+from topics.config import Settings
+from topics.runtime.offload import Kind, Offload
+from topics.storage.cold.cold_store import ColdStore, Open
+from topics.storage.cold.identity import IDENTITY, ColdRoot, Expected
+from topics.storage.files.datadir import DataDirError
+from topics.storage.files.fs import Fs
+from topics.storage.recovery.recovered_state import Recovered
+from topics.storage.segments.segment_store import DirectorySegmentStore, SegmentStore
+from topics.telemetry.logs import get_logger
+
+log = get_logger(__name__)
+
+LOOK_S: Final = 5.0
+"""How often a directory is looked at that is not known to be ours."""
+
+
+class ColdDirectory:
+    """See the module. `store` is None without a cold directory; a store that is given needs no directory."""
+
+    def __init__(
+        self, settings: Settings, fs: Fs, offload: Offload, given: SegmentStore | None, *, data_root: str
+    ) -> None:
+        self.store: ColdStore | None = None
+        self._fs = fs
+        self._offload = offload
+        self._root: ColdRoot | None = None
+        self._expected = Expected({}, frozenset(), frozenset())
+        timeout_s = settings.cold_timeout_ms / 1000
+        if given is not None:
+            self.store = ColdStore(given, offload, timeout_s, Open())
+        elif settings.cold_dir is not None:
+            root = str(settings.cold_dir)
+            self._root = ColdRoot(fs, data_root, root, adopt=settings.cold_adopt)
+            self.store = ColdStore(DirectorySegmentStore(fs, root), offload, timeout_s, self._root)
+
+    @property
+    def is_ours(self) -> bool:
+        """Return True if the store may be read and changed, as far as anybody knows."""
+        return self._root is None or self._root.state == "ours"
+
+    def identity_files(self) -> list[str]:
+        """What a copy of the directories takes of it, as `Compactor.files` names files."""
+        return [IDENTITY, f"cold:{IDENTITY}"] if self._root is not None and self._root.state == "ours" else []
+
+    def unlock(self) -> None:
+        """Give the directory up."""
+        if self._root is not None:
+            self._root.release()
+
+    def look_at_start(self) -> None:
+        """Blocking, before recovery: see whose it is. Raises DataDirError if it is not ours."""
+        root, store = self._root, self.store
+        if root is None or store is None:
+            return
+        try:
+            store.look(root.look)
+        except OSError as error:
+            self._tell(error)
+
+    def join_at_start(self, recovered: Recovered) -> None:
+        """Blocking, behind recovery: take over a directory without identity, if what is in it is ours. Raises
+        DataDirError if not."""
+        root, store = self._root, self.store
+        if root is None or store is None:
+            return
+        cold = {topic.id for topic in recovered.topics.values() if any(s.tier == "cold" for s in topic.segments)}
+        names = {topic.id: topic.name for topic in recovered.topics.values()}
+        self._expected = Expected(names, frozenset(cold), frozenset(recovered.copied_topics))
+        if root.state == "new":
+            try:
+                store.look(self._join(root))
+            except OSError as error:
+                self._tell(error)
+
+    async def watch(self) -> None:
+        """Look every `LOOK_S` until it is ours; until cancelled."""
+        root, store = self._root, self.store
+        while root is not None and store is not None and root.state != "ours":
+            await trio.sleep(LOOK_S)
+            try:
+                if root.state != "new":
+                    await self._offload.run(Kind.COLD_FILES, partial(store.look, root.look))
+                if root.state == "new":
+                    await self._offload.run(Kind.COLD_FILES, partial(store.look, self._join(root)))
+            except (OSError, DataDirError) as error:
+                self._tell(error)
+        await trio.sleep_forever()
+
+    def _join(self, root: ColdRoot) -> Callable[[], None]:
+        return partial(root.join, self._expected, (self._new_id(), self._new_id()))
+
+    def _new_id(self) -> str:
+        return f"{self._fs.salt():016x}{self._fs.salt():016x}"
+
+    def _tell(self, error: Exception) -> None:
+        log.error(
+            "cold_directory_not_used",
+            problem=str(error),
+            consequence="cold records answer 503 not_ready and no segment is moved; it is looked at again",
+        )

@@ -1,0 +1,261 @@
+"""Whose cold directory it is: identity files in both roots, and a lock on the cold one (`docs/design/cold_store.md`).
+
+`IDENTITY` in the data directory is one line of JSON, `{"id": ..., "cold": ...}`, and in the cold one
+`{"id": ..., "data": ...}`: 32 hex digits each, the id of its own root and that of the other one. Two data directories
+number their topics alike, so without them the second one to be started on a cold directory would take the first one's
+topics for leftovers, and delete them. Everything here blocks.
+"""
+
+from __future__ import annotations
+
+import errno
+import threading
+from collections.abc import Mapping
+from typing import Final, Literal, NamedTuple
+
+import msgspec
+
+from topics.storage.files.datadir import DataDir, DataDirError, parse_topic_name
+from topics.storage.files.fs import Fs, LockHandle, LockHeld, join, write_atomic
+from topics.storage.snapshots.snapshot import SnapshotDamaged, decode_manifest
+from topics.telemetry.logs import get_logger
+
+log = get_logger(__name__)
+
+IDENTITY: Final = "IDENTITY"
+
+NO_DIRECTORY_LOCKS: Final = frozenset({errno.EBADF, errno.EINVAL, errno.ENOLCK, errno.ENOTSUP, errno.EISDIR})
+"""What a file system answers that cannot lock a directory (NFS)."""
+
+SHOWN: Final = 5
+"""Examples in a message."""
+
+State = Literal["unknown", "new", "ours", "foreign"]
+"""unknown: nobody could look yet; nothing is read or changed. new: there is no identity in it that could tell; it is
+read, and becomes ours when what is in it is known. foreign: somebody else's, or not there; nothing is read or
+changed."""
+
+
+class Identity(msgspec.Struct, frozen=True, omit_defaults=True):
+    """The content of one of the two files."""
+
+    id: str
+    data: str | None = None
+    cold: str | None = None
+    pending: bool = False
+    """Of the data directory: it is being joined with `cold`, whose file may not be there yet."""
+
+    def line(self) -> bytes:
+        """As it is in the file."""
+        return msgspec.json.encode(self) + b"\n"
+
+
+class Expected(NamedTuple):
+    """What a data directory knows of what should be in its cold one."""
+
+    names: Mapping[int, str]
+    """Its topics by id."""
+    cold_topics: frozenset[int]
+    """Ids of those with cold segments."""
+    others: frozenset[int]
+    """Ids of topics that are gone and whose files are needed yet."""
+
+
+def read_identity(fs: Fs, root: str) -> Identity | None:
+    """The identity of a root; None if it has none. Raises DataDirError if the file is not one, OSError."""
+    path = join(root, IDENTITY)
+    try:
+        found = msgspec.json.decode(fs.read(path), type=Identity)
+    except FileNotFoundError:
+        return None
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise DataDirError(f"{path} is damaged ({error}): restore it from a copy of the directory") from None
+    return found
+
+
+class ColdRoot:
+    """The cold directory of a data directory, as far as it is known whose it is. An `Admission` of its store.
+
+    `look` and `join` are made one after the other; the rest is asked from any thread.
+    """
+
+    def __init__(self, fs: Fs, data_root: str, root: str, *, adopt: bool) -> None:
+        self.root = root
+        self.state: State = "unknown"
+        self.problem = "nobody could look at it yet"
+        """Why it is not ours, for the operator."""
+        self._fs = fs
+        self._data_root = data_root
+        self._adopt = adopt
+        self._line = b""
+        self._lock: LockHandle | None = None
+        self._one = threading.Lock()
+        """Held by a look: one that was given up, because the store hangs, may go on beside the next one."""
+
+    # -- admission ---------------------------------------------------------------------------------------------------
+
+    def may_read(self) -> None:
+        """Raises OSError unless it is ours, or may be."""
+        if self.state not in ("ours", "new"):
+            raise OSError(errno.EAGAIN, f"the cold directory is not used: {self.problem}")
+
+    def may_change(self) -> None:
+        """Raises OSError unless it is ours, and is so now: a mount may have gone since."""
+        if self.state != "ours":
+            raise OSError(errno.EAGAIN, f"the cold directory is not used: {self.problem}")
+        try:
+            line = self._fs.read(join(self.root, IDENTITY))
+        except FileNotFoundError:
+            line = b""
+        if line != self._line:
+            raise OSError(
+                errno.EAGAIN, f"{self.root} is not the directory any more that it was: is its volume mounted?"
+            )
+
+    # -- looking -----------------------------------------------------------------------------------------------------
+
+    def look(self) -> None:
+        """`_look`, unless an earlier one has not returned: OSError then."""
+        if not self._one.acquire(blocking=False):
+            raise OSError(errno.EBUSY, "an earlier look at the cold directory has not returned")
+        try:
+            self._look()
+        finally:
+            self._one.release()
+
+    def join(self, expected: Expected, new_ids: tuple[str, str]) -> None:
+        """`_join`, likewise."""
+        if not self._one.acquire(blocking=False):
+            raise OSError(errno.EBUSY, "an earlier look at the cold directory has not returned")
+        try:
+            self._join(expected, new_ids)
+        finally:
+            self._one.release()
+
+    def _look(self) -> None:
+        """Lock the root, and see whose it is: `state` is "ours" or "new" when it returns.
+
+        Raises DataDirError, a sentence for the operator, if it is neither (`state` is "foreign" then), and OSError if
+        it cannot be looked at. Changes nothing in it that is not ours but the lock.
+        """
+        fs, root = self._fs, self.root
+        mine, its = read_identity(fs, self._data_root), read_identity(fs, root)
+        if its is not None:
+            if mine is None or its.data != mine.id or mine.cold not in (None, its.id):
+                raise self._refusal(
+                    f"the cold directory {root} belongs to the data directory with the id {its.data}, and "
+                    f"{self._data_root} has "
+                    + (f"the id {mine.id} and the cold directory {mine.cold}" if mine is not None else "no id yet")
+                    + ": set TOPICS_COLD_DIR to the directory that belongs to it, or to an empty one if it has none"
+                )
+        elif mine is not None and mine.cold is not None and not mine.pending and not self._adopt:
+            there = "has lost its IDENTITY." if self._has_content() else "is empty or not there: is its volume mounted?"
+            raise self._refusal(
+                f"the cold directory {root} {there} It should have the id {mine.cold}. Mount it, or restore its "
+                "IDENTITY; to start without it (cold records answer 503 not_ready), unset TOPICS_COLD_DIR; if what "
+                "was in it is lost for good, or it is complete but for that file, start once with TOPICS_COLD_ADOPT=1"
+            )
+        self._take_lock()
+        if its is not None and mine is not None:
+            if mine != (wanted := Identity(mine.id, cold=its.id)):
+                fs.sync_all(root)  # its file may be visible and not on disk: a life was killed that joined the two
+                write_atomic(fs, join(self._data_root, IDENTITY), wanted.line())
+            self._is_ours(its)
+        else:
+            self.state, self.problem = "new", "it has no identity yet"
+
+    def _join(self, expected: Expected, new_ids: tuple[str, str]) -> None:
+        """Make a root without identity ours, if nothing in it speaks against that. `new_ids` are for the data
+        directory, if it has none, and for the cold one: 32 hex digits each.
+
+        Raises DataDirError if it is not known what is in it, OSError.
+        """
+        assert self.state == "new"
+        fs = self._fs
+        if not self._adopt:
+            self._check_content(expected)
+        mine = read_identity(fs, self._data_root)
+        data_id = mine.id if mine is not None else new_ids[0]
+        its = Identity(new_ids[1], data=data_id)
+        if mine is not None and mine.pending and mine.cold is not None:
+            its = Identity(mine.cold, data=data_id)
+        path = join(self._data_root, IDENTITY)
+        # The data directory says first with which one it is about to be joined: a crash in between is no loss.
+        write_atomic(fs, path, Identity(data_id, cold=its.id, pending=True).line())
+        fs.mkdir(self.root)
+        fs.sync_all(self.root)
+        self._take_lock()
+        write_atomic(fs, join(self.root, IDENTITY), its.line())
+        write_atomic(fs, path, Identity(data_id, cold=its.id).line())
+        self._is_ours(its)
+        log.info("cold_directory_joined", cold=self.root, id=its.id, data_id=data_id)
+
+    def release(self) -> None:
+        """Give the lock up."""
+        if self._lock is not None:
+            self._lock.release()
+            self._lock = None
+
+    def _is_ours(self, its: Identity) -> None:
+        self._line = self._fs.read(join(self.root, IDENTITY))
+        self.state, self.problem = "ours", ""
+
+    def _refusal(self, problem: str) -> DataDirError:
+        self.state, self.problem = "foreign", problem
+        return DataDirError(problem)
+
+    def _take_lock(self) -> None:
+        """For the life of the daemon. A root that is not there is locked once it has been made."""
+        fs = self._fs
+        if self._lock is not None or not fs.exists(self.root):
+            return
+        try:
+            try:
+                self._lock = fs.lock_dir(self.root)
+            except OSError as error:
+                if error.errno not in NO_DIRECTORY_LOCKS:
+                    raise
+                self._lock = fs.lock(join(self.root, "LOCK"), self._data_root)
+        except LockHeld:
+            raise self._refusal(
+                f"the cold directory {self.root} is in use by another daemon: two data directories, a copy and its "
+                "original too, must not have the same TOPICS_COLD_DIR"
+            ) from None
+
+    # -- what is in it -----------------------------------------------------------------------------------------------
+
+    def _topics(self) -> list[int]:
+        names = self._fs.listdir(DataDir(self.root).topics_dir)
+        return [topic_id for name in names if (topic_id := parse_topic_name(name)) is not None]
+
+    def _has_content(self) -> bool:
+        return bool(self._fs.listdir(DataDir(self.root).topics_dir))
+
+    def _check_content(self, expected: Expected) -> None:
+        """What a version without identities has left is taken over if every topic in it is one of ours."""
+        there = self._topics()
+        unknown = [topic_id for topic_id in there if not self._is_known(topic_id, expected)]
+        if unknown:
+            shown = ", ".join(f"{topic_id:016x}" for topic_id in unknown[:SHOWN])
+            raise self._refusal(
+                f"the cold directory {self.root} has no IDENTITY, and {len(unknown)} topics in it are not those of "
+                f"{self._data_root} (topics/{shown}): it belongs to another data directory, or these are left from "
+                "topics that were deleted. Set TOPICS_COLD_DIR to an empty directory; or, if it is this one's, start "
+                "once with TOPICS_COLD_ADOPT=1, which removes what nobody knows"
+            )
+        if expected.cold_topics and not there:
+            raise self._refusal(
+                f"the cold directory {self.root} is empty or not there, and {len(expected.cold_topics)} topics have "
+                "segments in it: is its volume mounted? To start without it (cold records answer 503 not_ready), "
+                "unset TOPICS_COLD_DIR; if it is lost for good, start once with TOPICS_COLD_ADOPT=1"
+            )
+
+    def _is_known(self, topic_id: int, expected: Expected) -> bool:
+        name = expected.names.get(topic_id)
+        if name is None:
+            return topic_id in expected.others
+        try:
+            part = decode_manifest(self._fs.read(DataDir(self.root).manifest_path(topic_id)))
+        except (FileNotFoundError, SnapshotDamaged):
+            return True  # a relocation that was cut short has left none
+        return part.id == topic_id and part.name == name

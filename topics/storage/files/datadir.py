@@ -1,0 +1,320 @@
+"""The layout of the data directory, its FORMAT and its LOCK (`storage.md` section 1).
+
+Responsible for the names of everything below `TOPICS_DATA_DIR`, for creating the directories durably, for refusing a
+directory that this version cannot read, and for keeping a second daemon out. What is inside the files is left to
+`frames`, `wal`, `snapshot` and the segment modules.
+
+A directory of an older format is raised to ours by `raise_format`, when recovery has understood all of it and before
+the first byte of the newer form is written: a version that does not know it never meets one, and as long as FORMAT is
+old all files are. The older files stay as they are.
+
+The order at a start is `lock_data_dir`, then `open_data_dir`: two daemons that start in an empty directory then meet at
+the lock, not at the writing of FORMAT. FORMAT is written after the directories above it are durable and before the
+first byte of anything else, so that a directory with content and without FORMAT is never one of ours half made.
+"""
+
+from __future__ import annotations
+
+import errno
+import posixpath
+import re
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Final, NamedTuple
+
+import msgspec
+
+from topics.storage.files.fs import Fs, LockHandle, LockHeld, join, parent, write_atomic
+
+FORMAT: Final = {"wal": 2, "segment": 2, "snapshot": 2}
+"""The formats this version writes. Any change of bytes bumps one of them (`storage.md` section 6)."""
+
+READABLE: Final = (1, 2)
+"""The formats this version reads, of each part. A directory of the older one holds files of both once it was opened."""
+
+_WAL_NAME = re.compile(r"wal-([0-9]{20})\.log")
+_SNAPSHOT_NAME = re.compile(r"snapshot\.(0|[1-9][0-9]*)\.cbor")
+_SHARD_NAME = re.compile(r"shard-([0-9]{2,})")
+_TOPIC_NAME = re.compile(r"[0-9a-f]{16}")
+_MANIFEST_NAME = re.compile(r"topic(?:\.([1-9][0-9]{0,8}))?\.cbor")
+_SEGMENT_NAME = re.compile(r"seg-([0-9]{20})\.(data|idx|tags|idx\.cold|tags\.cold)")
+_SEGMENT_KINDS: Final = ("data", "idx", "tags", "idx.cold", "tags.cold")
+
+
+class DataDirError(Exception):
+    """The data directory cannot be used. The message is one sentence for the operator; no file in it was changed."""
+
+
+class FoundShard(NamedTuple):
+    """A shard of some layout, as found on the disk."""
+
+    shard: int
+    path: str
+
+
+@dataclass(frozen=True, slots=True)
+class DataDir:
+    """The paths below a data directory. Pure: no method touches the file system."""
+
+    root: str
+
+    @property
+    def format_path(self) -> str:
+        """Which formats the directory was written with."""
+        return join(self.root, "FORMAT")
+
+    @property
+    def lock_path(self) -> str:
+        """Flocked by the one daemon, with its pid in it."""
+        return join(self.root, "LOCK")
+
+    @property
+    def clock_path(self) -> str:
+        """Where the clock of windows stood (`clock_mark`)."""
+        return join(self.meta_dir, "clock")
+
+    @property
+    def meta_dir(self) -> str:
+        """Snapshots, and notes about failures."""
+        return join(self.root, "meta")
+
+    @property
+    def witness_path(self) -> str:
+        """What proves that the page cache has kept what was written (`witness`)."""
+        return join(self.meta_dir, "witness")
+
+    def snapshot_path(self, number: int) -> str:
+        """Snapshot `number`; a higher one is newer."""
+        return join(self.meta_dir, f"snapshot.{number}.cbor")
+
+    @property
+    def reserve_path(self) -> str:
+        """A copy of the snapshot that was the newest when the log was cut last."""
+        return join(self.meta_dir, "reserve.cbor")
+
+    @property
+    def wal_dir(self) -> str:
+        """The WAL of all shards."""
+        return join(self.root, "wal")
+
+    def shard_dir(self, shard: int, shards: int) -> str:
+        """Where shard `shard` of `shards` has its WAL files: `wal/` itself if it is the only one."""
+        assert 0 <= shard < shards, (shard, shards)
+        return self.wal_dir if shards == 1 else join(self.wal_dir, f"shard-{shard:02d}")
+
+    def relative(self, path: str) -> str:
+        """A path below the root as seen from there."""
+        return posixpath.relpath(path, self.root)
+
+    @property
+    def topics_dir(self) -> str:
+        """One directory per topic."""
+        return join(self.root, "topics")
+
+    def topic_dir(self, topic_id: int) -> str:
+        """Manifest and segments of a topic."""
+        return join(self.topics_dir, f"{topic_id:016x}")
+
+    def manifest_path(self, topic_id: int, generation: int = 0) -> str:
+        """A topic's manifest; of those that are there the one of the highest generation counts."""
+        return join(self.topic_dir(topic_id), manifest_name(generation))
+
+    def segment_path(self, topic_id: int, first_seq: int, kind: str) -> str:
+        """A file of the segment that starts at `first_seq`; `kind` as in `segment_name`."""
+        return join(self.topic_dir(topic_id), segment_name(first_seq, kind))
+
+
+def wal_name(ordinal: int) -> str:
+    """The name of the WAL file whose first frame is number `ordinal` of its shard."""
+    return f"wal-{ordinal:020d}.log"
+
+
+def wal_path(shard_dir: str, ordinal: int) -> str:
+    """The WAL file of `ordinal` in the directory of its shard."""
+    return join(shard_dir, wal_name(ordinal))
+
+
+def current_path(shard_dir: str) -> str:
+    """The advisory name of a shard's active file; the listing decides."""
+    return join(shard_dir, "CURRENT")
+
+
+def parse_wal_name(name: str) -> int | None:
+    """The ordinal in a WAL file's name; None for any other name (temporary, kept aside, foreign)."""
+    found = _WAL_NAME.fullmatch(name)
+    return int(found[1]) if found else None
+
+
+def parse_snapshot_name(name: str) -> int | None:
+    """The number in a snapshot's name; None for any other name."""
+    found = _SNAPSHOT_NAME.fullmatch(name)
+    return int(found[1]) if found else None
+
+
+def parse_topic_name(name: str) -> int | None:
+    """The id in the name of a topic's directory; None for any other name (one that is being removed)."""
+    return int(name, 16) if _TOPIC_NAME.fullmatch(name) else None
+
+
+def segment_name(first_seq: int, kind: str) -> str:
+    """The name of a file of the segment that starts at `first_seq`.
+
+    `kind` is "data", "idx" or "tags"; "idx.cold" or "tags.cold" is the hot copy of a cold segment's file.
+    """
+    assert kind in _SEGMENT_KINDS, kind
+    return f"seg-{first_seq:020d}.{kind}"
+
+
+def manifest_name(generation: int) -> str:
+    """The name of a manifest: `topic.cbor`, of later generations `topic.<n>.cbor`."""
+    return f"topic.{generation}.cbor" if generation else "topic.cbor"
+
+
+def parse_manifest_name(name: str) -> int | None:
+    """The generation in a manifest's name; None for any other name."""
+    found = _MANIFEST_NAME.fullmatch(name)
+    return int(found[1] or 0) if found else None
+
+
+def parse_segment_name(name: str) -> int | None:
+    """The first seq in the name of a segment's `.data` file; None for any other name."""
+    found = parse_segment_file(name)
+    return found[0] if found and found[1] == "data" else None
+
+
+def parse_segment_file(name: str) -> tuple[int, str] | None:
+    """First seq and kind in the name of any file of a segment; None for any other name (temporary, foreign)."""
+    found = _SEGMENT_NAME.fullmatch(name)
+    return (int(found[1]), found[2]) if found else None
+
+
+def lock_data_dir(fs: Fs, datadir: DataDir, pid_text: str) -> LockHandle:
+    """Keep every other daemon out, until the handle is released or the process ends. Makes the root if it is missing.
+
+    `pid_text` says who we are to whoever comes second. Raises DataDirError, naming the holder, if the lock is held;
+    also if the lock cannot be taken at all (permissions, not a directory).
+    """
+    try:
+        _anchor(fs, datadir)
+        return fs.lock(datadir.lock_path, pid_text)
+    except LockHeld as held:
+        holder = held.holder.strip() or "another process"
+        raise DataDirError(f"the data directory {datadir.root} is in use by {holder} (lock {held.path})") from held
+    except OSError as error:
+        raise DataDirError(f"the data directory {datadir.root} cannot be locked: {error}") from error
+
+
+def open_data_dir(fs: Fs, root: str) -> DataDir:
+    """Create what is missing of the directory, durably, and check its FORMAT or write the first one.
+
+    Raises DataDirError if FORMAT is unreadable, names formats that this version does not read, or is missing beside
+    content; and if a directory cannot be made or synced.
+    """
+    datadir = DataDir(root)
+    try:
+        _anchor(fs, datadir)
+        if fs.exists(datadir.format_path):
+            read_format(fs, datadir)
+            _make_directories(fs, datadir)
+        else:
+            _check_empty(fs, datadir)
+            _make_directories(fs, datadir)
+            _sync_ancestors(fs, root)
+            write_atomic(fs, datadir.format_path, _encoded(FORMAT))
+    except OSError as error:
+        raise DataDirError(f"the data directory {root} cannot be opened: {error}") from error
+    return datadir
+
+
+def raise_format(fs: Fs, datadir: DataDir) -> None:
+    """Replace a FORMAT that is older than ours, durably. Before anything of a newer form is written.
+
+    Raises DataDirError like `read_format`, and OSError.
+    """
+    if read_format(fs, datadir) != FORMAT:
+        write_atomic(fs, datadir.format_path, _encoded(FORMAT))
+
+
+def _anchor(fs: Fs, datadir: DataDir) -> None:
+    """Hear of writes that fail from before the first one of this life. Makes the root if it is missing."""
+    with suppress(PermissionError):  # what is above the root may be closed to us
+        fs.anchor(datadir.root)
+    fs.mkdir(datadir.root)
+    fs.anchor(datadir.root)
+    if fs.exists(datadir.topics_dir):  # it may be a file system of its own
+        fs.anchor(datadir.topics_dir)
+
+
+def discover_shards(fs: Fs, datadir: DataDir) -> list[FoundShard]:
+    """Every shard of every layout on the disk, the flat one first, then by number.
+
+    `wal/` itself counts as shard 0 of the flat layout if it holds a WAL file; a `shard-NN` directory counts even if it
+    is empty, so that a layout that is no longer used can be removed. Both layouts are found after a change of
+    `TOPICS_WAL_SHARDS` that was not finished.
+    """
+    names = fs.listdir(datadir.wal_dir)
+    flat = any(parse_wal_name(name) is not None for name in names)
+    found = [FoundShard(0, datadir.wal_dir)] if flat else []
+    numbered = [(int(match[1]), name) for name in names if (match := _SHARD_NAME.fullmatch(name))]
+    return found + [FoundShard(shard, join(datadir.wal_dir, name)) for shard, name in sorted(numbered)]
+
+
+def _encoded(numbers: Mapping[str, int]) -> bytes:
+    return msgspec.json.encode(numbers) + b"\n"
+
+
+def read_format(fs: Fs, datadir: DataDir) -> dict[str, int]:
+    """The number of each part. FileNotFoundError without FORMAT.
+
+    Raises DataDirError for anything but numbers that this version reads: a part that is missing or unknown was not
+    written by it.
+    """
+    path = datadir.format_path
+    raw = fs.read(path)
+    supported = msgspec.json.encode(FORMAT).decode() + " and older ones"
+    try:
+        found = msgspec.json.decode(raw)
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise DataDirError(f"{path} is not JSON ({error}): found {raw[:80]!r}, supported {supported}") from None
+    numbers = found if isinstance(found, dict) else {}
+    known = numbers.keys() == FORMAT.keys()
+    if not known or any(type(number) is not int or number not in READABLE for number in numbers.values()):
+        shown = msgspec.json.encode(found).decode()
+        raise DataDirError(f"{path} names formats this version does not know: found {shown}, supported {supported}")
+    return numbers
+
+
+def _check_empty(fs: Fs, datadir: DataDir) -> None:
+    """Without FORMAT nobody knows what the bytes mean; ours is durable before any of them is written."""
+    for directory in (datadir.wal_dir, datadir.meta_dir, datadir.topics_dir):
+        names = fs.listdir(directory)
+        if names:
+            raise DataDirError(
+                f"{datadir.format_path} is missing, but {directory} has content ({names[0]}): the data directory is "
+                f"damaged, or is not one of topics; supported {msgspec.json.encode(FORMAT).decode()}"
+            )
+
+
+def _make_directories(fs: Fs, datadir: DataDir) -> None:
+    """Synced even if nothing was missing: a start that was killed may have made them and not come to the sync."""
+    for directory in (datadir.root, datadir.meta_dir, datadir.wal_dir, datadir.topics_dir):
+        fs.mkdir(directory)
+    fs.sync_dir(datadir.root)
+
+
+def _sync_ancestors(fs: Fs, root: str) -> None:
+    """Make the names of the root and of every directory above it durable: any of them may be new.
+
+    One that may be passed through and not read, or is of a kind that has no sync, cannot be synced by itself; then the
+    whole file system of the root is.
+    """
+    path = posixpath.normpath(root)
+    try:
+        while posixpath.basename(path) not in ("", ".", ".."):
+            path = parent(path)
+            fs.sync_dir(path)
+    except OSError as error:
+        if error.errno not in (errno.EACCES, errno.EPERM, errno.EINVAL, errno.ENOTSUP):
+            raise
+        fs.sync_all(root)

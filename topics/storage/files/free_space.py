@@ -1,0 +1,137 @@
+"""Room on the disk, looked at twice a second: below a limit of bytes or of inodes appends are refused, so that
+deletions, acks, checkpoints and reclaiming have a reserve (`crash.md` 27).
+
+So are they while the data directory is not at its path: somebody has moved it, or put another one in its place. Then
+nothing is done to files by their paths either, as they would be another directory's.
+"""
+
+from __future__ import annotations
+
+import errno
+from contextlib import suppress
+from functools import partial
+from typing import Final, NamedTuple
+
+import trio
+
+from topics.config import Settings
+from topics.runtime.offload import Kind, Offload
+from topics.storage.files.fs import Fs
+from topics.telemetry.logs import get_logger
+
+log = get_logger(__name__)
+
+TOLD_EVERY_S: Final = 10.0
+"""Where the free space goes up and down at the limit, not every change is a line in the log."""
+
+LOOK_MS: Final = 500
+"""How often the free space is looked at; `TOPICS_MIN_FREE_BYTES` is far more than can be written in between."""
+
+
+DISPLACED: Final = "the data directory was moved, or another one was put in its place"
+
+
+class Room(NamedTuple):
+    """What is free."""
+
+    bytes: int
+    inodes: int | None
+    """None where their number has no limit."""
+    place: str
+    """Which directory that is about (`Fs.identity`)."""
+
+
+class FreeSpace:
+    """See the module."""
+
+    def __init__(self, settings: Settings, path: str, *, fs: Fs, offload: Offload) -> None:
+        self.shortage: str | None = None
+        """What there is too little of, as a client is told; None if there is enough."""
+        self.displaced = False
+        """The data directory is not at its path."""
+        self._place: str | None = None
+        self._settings = settings
+        self._path = path
+        self._fs = fs
+        self._offload = offload
+
+    async def look(self) -> None:
+        """Know of a disk that is nearly full before anything is appended. If it does not tell, `watch` will."""
+        with suppress(OSError):
+            room = await self._room()
+            self._place = room.place
+            self.shortage = self._shortage(room)
+
+    async def watch(self) -> None:
+        """Keep `shortage` true to the disk; until cancelled."""
+        settings = self._settings
+        unknown = told = False
+        told_at = -TOLD_EVERY_S
+        while True:
+            try:
+                room = await self._room()
+            except FileNotFoundError:
+                self._displace(displaced=True)
+            except OSError as error:
+                if not unknown:
+                    log.warning("free_space_unknown", error=str(error), taken_for_low=self.shortage is not None)
+                unknown = True
+            else:
+                figures = {
+                    "free_bytes": room.bytes,
+                    "min_free_bytes": settings.min_free_bytes,
+                    "free_inodes": room.inodes,
+                    "min_free_inodes": settings.min_free_inodes,
+                }
+                if unknown:
+                    log.info("free_space_known_again", **figures)
+                self._place = self._place or room.place
+                self._displace(displaced=room.place != self._place)
+                unknown, self.shortage = False, self._shortage(room)
+                if (self.shortage is not None) != told and trio.current_time() - told_at >= TOLD_EVERY_S:
+                    told, told_at = self.shortage is not None, trio.current_time()
+                    if told:
+                        refused = "appends are refused (503 read_only) until there is more; reads and deletions go on"
+                        log.error("disk_nearly_full", **figures, consequence=refused)
+                    else:
+                        log.warning("disk_has_room_again", **figures)
+            await trio.sleep(LOOK_MS / 1000)
+
+    def _displace(self, *, displaced: bool) -> None:
+        if displaced and not self.displaced:
+            self.shortage = DISPLACED
+            log.error(
+                "data_directory_displaced",
+                directory=self._path,
+                consequence="appends are refused (503 read_only), and no checkpoint is taken, until it is back",
+            )
+        elif self.displaced and not displaced:
+            log.warning("data_directory_back", directory=self._path)
+        self.displaced = displaced
+
+    async def check_place(self) -> None:
+        """Before files are replaced or removed by their paths. Raises OSError where the data directory is not at its
+        path."""
+        try:
+            room = await self._room()
+        except FileNotFoundError as error:
+            raise OSError(errno.ESTALE, DISPLACED, self._path) from error
+        if self._place is not None and room.place != self._place:
+            raise OSError(errno.ESTALE, DISPLACED, self._path)
+
+    async def _room(self) -> Room:
+        return await self._offload.run(Kind.FILES, partial(_room_at, self._fs, self._path))
+
+    def _shortage(self, room: Room) -> str | None:
+        settings = self._settings
+        if self.displaced:
+            return DISPLACED
+        if room.bytes < settings.min_free_bytes:
+            return f"less than {settings.min_free_bytes} bytes are free on the disk"
+        if room.inodes is not None and room.inodes < settings.min_free_inodes:
+            return f"less than {settings.min_free_inodes} inodes (files) are free on the disk"
+        return None
+
+
+def _room_at(fs: Fs, path: str) -> Room:
+    return Room(fs.free_bytes(path), fs.free_inodes(path), fs.identity(path))

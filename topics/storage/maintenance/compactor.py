@@ -1,0 +1,402 @@
+"""The compactor: checkpoints (`docs/design/segments.md` section 3). What has changed goes into segments and manifests,
+then a snapshot says where replay begins, then WAL files that nothing needs go.
+
+A checkpoint never holds up an append: topics are captured one after another between other work, each in one step of the
+loop; what a part shows may be ahead of the disk when it is captured, and is written only after everything queued by
+then is synced. Its cost follows what is new; the snapshot is put together from parts that are encoded already.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from contextlib import suppress
+from functools import partial
+from itertools import pairwise
+from typing import Final, NamedTuple
+
+import trio
+
+from topics.config import Settings
+from topics.errors import ApiError
+from topics.runtime.offload import Kind, Offload
+from topics.storage.files.datadir import DataDir
+from topics.storage.files.fs import Fs
+from topics.storage.maintenance.file_holds import Upkeep
+from topics.storage.maintenance.topic_checkpoint import LiveTopic, Source, Storing
+from topics.storage.segments.topic_segments import Segment, Shelf
+from topics.storage.snapshots.snapshot import KEPT, Snapshot, snapshot_numbers, write_reserve, write_snapshot
+from topics.storage.store import Start, Store
+from topics.storage.wal.frames import FrameType, encode_control
+from topics.storage.wal.shard_writer import ControlBatch, ShardWriter, WalFile
+from topics.telemetry.logs import get_logger
+
+log = get_logger(__name__)
+
+LOCK_WAIT_S: Final = 1.0
+"""How long a checkpoint waits for work on one topic's files; then it goes on without the topic, and keeps its WAL."""
+
+
+SLICE_TOPICS: Final = 500
+"""Topics looked at before others run."""
+
+_RELATIVE: Final = DataDir("")
+"""Paths as seen from the data directory."""
+
+
+class Checkpoint(NamedTuple):
+    """What a checkpoint was."""
+
+    number: int
+    """Of its snapshot."""
+    positions: dict[int, list[int]]
+    """By shard: file ordinal and offset where its replay begins."""
+    bytes: int
+
+
+class Compactor:
+    """See the module. `run` is a task; `checkpoint` may be called beside it, one at a time takes place."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        store: Store,
+        source: Source,
+        storing: Storing,
+        upkeep: Upkeep,
+        *,
+        fs: Fs,
+        offload: Offload,
+    ) -> None:
+        self._settings = settings
+        self._store = store
+        self._source = source
+        self._storing = storing
+        self._upkeep = upkeep
+        self._fs = fs
+        self._offload = offload
+        self._lock = trio.Lock()
+        self._wake = trio.Event()
+        self._kept: list[list[Start]] = []
+        """Where the replay of the snapshots on disk begins, oldest first, as far as this life knows."""
+        self._reserve: list[Start] | None = None
+        """Where the replay of the snapshot in reserve begins, if this life has written it."""
+        self._last: Checkpoint | None = None
+        self._failures = 0
+        """Checkpoints that have failed since the last one that did not."""
+
+    async def run(self) -> None:
+        """Take a checkpoint at every interval in which something was written, and when a WAL file is full; until
+        cancelled. A failure is logged and tried again at the next occasion."""
+        async with trio.open_nursery() as nursery:
+            for writer in self._store.writers:
+                nursery.start_soon(self._watch_rotations, writer)
+            while True:
+                with trio.move_on_after(self._settings.checkpoint_ms / 1000):
+                    await self._wake.wait()
+                self._wake = trio.Event()
+                if self._source.changed and not self._upkeep.held:
+                    await self.try_checkpoint()
+
+    async def _watch_rotations(self, writer: ShardWriter) -> None:
+        while True:
+            await writer.rotated.wait()
+            self._wake.set()
+            await trio.lowlevel.checkpoint()
+
+    async def try_checkpoint(self, *, marks: bool = True) -> bool:
+        """A checkpoint whose failure is a log line; whether it succeeded."""
+        try:
+            await self.checkpoint(marks=marks)
+        except (OSError, ApiError) as error:
+            self._failures += 1
+            log.warning(
+                "checkpoint_failed",
+                error=str(error),
+                failures=self._failures,
+                consequence="the log grows, and the next start takes longer; it is tried again",
+            )
+            return False
+        self._failures = 0
+        return True
+
+    async def checkpoint(self, *, marks: bool = True, hold_ms: int = 0) -> Checkpoint:
+        """Take a checkpoint, then drop what it makes superfluous.
+
+        `marks=False` leaves the log alone (its writers have stopped). With `hold_ms`, every file stays as it is for so
+        long, but for the log; while a hold lasts, a call prolongs it and takes no new checkpoint. Raises OSError if the
+        disk fails, ApiError on a failed shard. After a cancellation some topics are stored and there is no new
+        snapshot.
+        """
+        async with self._lock:
+            if self._upkeep.held and marks and self._last is not None:
+                await self._upkeep.hold(hold_ms)
+                return self._last
+            self._last = taken = await self._checkpoint(marks)
+            if hold_ms:
+                await self._upkeep.hold(hold_ms)
+            return taken
+
+    async def _checkpoint(self, marks: bool) -> Checkpoint:
+        began = trio.current_time()
+        await self._store.space.check_place()
+        if marks:
+            await self.announce()
+        topics: dict[LiveTopic, Shelf] = {}
+        try:
+            skipped = await self._take(topics)
+            starts = [Start(*writer.synced_position()) for writer in self._store.writers]
+            written = [writer.figures.bytes_written for writer in self._store.writers]
+            passed_over = skipped | self._upkeep.busy | set(self._source.delayed)
+            try:
+                await self._storing.store(topics, sync_shards=marks)
+            except BaseException:
+                self._upkeep.littered.update(dict.fromkeys(topics))
+                raise
+        finally:
+            with trio.CancelScope(shield=True):
+                await self._give_back(topics)
+        self._storing.stuck = {topic for topic in self._storing.stuck if not topic.deleted}
+        for topic in passed_over | self._storing.stuck:
+            starts[topic.shard] = self._previous(topic.shard)
+        checkpoint = await self._write_snapshot(starts)
+        for writer, covered in zip(self._store.writers, written, strict=True):
+            writer.stored(covered)
+        if marks:
+            self._mark(checkpoint.number)
+            await self._drop_files()
+        log.info(
+            "checkpoint",
+            snapshot=checkpoint.number,
+            bytes=checkpoint.bytes,
+            topics=len(topics),
+            skipped=len(skipped),
+            ms=round((trio.current_time() - began) * 1000),
+        )
+        return checkpoint
+
+    async def change_layout(self) -> None:
+        """At the start, before anything is written: go over to the number of shards in the settings (`crash.md` 14).
+
+        Everything goes into segments first, so that no frame of the old layout is needed any more; then two snapshots
+        name the new one; then the old one goes.
+        """
+        await self.checkpoint(marks=False)
+        starts = self._store.new_layout_starts()
+        for _ in range(KEPT):
+            await self._write_snapshot(starts, new_layout=True)
+        await self._keep_reserve()
+        await self._offload.run(Kind.FILES, partial(self._store.switch_layout, starts))
+        for topic in self._source.by_id.values():
+            topic.shard = self._store.shard_of(topic.id)
+
+    async def _write_snapshot(self, starts: Sequence[Start], *, new_layout: bool = False) -> Checkpoint:
+        """What is durable in the parts, with where replay begins.
+
+        A topic that could not be stored since the start is in it as recovery found it, and replay begins where it did
+        then; one that has neither part is younger than that, and all of it is in the log.
+        """
+        number = self._store.next_snapshot_number()
+        snapshot = Snapshot(
+            number=number,
+            shards=len(starts),
+            next_topic_id=self._source.next_topic_id,
+            clock=self._source.now_ms(),
+            positions={i: [*start.position, start.frames] for i, start in enumerate(starts)},
+            topics=[part for topic in self._source.by_id.values() if (part := topic.part or topic.base) is not None],
+            new_layout=new_layout,
+            boot_id=self._store.boot_id,
+            identity=self._store.identity,
+        )
+        size = await self._offload.run(Kind.FILES, partial(write_snapshot, self._fs, self._store.datadir, snapshot))
+        await self._offload.run(Kind.FILES, self._store.write_clock_mark)
+        self._kept = [*(self._kept or [self._store.recovered_starts()])[-1:], list(starts)]
+        return Checkpoint(number, {i: list(start.position) for i, start in enumerate(starts)}, size)
+
+    async def _take(self, taken: dict[LiveTopic, Shelf]) -> set[LiveTopic]:
+        """Lock the files of the topics that have changed, which go to `taken`. Returns those that somebody else works
+        on for too long.
+
+        Nothing waits between the last look at what has changed and the return.
+        """
+        skipped: set[LiveTopic] = set()
+        for i, topic in enumerate(list(self._source.changed), 1):
+            shelf = _shelf_of(topic)
+            if i % SLICE_TOPICS == 0:
+                await trio.lowlevel.checkpoint()
+            with suppress(trio.WouldBlock):  # nearly always there is nobody to wait for
+                shelf.upkeep.acquire_nowait()
+                taken[topic] = shelf
+                continue
+            with trio.move_on_after(LOCK_WAIT_S) as patience:
+                await shelf.upkeep.acquire()
+            if patience.cancelled_caught:
+                skipped.add(topic)
+                continue
+            taken[topic] = shelf
+        for topic in self._source.changed:
+            if topic in taken or topic in skipped:
+                continue
+            shelf = _shelf_of(topic)
+            try:
+                shelf.upkeep.acquire_nowait()
+            except trio.WouldBlock:
+                skipped.add(topic)
+                continue
+            taken[topic] = shelf
+        return skipped
+
+    async def _give_back(self, taken: dict[LiveTopic, Shelf]) -> None:
+        """Unlock what `_take` has locked. Topics without a record are many, and keep nothing."""
+        for i, (topic, shelf) in enumerate(taken.items(), 1):
+            shelf.upkeep.release()
+            if not shelf.segments and not shelf.upkeep.locked() and not shelf.cold.locked():
+                topic.shelf = None
+            if i % SLICE_TOPICS == 0:
+                await trio.lowlevel.checkpoint()
+
+    def _previous(self, shard: int) -> Start:
+        """Where the newest snapshot on disk begins the replay of a shard."""
+        kept = self._kept[-1] if self._kept else self._store.recovered_starts()
+        return kept[shard]
+
+    async def announce(self) -> None:
+        """Leave in the log what a checkpoint is about to take for granted; synced when it returns.
+
+        ttl moves floors without a frame; they are logged before any file goes (`semantics.md` section 3). A topic that
+        has changed without any frame gets a mark, so that a recovery which comes before the snapshot looks at its
+        manifest. Raises ApiError on a failed shard.
+        """
+        last: dict[int, ControlBatch] = {}
+        for topic in list(self._source.changed):
+            floor = topic.log.evict_floor
+            ephemeral = topic.config.durability == "ephemeral"
+            if topic.config.ttl_ms and floor > topic.floor_logged and not ephemeral:
+                topic.floor_logged = floor
+                kind, payload = FrameType.EVICT_WATERMARK, {"below": floor, "reason": "ttl"}
+            elif ephemeral or topic.applied_end is None or topic.applied_end == topic.part_end:
+                if topic.id not in self._store.manifests and not ephemeral:
+                    continue  # it has no manifest, and nothing that would give it one
+                kind, payload = FrameType.CHECKPOINT_MARK, {}
+            else:
+                continue
+            data = encode_control(kind, payload, topic_id=topic.id, ts=self._source.now_ms())
+            last[topic.shard] = batch = ControlBatch(data, 1, topic_id=topic.id, wants_sync=True)
+            self._store.writers[topic.shard].submit(batch)
+        for batch in last.values():
+            await batch.wait_synced()
+
+    def _mark(self, number: int) -> None:
+        for writer in self._store.writers:
+            mark = encode_control(FrameType.CHECKPOINT_MARK, {"snapshot": number}, ts=self._source.now_ms())
+            try:
+                writer.submit(ControlBatch(mark, 1))
+            except ApiError:
+                continue
+
+    async def _drop_files(self) -> None:
+        """Unlink WAL files, oldest first, that both kept snapshots are past."""
+        needed = self._source.copied_files()
+        self._store.files.keep_segments(needed)
+        if len(self._kept) < 2:
+            return
+        for writer in self._store.writers:
+            droppable: list[WalFile] = []
+            for file, following in pairwise(self._store.files.of_shard(writer.shard)):
+                if file.file_id in needed:
+                    break  # copies are made of what is in it
+                if any(kept[writer.shard].position.ordinal < following.ordinal for kept in self._kept):
+                    break
+                droppable.append(file)
+            if droppable:
+                await self._keep_reserve()
+            for file in droppable:
+                await self._offload.run(Kind.FILES, partial(self._fs.unlink, file.path))
+                self._store.files.drop(file)
+                log.info("wal_file_dropped", shard=writer.shard, file=file.path)
+
+    async def _keep_reserve(self) -> None:
+        """Before the log is cut: have a third snapshot that the log behind the cut is enough for. Raises OSError."""
+        newest = self._kept[-1]
+        if self._reserve != newest:
+            write = partial(write_reserve, self._fs, self._store.datadir, self._store.snapshot_number)
+            await self._offload.run(Kind.FILES, write)
+            self._reserve = newest
+
+    # -- what a copy of the directory consists of ---------------------------------------------------------------------
+
+    async def files(self, *, held: bool = False) -> list[str]:
+        """The files of the last checkpoint, relative to the data directory; those in the cold one with `cold:` in
+        front.
+
+        `held`, during a hold: those that nobody writes to while it lasts. All shards go over to new files at one
+        moment, and these are not among them. So copies show the directory as of that moment, however long copying
+        takes. (In a copy of a file that is being written there may be zeros in front of what a sync has covered; and
+        where the log of one shard is copied before that of another, what the other has taken from it meanwhile refers
+        to nothing.) Raises OSError, and ApiError on a failed shard.
+        """
+        datadir = self._store.datadir
+        for writer in self._store.writers if held else ():
+            await writer.prepare_cut()
+        # One step: what is deleted later is not deleted in the copy, so its files have to be there.
+        cuts = [writer.cut() for writer in self._store.writers] if held else []
+        topics = list(self._source.by_id.values())
+        needed: dict[int, set[int]] = {}
+        for kind, owner, first in map(self._store.files.place_of, self._source.copied_files()):
+            if kind == "segment":
+                needed.setdefault(owner, set()).add(first)
+        for cut in cuts:
+            await cut.wait_synced()
+        names = ["FORMAT", *self._store.cold_dir.identity_files()]
+        numbers = await self._offload.run(Kind.FILES, partial(snapshot_numbers, self._fs, datadir))
+        names += [datadir.relative(datadir.snapshot_path(number)) for number in numbers]
+        if await self._offload.run(Kind.FILES, partial(self._fs.exists, datadir.reserve_path)):
+            names.append(datadir.relative(datadir.reserve_path))
+        for writer in self._store.writers:
+            end = cuts[writer.shard].ordinal if cuts else math.inf
+            files = self._store.files.of_shard(writer.shard)
+            names += [datadir.relative(file.path) for file in files if file.ordinal < end]
+        for i, topic in enumerate(topics, 1):
+            if topic.part is not None or topic.base is not None:
+                if topic.id in self._store.manifests:
+                    names.append(_RELATIVE.manifest_path(topic.id, self._store.manifests.generation(topic.id)))
+                if topic.shelf is not None:
+                    copied = needed.get(topic.id, ())
+                    gone = [segment for segment in topic.shelf.gone if segment.first not in copied]
+                    names += self._segment_files(topic.shelf.segments.difference(gone))
+            if i % SLICE_TOPICS == 0:
+                await trio.lowlevel.checkpoint()
+        for owner in sorted(needed.keys() - {topic.id for topic in topics}):
+            names += [_RELATIVE.segment_path(owner, first, "data") for first in sorted(needed[owner])]
+        cold = [
+            (topic.id, s.first) for topic in topics if topic.shelf for s in topic.shelf.segments if s.tier == "cold"
+        ]
+        return names + await self._offload.run(Kind.FILES, partial(self._copies_of_cold, cold))
+
+    def _copies_of_cold(self, segments: Iterable[tuple[int, int]]) -> list[str]:
+        """In a worker thread: those files of cold segments that are in the data directory as well."""
+        datadir = self._store.datadir
+        found = []
+        for topic_id, first in sorted(segments):
+            paths = [datadir.segment_path(topic_id, first, kind) for kind in ("idx.cold", "tags.cold")]
+            found += [datadir.relative(path) for path in paths if self._fs.exists(path)]
+        return found
+
+    @staticmethod
+    def _segment_files(segments: Iterable[Segment]) -> list[str]:
+        names = []
+        for segment in sorted(segments, key=lambda segment: segment.first):
+            if segment.tier == "gone":
+                continue
+            cold = segment.tier == "cold"
+            for kind in ("data", "idx", "tags") if segment.sealed else ("data", "idx"):
+                path = _RELATIVE.segment_path(segment.topic_id, segment.first, kind)
+                names.append(f"cold:{path}" if cold else path)
+        return names
+
+
+def _shelf_of(topic: LiveTopic) -> Shelf:
+    """What there is to lock, even if the topic has no record yet: it may have some by the time it is captured."""
+    if topic.shelf is None:
+        topic.shelf = Shelf()
+    return topic.shelf

@@ -1,0 +1,142 @@
+"""Who may change the files of a topic, and when: what compactor, reclaimer and relocator share (`crash.md` 12, 13).
+
+A *hold* keeps every file as it is while somebody copies the directory: no checkpoint, no reclaim, no relocation, no
+removal begins while one lasts. Work that replaces files outside of a checkpoint first leaves a CheckpointMark with the
+topic's id in the log and keeps the topic in `busy`, so that no snapshot's position passes the mark before the work is
+done: a recovery that sees the mark looks at the manifest and at the directory.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Final
+
+import trio
+
+from topics.runtime.clock import Clock
+from topics.storage.files.free_space import LOOK_MS
+from topics.storage.maintenance.topic_checkpoint import LiveTopic, Source
+from topics.storage.segments.topic_segments import Segment, Shelf
+from topics.storage.store import Store
+from topics.storage.wal.frames import FrameType, encode_control
+from topics.storage.wal.shard_writer import ControlBatch
+
+MAX_HOLD_MS: Final = 600_000
+"""A hold is never longer (`crash.md` 13)."""
+
+COLD_WAIT_S: Final = 5.0
+"""How long a hold waits for work on cold files. What goes on behind that, at a store that hangs, leaves at every moment
+what a crash may leave."""
+
+
+class Upkeep:
+    """See the module."""
+
+    def __init__(self, store: Store, source: Source, clock: Clock) -> None:
+        self._store = store
+        self._source = source
+        self._clock = clock
+        self._one = trio.Lock()
+        """Taken by each piece of work but checkpoints, so that a hold can wait for the one that is going on."""
+        self._held_until_ms = 0
+        self.busy: set[LiveTopic] = set()
+        """Topics whose files are being replaced."""
+        self._moving: dict[LiveTopic, Segment] = {}
+        """Those of which it is only one segment."""
+        self.littered: dict[LiveTopic, None] = {}
+        """Topics with work that has failed: there may be files that no part names. The reclaimer clears them away."""
+        self.littered_cold: dict[LiveTopic, None] = {}
+        """The same of their files in the cold store."""
+        self._cold_works = 0
+        self._no_cold_work = trio.Event()
+        self._no_cold_work.set()
+
+    def needed_segments(self, topic_id: int) -> set[int]:
+        """The first seqs of those segments of a topic that copies in other topics are made of. They stay as they are
+        until the copies are in segments of their own (`crash.md` 18)."""
+        places = map(self._store.files.place_of, self._source.copied_files())
+        return {first for kind, owner, first in places if kind == "segment" and owner == topic_id}
+
+    @property
+    def held(self) -> bool:
+        """Whether a hold lasts."""
+        return self._clock.monotonic_ms() < self._held_until_ms
+
+    async def hold(self, ms: int) -> None:
+        """Keep all files for `ms` from now on; returns when no work on them is going on any more."""
+        until = self._clock.monotonic_ms() + min(ms, MAX_HOLD_MS)
+        self._held_until_ms = max(self._held_until_ms, until)
+        async with self._one:
+            pass
+        with trio.move_on_after(COLD_WAIT_S):
+            await self._no_cold_work.wait()
+
+    async def hold_over(self) -> None:
+        """Wait until no hold lasts, and the data directory is at its path. Cancelling leaves nothing."""
+        # A hold may be prolonged while it lasts.
+        while (left := self._held_until_ms - self._clock.monotonic_ms()) > 0:  # noqa: ASYNC110
+            await trio.sleep(left / 1000)
+        while self._store.space.displaced:  # noqa: ASYNC110 - the watch of the space looks twice a second
+            await trio.sleep(LOOK_MS / 1000)
+
+    @asynccontextmanager
+    async def files_of(self, shelf: Shelf | None) -> AsyncIterator[None]:
+        """Have a topic's files for oneself, to remove what nobody needs. What is begun is finished."""
+        await self.hold_over()
+        async with self._one:
+            if shelf is None:
+                with trio.CancelScope(shield=True):
+                    yield
+                return
+            async with shelf.upkeep:
+                with trio.CancelScope(shield=True):
+                    yield
+
+    @asynccontextmanager
+    async def cold_files_of(self, shelf: Shelf) -> AsyncIterator[None]:
+        """Have a topic's cold files for oneself. Nobody else is held up by it: `files_of` is for what is hot, and may
+        be entered within. May be cancelled at any time."""
+        await self.hold_over()
+        async with shelf.cold:
+            if not self._cold_works:
+                self._no_cold_work = trio.Event()
+            self._cold_works += 1
+            try:
+                yield
+            finally:
+                self._cold_works -= 1
+                if not self._cold_works:
+                    self._no_cold_work.set()
+
+    def is_replacing(self, topic: LiveTopic, segment: Segment) -> bool:
+        """Whether the files of this segment may be about to change."""
+        return topic in self.busy and self._moving.get(topic, segment) is segment
+
+    @asynccontextmanager
+    async def replacing(self, topic: LiveTopic, segment: Segment | None = None) -> AsyncIterator[bool]:
+        """Have a topic's files for oneself, to replace some of them; of one segment only, if there is one. False: the
+        topic is gone, there is nothing to do.
+
+        Raises ApiError when the mark cannot be logged. What is begun is finished: cancellation comes after it.
+        """
+        assert topic.shelf is not None
+        async with self.files_of(topic.shelf):
+            if topic.deleted:
+                yield False
+                return
+            self.busy.add(topic)
+            if segment is not None:
+                self._moving[topic] = segment
+            try:
+                mark = encode_control(FrameType.CHECKPOINT_MARK, {}, topic_id=topic.id, ts=self._source.now_ms())
+                batch = ControlBatch(mark, 1, topic_id=topic.id, wants_sync=True)
+                self._store.writers[topic.shard].submit(batch)
+                await batch.wait_synced()
+                yield True
+            except BaseException:
+                self.littered[topic] = None
+                raise
+            finally:
+                self.busy.discard(topic)
+                self._moving.pop(topic, None)

@@ -1,0 +1,804 @@
+"""The reclaimer: gives back what deleted, evicted and expired records take up on disk (`storage.md` section 4).
+
+The kinds of work, each on one topic at a time and crash-safe at every step (`docs/design/segments.md` section 4):
+
+- *drop*: segments that the part on disk does not need any more; directories of deleted topics.
+- *flag*: deletions in cold segments that have not been written there yet.
+- *rewrite*: a sealed segment of which less than `TOPICS_REWRITE_LIVE_RATIO` is live, without what is dead; one in which
+  everything was deleted has no files from then on.
+- *merge*: neighbours that are small, into one.
+
+Which topics there is something to do for is known from `attention`, where every topic whose part has changed is put; so
+a scan costs what has changed. What only time can bring about (ttl, the age of an active segment) stands in a heap.
+"""
+
+from __future__ import annotations
+
+import heapq
+from array import array
+from collections import deque
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from functools import partial
+from itertools import compress, count
+from typing import Any, Final, NamedTuple
+
+import trio
+
+from topics.config import Settings
+from topics.errors import ApiError
+from topics.log.record_index import DELETED, LIVE, LOST, Span
+from topics.log.topic_log import SpanColumns
+from topics.runtime.clock import Clock
+from topics.runtime.offload import Kind, Offload
+from topics.storage.cache.index_cache import IndexCache
+from topics.storage.cache.span_loader import SpanLoader
+from topics.storage.files.datadir import segment_name
+from topics.storage.files.file_header import FILE_HEADER_BYTES, encode_file_header
+from topics.storage.maintenance.cold_removal import ColdUpkeep, delete_all, is_away
+from topics.storage.maintenance.file_holds import Upkeep
+from topics.storage.maintenance.topic_checkpoint import FlagPatch, LiveTopic, Source, Storing, flag_patches
+from topics.storage.segments.segment_format import (
+    DELETED_FLAG,
+    HOLE_CORRUPT,
+    IDX_DELETED,
+    IDX_HOLE,
+    MIN_FRAME_BYTES,
+    SegmentTags,
+    encode_index,
+    encode_tags,
+    moved_frames,
+)
+from topics.storage.segments.segment_reader import Tiers
+from topics.storage.segments.segment_scan import layout_of
+from topics.storage.segments.segment_store import SegmentStore
+from topics.storage.segments.topic_segments import Segment, Shelf
+from topics.telemetry.logs import get_logger
+
+log = get_logger(__name__)
+
+BYTES_PER_S: Final = 32 << 20
+"""Rewriting and merging take no more of the disk than this."""
+
+SMALL: Final = 4
+"""A segment under a quarter of both seal limits is small."""
+
+SLICE_TOPICS: Final = 256
+SLICE_SLOTS: Final = 1000
+COPY_BYTES: Final = 1 << 20
+READ_GAP: Final = 4096
+
+_ONE_IF_LIVE: Final = bytes(state == LIVE for state in range(256))
+
+
+class Reclaimer:
+    """See the module. `run` is a task; `pass_over` does what it does at once."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        source: Source,
+        storing: Storing,
+        upkeep: Upkeep,
+        loader: SpanLoader,
+        cache: IndexCache,
+        expire: Callable[[Any], Awaitable[None]],
+        *,
+        clock: Clock,
+        offload: Offload,
+    ) -> None:
+        self._settings = settings
+        self._source = source
+        self._storing = storing
+        self._upkeep = upkeep
+        self._loader = loader
+        self._cache = cache
+        self._expire = expire
+        self._clock = clock
+        self._offload = offload
+        self.cold = ColdUpkeep(source, storing, upkeep, offload=offload)
+        self._removed: deque[tuple[int, Shelf | None]] = deque()
+        self._cold_attention: dict[LiveTopic, None] = {}
+        """Topics with something to do about their cold segments."""
+        self._later: list[tuple[int, int, LiveTopic]] = []
+        """A heap: when to look at a topic again, epoch ms; the number keeps topics from being compared."""
+        self._due: dict[LiveTopic, int] = {}
+        self._numbers = count()
+
+    async def run(self) -> None:
+        """Scan every `TOPICS_RECLAIM_MS`, and the cold store apart; until cancelled. A failure is logged and tried
+        again at the next scan."""
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(self._run, self.hot_pass)
+            if self._storing.tiers.cold is not None:
+                nursery.start_soon(self._run, self.cold_pass)
+
+    async def _run(self, one: Callable[[], Awaitable[int]]) -> None:
+        while True:
+            await trio.sleep(self._settings.reclaim_ms / 1000)
+            try:
+                await one()
+            except (OSError, ApiError) as error:
+                log.warning("reclaim_failed", error=str(error))
+
+    def remove_topic(self, topic_id: int, shelf: Shelf | None) -> None:
+        """The topic is gone for good: its directories may go."""
+        self._removed.append((topic_id, shelf))
+
+    async def pass_over(self) -> int:
+        """One scan of both tiers, and all the work it finds; how many pieces that was. Raises as they do."""
+        failure: OSError | ApiError | None = None
+        done = 0
+        for one in (self.hot_pass, self.cold_pass):
+            try:
+                done += await one()
+            except (OSError, ApiError) as error:
+                failure = failure or error
+        if failure is not None:
+            raise failure
+        return done
+
+    async def hot_pass(self) -> int:
+        """One scan, and all the work that it finds on hot files; how many pieces that was. Never asks the cold store.
+
+        What fails for one topic is tried again by the next scan and holds up no other; the first error is raised in the
+        end.
+        """
+        done = 0
+        failure: OSError | ApiError | None = None
+        for _ in range(len(self._removed)):
+            topic_id, shelf = self._removed[0]
+            if self._upkeep.needed_segments(topic_id):
+                self._removed.rotate(-1)
+                continue
+            try:
+                await self._remove_directories(topic_id, shelf)
+                done += 1
+            except OSError as error:
+                failure = failure or error
+                self._removed.append((topic_id, shelf))
+            self._removed.popleft()
+        for topic in list(self._upkeep.littered):
+            try:
+                await self._clear_away(topic)
+            except OSError as error:
+                failure = failure or error
+        now = self._source.now_ms()
+        while self._later and self._later[0][0] <= now:
+            _, _, topic = heapq.heappop(self._later)
+            self._due.pop(topic, None)
+            self._source.attention.add(topic)
+        todo = list(self._source.attention)
+        self._source.attention.clear()
+        for i, topic in enumerate(todo):
+            if i % SLICE_TOPICS == SLICE_TOPICS - 1:
+                await trio.lowlevel.checkpoint()
+            if topic.shelf is None or topic.deleted or topic in self._storing.stuck:
+                continue
+            try:
+                done += await self._look_after(topic, topic.shelf)
+            except (OSError, ApiError) as error:
+                if topic.deleted:
+                    continue
+                failure = failure or error
+                self._source.attention.add(topic)
+            except BaseException:
+                self._source.attention.update(todo[i:])
+                raise
+            if topic in self._source.changed:
+                self._source.attention.add(topic)  # once its part is on disk, there is more to do
+            if _has_cold(topic):
+                self._cold_attention[topic] = None
+        if failure is not None:
+            raise failure
+        return done
+
+    async def cold_pass(self) -> int:
+        """The same for cold files, of the topics that `hot_pass` has come by. A store that does not answer ends it."""
+        if self._storing.tiers.cold is None:
+            self._cold_attention.clear()
+            return 0
+        done = await self.cold.pass_over()
+        failure: OSError | ApiError | None = None
+        todo = list(self._cold_attention)
+        for i, topic in enumerate(todo):
+            if i % SLICE_TOPICS == SLICE_TOPICS - 1:
+                await trio.lowlevel.checkpoint()
+            if topic.shelf is not None and not topic.deleted and topic not in self._storing.stuck:
+                try:
+                    done += await self._look_after_cold(topic, topic.shelf)
+                except (OSError, ApiError) as error:
+                    if is_away(error):
+                        raise
+                    if not topic.deleted:
+                        failure = failure or error
+                        continue
+            self._cold_attention.pop(topic, None)
+            if topic in self._source.changed and not topic.deleted:
+                self._source.attention.add(topic)
+        if failure is not None:
+            raise failure
+        return done
+
+    # -- one topic ---------------------------------------------------------------------------------------------------
+
+    async def _look_after(self, topic: LiveTopic, shelf: Shelf) -> int:
+        """Everything there is to do for the hot files of a topic; how many pieces of work that was."""
+        done = 0
+        await self._expire(topic)
+        self._look_again(topic)
+        if _gone(shelf, cold=False):
+            await self._drop(topic, shelf)
+            done += 1
+        return done + await self._replace_all(topic, shelf, cold=False)
+
+    async def _look_after_cold(self, topic: LiveTopic, shelf: Shelf) -> int:
+        """The same for its cold files."""
+        done = 0
+        if _gone(shelf, cold=True):
+            await self._drop_cold(topic, shelf)
+            done += 1
+        if any(_lacks_flags(span) for span in topic.log.stored_spans()):
+            done += await self._flag_cold(topic, shelf)
+        return done + await self._replace_all(topic, shelf, cold=True)
+
+    async def _replace_all(self, topic: LiveTopic, shelf: Shelf, *, cold: bool) -> int:
+        """Replace what is worth it in one tier; how many segments were made. Each that qualifies is looked at: one that
+        cannot be replaced now, or whose files fail, keeps no other one from it. Raises the first error in the end."""
+        done = 0
+        tried: set[Segment] = set()
+        failure: OSError | None = None
+        while not topic.deleted and (group := await self._worth_it(topic, tried, cold=cold)) is not None:
+            segments = {segment for span in group if (segment := _sealed(span)) is not None}
+            size = None
+            try:
+                size = await (self._replace_cold if cold else self._replace)(topic, shelf, group)
+            except OSError as error:
+                if topic in self._storing.stuck or is_away(error):
+                    raise
+                failure = failure or error
+            if size is None:
+                tried |= segments
+                continue
+            if _gone(shelf, cold=cold):
+                await (self._drop_cold if cold else self._drop)(topic, shelf)
+            done += 1
+            await trio.sleep(size / BYTES_PER_S)
+        if failure is not None:
+            raise failure
+        return done
+
+    def _look_again(self, topic: LiveTopic) -> None:
+        """Note when time alone will have made something to do of this topic."""
+        spans = topic.log.stored_spans()
+        due = []
+        if topic.config.ttl_ms and spans:
+            due.append(spans[0].last_ts + topic.config.ttl_ms + 1)
+        newest = spans[-1].segment if spans else None
+        age = self._settings.segment_max_age_ms
+        if age and isinstance(newest, Segment) and not newest.sealed:
+            at = newest.opened_ms + age
+            if at <= self._source.now_ms():
+                topic.mark_changed()  # the next checkpoint seals it
+            else:
+                due.append(at)
+        if due and min(due) < self._due.get(topic, min(due) + 1):
+            self._due[topic] = min(due)
+            heapq.heappush(self._later, (min(due), next(self._numbers), topic))
+
+    async def _worth_it(self, topic: LiveTopic, tried: set[Segment], *, cold: bool) -> list[Span] | None:
+        """The next spans of a tier to be replaced by one: one with too little in it, or small neighbours. None of those
+        that were `tried`."""
+        sealed = _sealed_in(topic, tried, cold=cold)
+        needed = self._upkeep.needed_segments(topic.id)
+        if needed:
+            self._source.attention.add(topic)  # once nobody needs them any more, there may be something to do
+        for span in sealed:
+            segment = _sealed(span)
+            if segment is None or not topic.log.holds(span):
+                continue  # evicted while another one was loaded
+            if segment.tier == "gone" or _lacks_flags(span) or segment.first in needed:
+                continue
+            if _all_deleted(span):
+                return [span]
+            if await self._mostly_dead(topic, span, segment):
+                return [span]
+        sealed = _sealed_in(topic, tried, cold=cold)
+        events, size = self._settings.segment_max_events, self._settings.segment_max_bytes
+        group: list[Span] = []
+        total = slots = 0
+        for span in sealed:
+            segment = _sealed(span)
+            assert segment is not None
+            small = SMALL * segment.n < events and SMALL * segment.data_bytes < size
+            small = small and segment.tier != "gone" and not _lacks_flags(span) and segment.first not in needed
+            fits = bool(group) and small and _follows(group[-1], span)
+            fits = fits and slots + segment.n <= events and total + segment.data_bytes <= size
+            if not fits:
+                if len(group) > 1:
+                    return group
+                group, total, slots = ([span], segment.data_bytes, segment.n) if small else ([], 0, 0)
+                continue
+            group.append(span)
+            total, slots = total + segment.data_bytes, slots + segment.n
+        return group if len(group) > 1 else None
+
+    async def _mostly_dead(self, topic: LiveTopic, span: Span, segment: Segment) -> bool:
+        """Whether the live records of a sealed segment take up too little of it.
+
+        Their frames are longer than what the summary knows of them by tags and nodes; so where that does not decide it,
+        the columns do, once for each change.
+        """
+        enough = self._settings.rewrite_live_ratio * (segment.data_bytes - segment.header_bytes)
+        if span.bytes + MIN_FRAME_BYTES * span.live >= enough:
+            return False
+        if segment.measured is None or segment.measured[0] != span.live:
+            columns = await self._loader.prepared(topic, partial(_columns_if_held, topic, span))
+            if columns is None:
+                return False
+            live = columns.dead[span.start :].translate(_ONE_IF_LIVE)
+            segment.measured = (live.count(1), sum(compress(columns.frame_len[span.start :], live)))
+        return segment.measured[1] < enough
+
+    # -- dropping ----------------------------------------------------------------------------------------------------
+
+    async def _drop(self, topic: LiveTopic, shelf: Shelf) -> None:
+        """Unlink hot segments that the part on disk does not need. It names them until the next part, so that a crash
+        in between leaves nothing behind."""
+        async with self._upkeep.files_of(shelf):
+            kept = {segment.first for segment in shelf.segments if segment not in shelf.gone}
+            needed = self._upkeep.needed_segments(topic.id)
+            for segment in _gone(shelf, cold=False):
+                if segment.first in needed:
+                    continue
+                if segment.first not in kept:
+                    await self._remove_hot_files(segment)
+                self._forget_dropped(topic, shelf, segment)
+            topic.mark_changed()
+
+    async def _drop_cold(self, topic: LiveTopic, shelf: Shelf) -> None:
+        """The same for cold ones. What is hot of them goes when the rest has gone."""
+        cold = self._storing.tiers.cold
+        assert cold is not None
+        async with self._upkeep.cold_files_of(shelf):
+            for segment in _gone(shelf, cold=True):
+                kept = {other.first for other in shelf.segments if other not in shelf.gone}
+                # Nothing points to it any more, so nobody can begin to need it.
+                if segment.first in self._upkeep.needed_segments(topic.id):
+                    continue
+                if segment.first not in kept:
+                    names = [segment_name(segment.first, kind) for kind in ("data", "idx", "tags")]
+                    await self._offload.run(Kind.COLD_FILES, partial(delete_all, cold, segment.topic_id, names))
+                async with self._upkeep.files_of(shelf):
+                    if segment.first not in kept:
+                        await self._remove_hot_files(segment)
+                    self._forget_dropped(topic, shelf, segment)
+                    topic.mark_changed()
+
+    def _forget_dropped(self, topic: LiveTopic, shelf: Shelf, segment: Segment) -> None:
+        shelf.segments.discard(segment)
+        shelf.gone = [other for other in shelf.gone if other is not segment]
+        self._cache.forget_tags(segment)
+        log.info("segment_dropped", topic=topic.name, first=segment.first, bytes=segment.data_bytes)
+
+    async def _remove_hot_files(self, segment: Segment) -> None:
+        names = [segment_name(segment.first, kind) for kind in ("data", "idx", "tags", "idx.cold", "tags.cold")]
+        await self._offload.run(Kind.FILES, partial(delete_all, self._storing.tiers.hot, segment.topic_id, names))
+
+    async def _clear_away(self, topic: LiveTopic) -> None:
+        """Remove what failed work has left of files that no part names."""
+        if not topic.deleted and topic not in self._storing.stuck:
+            if topic.shelf is None:
+                topic.shelf = Shelf()
+            async with self._upkeep.files_of(topic.shelf):
+                if not topic.deleted:
+                    await self._storing.tidy(topic)
+        self._upkeep.littered.pop(topic, None)
+
+    async def _remove_directories(self, topic_id: int, shelf: Shelf | None) -> None:
+        tiers = self._storing.tiers
+        async with self._upkeep.files_of(shelf):
+            await self._offload.run(Kind.FILES, partial(tiers.hot.delete_topic, topic_id))
+            self._storing.forget_files(topic_id)
+        self.cold.remove_topic(topic_id)
+
+    # -- flags of cold segments --------------------------------------------------------------------------------------
+
+    async def _flag_cold(self, topic: LiveTopic, shelf: Shelf) -> int:
+        """Write the delete flags that cold segments lack: their Delete frames are synced with the part that names
+        them."""
+        done = 0
+        tiers = self._storing.tiers
+        async with self._upkeep.cold_files_of(shelf):
+            todo: list[tuple[Span, list[int]]] = []
+            async with self._upkeep.files_of(shelf):  # so that no part is on its way
+                if topic in self._source.changed:
+                    self._source.attention.add(topic)  # whatever makes its part durable until then
+                    return 0  # not every one of them is in a part yet: after the next checkpoint
+                if not topic.deleted:
+                    lacking = [span for span in topic.log.stored_spans() if _lacks_flags(span)]
+                    todo = [(span, sorted(span.unflagged or ())) for span in lacking]
+            for span, seqs in todo:
+                segment = span.segment
+                assert isinstance(segment, Segment)
+                patches = await self._offload.run(Kind.COLD_FILES, partial(flag_in_store, tiers, segment, seqs))
+                if not patches:
+                    continue
+                async with self._upkeep.files_of(shelf):
+                    if topic.deleted:
+                        return done
+                    await self._offload.run(Kind.FILES, partial(_flag_copy, tiers, segment, patches))
+                    topic.log.flagged(span, [seq for patch in patches for seq in patch.seqs])
+                    topic.mark_changed()
+                    done += 1
+        return done
+
+    # -- replacing ---------------------------------------------------------------------------------------------------
+
+    async def _replace(self, topic: LiveTopic, shelf: Shelf, group: Sequence[Span]) -> int | None:
+        """Put one new hot segment in the place of `group`, without what the part on disk knows to be dead; its bytes.
+
+        None if it has turned out that it cannot be done now.
+        """
+        async with self._upkeep.replacing(topic) as there:
+            if not there:
+                return None
+            await self._storing.store([topic])
+            if not self._is_replaceable(topic, group):
+                return None
+            if _can_vanish(group):
+                return await self._vanish(topic, group[0])
+            work = await self._prepare(topic, shelf, group)
+            if work is None:
+                return None
+            hot = self._storing.tiers.hot
+            try:
+                await self._offload.run(Kind.FILES, partial(_write_replacement, hot, work))
+            except BaseException:
+                self._lose_track(topic, work)
+                raise
+            return await self._put_in_place(topic, shelf, work)
+
+    async def _replace_cold(self, topic: LiveTopic, shelf: Shelf, group: Sequence[Span]) -> int | None:
+        """The same for cold segments. What is written to the cold store keeps nobody from the topic's hot files."""
+        tiers = self._storing.tiers
+        assert tiers.cold is not None
+        async with self._upkeep.cold_files_of(shelf):
+            async with self._upkeep.replacing(topic) as there:
+                if not there:
+                    return None
+                await self._storing.store([topic])
+                if not self._is_replaceable(topic, group):
+                    return None
+                if _can_vanish(group):
+                    return await self._vanish(topic, group[0])
+            work = await self._prepare(topic, shelf, group)
+            if work is None or topic.deleted:
+                return None
+            first = work.old[0].first
+            copies = [segment_name(first, "idx.cold"), segment_name(first, "tags.cold")]
+            # Derived files go before what they are derived from is replaced (`crash.md` 12); those that are hot as late
+            # as can be, because without them the columns of these records are where the payloads are.
+            ready = partial(delete_all, tiers.hot, topic.id, copies)
+            write = partial(_write_replacement, tiers.cold, work, ready)
+            try:
+                derived = await self._offload.run(Kind.COLD_FILES, write)
+            except BaseException:
+                self._lose_track(topic, work)
+                self._upkeep.littered_cold[topic] = None
+                raise
+            try:
+                async with self._upkeep.replacing(topic) as there:
+                    if not there:
+                        return None
+                    await self._offload.run(Kind.FILES, partial(_put_all, tiers.hot, topic.id, copies, derived))
+                    return await self._put_in_place(topic, shelf, work)
+            except BaseException:
+                self._lose_track(topic, work)
+                raise
+
+    def _is_replaceable(self, topic: LiveTopic, group: Sequence[Span]) -> bool:
+        """Whether nothing has happened to these spans. From here on no copies are begun of them: the topic is busy, or
+        they are cold."""
+        segments = [_sealed(span) for span in group]
+        needed = self._upkeep.needed_segments(topic.id)
+        if any(segment is not None and segment.first in needed for segment in segments):
+            self._source.attention.add(topic)
+            return False
+        return all(topic.log.holds(span) for span in group) and all(segments)
+
+    async def _prepare(self, topic: LiveTopic, shelf: Shelf, group: Sequence[Span]) -> _Replacement | None:
+        """What is to be written in the place of `group`; None if a span does not cover its segment."""
+        frozen = await self._loader.prepared(topic, partial(_freeze, topic, shelf, group))
+        if frozen is None:
+            return None
+        plan = await _plan(frozen)
+        old = [span.segment for span in group if isinstance(span.segment, Segment)]
+        tags = [await self._loader.tags(segment) for segment in old]
+        return _Replacement(group, old, plan, tags, self._storing.new_salt())
+
+    def _lose_track(self, topic: LiveTopic, work: _Replacement) -> None:
+        """Nobody knows how far writing has come; from now on only the files say where the records are in them."""
+        for span, segment in zip(work.group, work.old, strict=True):
+            if span.segment is segment:
+                self._cache.forget_columns(span)
+                topic.log.detach(span)
+            self._cache.forget_tags(segment)
+            segment.flagged_meanwhile = None  # a copy of it is of nothing
+
+    async def _put_in_place(self, topic: LiveTopic, shelf: Shelf, work: _Replacement) -> int | None:
+        """The index points to what has been written, and so does the part on disk when it returns."""
+        group, old, plan = work.group, work.old, work.plan
+        if topic.deleted or not all(topic.log.holds(span) for span in group):
+            return None  # evicted meanwhile: dropped as it is
+        new = Segment(
+            topic.id,
+            old[0].first,
+            n=sum(segment.n for segment in old),
+            data_bytes=FILE_HEADER_BYTES + sum(plan.frame_len),
+            frames=len(plan.frame_len) - plan.frame_len.count(0),
+            opened_ms=old[0].opened_ms,
+            sealed=True,
+            tier=old[0].tier,
+            salt=work.salt,
+        )
+        for span, segment in zip(group, old, strict=True):
+            self._cache.forget_columns(span)
+            self._cache.forget_tags(segment)
+        topic.log.replace(group[0].first, group[-1].end - 1, new)
+        shelf.segments.discard(old[0])
+        shelf.segments.add(new)
+        await self._storing.store([topic])
+        log.info("segments_replaced", topic=topic.name, first=new.first, segments=len(old), bytes=new.data_bytes)
+        return new.data_bytes
+
+    async def _vanish(self, topic: LiveTopic, span: Span) -> int:
+        """Everything in a segment was deleted, and the part on disk knows it: from the next part on it has no files."""
+        old = span.segment
+        assert isinstance(old, Segment)
+        self._cache.forget_columns(span)
+        gone = Segment(topic.id, span.first, n=span.n, opened_ms=span.last_ts, sealed=True, tier="gone")
+        topic.log.replace(span.first, span.end - 1, gone)
+        await self._storing.store([topic])
+        log.info("segment_emptied", topic=topic.name, first=span.first, last=span.end - 1)
+        return 1
+
+
+class _Plan(NamedTuple):
+    """What of the old segments goes into the new one, slot by slot; `frame_len` is 0 for what does not."""
+
+    source: array[int]
+    """Which of the old segments, and `offset`: where in it."""
+    offset: array[int]
+    frame_len: array[int]
+    ts: array[int]
+    flags: bytearray
+    """As in `.idx`."""
+    size: array[int]
+
+
+class _Replacement(NamedTuple):
+    """Spans, their segments, and what is to be written in the place of those."""
+
+    group: Sequence[Span]
+    old: Sequence[Segment]
+    plan: _Plan
+    tags: Sequence[SegmentTags]
+    salt: int
+    """Of the new `.data`."""
+
+
+class _Frozen(NamedTuple):
+    """A span as of one step of the loop."""
+
+    first: int
+    columns: SpanColumns
+    since: set[int]
+    """Seqs deleted since the part on disk was made; at least."""
+    gone: int
+    """Slots that the part on disk knows to be below the front."""
+
+
+def _columns_if_held(topic: LiveTopic, span: Span) -> SpanColumns | None:
+    """The columns of a span; None if it has been evicted: nothing loads it any more. Raises NotLoaded."""
+    return topic.log.columns_of(span) if topic.log.holds(span) else None
+
+
+def _freeze(topic: LiveTopic, shelf: Shelf, group: Sequence[Span]) -> list[_Frozen] | None:
+    """What the new segment is made from. Raises NotLoaded; None if a span does not cover its segment from the first
+    slot on."""
+    frozen = []
+    for span in group:
+        segment = span.segment
+        assert isinstance(segment, Segment)
+        if span.first != segment.first or span.n != segment.n:
+            return None
+        gone = min(max(shelf.earliest_stored - span.first, 0), span.n)
+        frozen.append(_Frozen(span.first, topic.log.columns_of(span), set(span.unflagged or ()), gone))
+    return frozen
+
+
+async def _plan(group: Sequence[_Frozen]) -> _Plan:
+    """What survives: everything that is not dead according to the part on disk, worked out in slices.
+
+    What has been deleted or evicted since is kept, so that the part never knows less than the files have forgotten.
+    """
+    plan = _Plan(array("I"), array("I"), array("I"), array("Q"), bytearray(), array("I"))
+    for number, (first, columns, since, gone) in enumerate(group):
+        for i, (state, size, flag) in enumerate(zip(columns.dead, columns.frame_len, columns.flags, strict=True)):
+            kept = i >= gone and size > 0 and state != LOST and (state != DELETED or first + i in since)
+            plan.source.append(number)
+            plan.offset.append(columns.offset[i])
+            plan.frame_len.append(size if kept else 0)
+            plan.ts.append(columns.ts[i])
+            plan.size.append(columns.size[i] if kept else 0)
+            plan.flags.append(flag if kept else flag | (IDX_HOLE if state == LOST else IDX_DELETED))
+            if i % SLICE_SLOTS == SLICE_SLOTS - 1:
+                await trio.lowlevel.checkpoint()
+    return plan
+
+
+def _write_replacement(store: SegmentStore, work: _Replacement, ready: Callable[[], None] | None = None) -> list[bytes]:
+    """Blocking, in the order of `crash.md` 12: derived files go, `.data` is replaced, derived files are made anew.
+    Returns those, `.idx` and `.tags`. `ready` is called when all of `.data` has been written, before it counts."""
+    plan, first = work.plan, work.old[0]
+    offsets, at = array("I"), FILE_HEADER_BYTES
+    for size, flag, was in zip(plan.frame_len, plan.flags, plan.offset, strict=True):
+        # A hole's entry has its reason in the place of the offset. One that has a place yet was found to be damaged.
+        offsets.append(at if size else (was if 1 <= was <= 3 else HOLE_CORRUPT) if flag & IDX_HOLE else 0)
+        at += size
+    index = encode_index(offsets, plan.frame_len, plan.ts, bytes(plan.flags))
+    blob = encode_tags(first.first, plan.size, _surviving(plan, work.old, work.tags))
+    names = [segment_name(first.first, "idx"), segment_name(first.first, "tags")]
+    delete_all(store, first.topic_id, names)
+    store.put(first.topic_id, segment_name(first.first, "data"), _then(_copied(store, work), ready))
+    _put_all(store, first.topic_id, names, [index, blob])
+    return [index, blob]
+
+
+def _then(chunks: Iterator[bytes], ready: Callable[[], None] | None) -> Iterator[bytes]:
+    """The same, and a call at their end."""
+    yield from chunks
+    if ready is not None:
+        ready()
+
+
+def _put_all(store: SegmentStore, topic_id: int, names: Sequence[str], contents: Sequence[bytes]) -> None:
+    """Blocking: make these objects."""
+    for name, content in zip(names, contents, strict=True):
+        store.put(topic_id, name, [content])
+
+
+def _copied(store: SegmentStore, work: _Replacement) -> Iterator[bytes]:
+    """The new file: its header, and the surviving frames with the checksums that they have there, in reads of bounded
+    size. A frame that does not verify does not verify there either."""
+    old, plan = work.old, work.plan
+    begin = end = 0
+    number = 0
+    pieces: list[tuple[int, int]] = []
+    written = FILE_HEADER_BYTES
+    salts = [_salt_of(store, segment) for segment in old]
+
+    def flush() -> bytes:
+        nonlocal written
+        name = segment_name(old[number].first, "data")
+        window = store.read_range(old[number].topic_id, name, begin, end - begin)
+        starts, sizes = [at - begin for at, _ in pieces], [size for _, size in pieces]
+        moved = moved_frames(window, starts, sizes, salt=salts[number], base=begin, to=work.salt, offset=written)
+        written += len(moved)
+        return moved
+
+    yield encode_file_header(work.salt, old[0].first)
+    for source, offset, size in zip(plan.source, plan.offset, plan.frame_len, strict=True):
+        if not size:
+            continue
+        near = source == number and end <= offset <= end + READ_GAP and offset + size - begin <= COPY_BYTES
+        if not near or len(pieces) >= SLICE_SLOTS:
+            if pieces:
+                yield flush()
+            number, begin, pieces = source, offset, []
+        pieces.append((offset, size))
+        end = offset + size
+    if pieces:
+        yield flush()
+
+
+def _salt_of(store: SegmentStore, segment: Segment) -> int | None:
+    """The salt of a segment's `.data` as its header has it; as its part has it, where the header is damaged or the file
+    is missing."""
+    try:
+        head = store.read_range(segment.topic_id, segment_name(segment.first, "data"), 0, FILE_HEADER_BYTES)
+    except FileNotFoundError:
+        return segment.salt
+    return layout_of(head, segment.first, segment.salt).salt
+
+
+def _surviving(plan: _Plan, old: Sequence[Segment], tags: Sequence[SegmentTags]) -> list[str | None]:
+    """The tag of every slot that has a record in the new segment."""
+    out: list[str | None] = [None] * len(plan.frame_len)
+    base = 0
+    for segment, known in zip(old, tags, strict=True):
+        for tag, positions in known.items():
+            for i in positions:
+                if plan.frame_len[base + i]:
+                    out[base + i] = tag
+        base += segment.n
+    return out
+
+
+def flag_in_store(tiers: Tiers, segment: Segment, seqs: Sequence[int]) -> list[FlagPatch]:
+    """Blocking: patch the flags of a cold segment, and its `.idx` in the cold store. Returns what was flagged."""
+    store = tiers.cold
+    assert store is not None
+    index, data = segment_name(segment.first, "idx"), segment_name(segment.first, "data")
+
+    def read(length: int, offset: int) -> bytes:
+        return store.read_range(segment.topic_id, index, offset, length)
+
+    try:
+        patches = list(flag_patches(read, segment.first, seqs))
+    except FileNotFoundError:  # nobody knows where the flags are: the part goes on saying what is deleted
+        return []
+    flags = [(at, bytes((DELETED_FLAG,))) for patch in patches for at in patch.flags_at]
+    if flags:
+        store.patch(segment.topic_id, data, flags)
+    if patches:
+        store.patch(segment.topic_id, index, [(patch.entries_at, patch.entries) for patch in patches])
+    return patches
+
+
+def _flag_copy(tiers: Tiers, segment: Segment, patches: Sequence[FlagPatch]) -> None:
+    """Blocking: the same in the hot copy of its `.idx`."""
+    copy = segment_name(segment.first, "idx.cold")
+    if tiers.hot.exists(segment.topic_id, copy):
+        tiers.hot.patch(segment.topic_id, copy, [(patch.entries_at, patch.entries) for patch in patches])
+
+
+def _has_cold(topic: LiveTopic) -> bool:
+    """Whether a topic has cold segments, or the files of some."""
+    shelf = topic.shelf
+    return shelf is not None and any(segment.tier == "cold" for segment in shelf.segments)
+
+
+def _gone(shelf: Shelf, *, cold: bool) -> list[Segment]:
+    """The segments of a tier that the part on disk does not need any more."""
+    return [segment for segment in shelf.gone if (segment.tier == "cold") is cold]
+
+
+def _sealed_in(topic: LiveTopic, tried: set[Segment], *, cold: bool) -> list[Span]:
+    """The spans of sealed segments in a tier, but for those that were tried."""
+    return [
+        span
+        for span in topic.log.stored_spans()
+        if (segment := _sealed(span)) is not None and (segment.tier == "cold") is cold and segment not in tried
+    ]
+
+
+def _sealed(span: Span) -> Segment | None:
+    segment = span.segment
+    return segment if isinstance(segment, Segment) and segment.sealed else None
+
+
+def _all_deleted(span: Span) -> bool:
+    """Whether nothing but deleted records is left of a span; what was lost needs its entries."""
+    return span.live == 0 and span.lost == 0
+
+
+def _can_vanish(group: Sequence[Span]) -> bool:
+    """Whether nothing is left to be written of a group, and the part on disk knows it."""
+    return len(group) == 1 and _all_deleted(group[0]) and not group[0].unflagged
+
+
+def _is_cold(span: Span) -> bool:
+    return isinstance(span.segment, Segment) and span.segment.tier == "cold"
+
+
+def _lacks_flags(span: Span) -> bool:
+    """Whether deletions in a cold segment have yet to be flagged there: until then a rewrite would keep what was
+    deleted, to no end."""
+    return _is_cold(span) and bool(span.unflagged)
+
+
+def _follows(left: Span, right: Span) -> bool:
+    """Whether two spans can be one: they touch, and are in the same tier."""
+    a, b = left.segment, right.segment
+    return left.end == right.first and isinstance(a, Segment) and isinstance(b, Segment) and a.tier == b.tier

@@ -1,0 +1,193 @@
+"""The relocator: moves the oldest sealed segments of a topic from the hot to the cold directory (`storage.md` section
+4).
+
+Copy (`.data` last), flip the tier in the part on disk, remove the hot copy. Before the flip the hot one counts, after
+it the cold one; a crash in between leaves a copy too many, which the next relocation overwrites, or `cold_upkeep`
+removes behind the next start.
+
+While it is copied, a segment is nobody's: its topic's hot files may be written to, flagged, rewritten and dropped. What
+was flagged meanwhile is flagged in the copy before the flip (`crash.md` 12), and a segment that is another one by then
+stays where it is. So a cold store that is slow, or hangs, delays this and nothing else.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import partial
+from typing import Final
+
+import trio
+
+from topics.config import Settings
+from topics.errors import ApiError
+from topics.runtime.offload import Kind, Offload
+from topics.storage.files.datadir import segment_name
+from topics.storage.maintenance.cold_removal import is_away
+from topics.storage.maintenance.file_holds import Upkeep
+from topics.storage.maintenance.reclaimer import flag_in_store
+from topics.storage.maintenance.topic_checkpoint import LiveTopic, Source, Storing
+from topics.storage.segments.segment_reader import Tiers
+from topics.storage.segments.topic_segments import Segment, Shelf
+from topics.storage.snapshots.snapshot import encode_manifest
+from topics.telemetry.logs import get_logger
+
+log = get_logger(__name__)
+
+COPY_BYTES: Final = 1 << 20
+SLICE_TOPICS: Final = 256
+
+ROUNDS: Final = 5
+"""How often the flags that came meanwhile are brought to a copy before it is left for the next look."""
+
+
+class Relocator:
+    """See the module. `run` is a task; `pass_over` does what it does at once."""
+
+    def __init__(
+        self, settings: Settings, source: Source, storing: Storing, upkeep: Upkeep, *, offload: Offload
+    ) -> None:
+        self._settings = settings
+        self._source = source
+        self._storing = storing
+        self._upkeep = upkeep
+        self._offload = offload
+
+    async def run(self) -> None:
+        """Look every `TOPICS_RELOCATE_MS`; until cancelled. A failure is logged and tried again at the next look."""
+        if self._storing.tiers.cold is None:
+            return
+        while True:
+            await trio.sleep(self._settings.relocate_ms / 1000)
+            try:
+                await self.pass_over()
+            except (OSError, ApiError) as error:
+                log.warning("relocation_failed", error=str(error))
+
+    async def pass_over(self) -> int:
+        """One look at every topic with segments; how many segments were moved.
+
+        What fails for one topic is tried again at the next look and holds up no other; the first error is raised in the
+        end.
+        """
+        moved = 0
+        failure: OSError | ApiError | None = None
+        for i, topic in enumerate(list(self._source.by_id.values())):
+            if topic.stage is not None:
+                continue  # a commit must not depend on a store that may be away
+            if i % SLICE_TOPICS == SLICE_TOPICS - 1:
+                await trio.lowlevel.checkpoint()
+            shelf = topic.shelf
+            if shelf is None or topic in self._storing.stuck:
+                continue
+            try:
+                while not topic.deleted and (segment := self._due(topic)) is not None:
+                    if not await self._move(topic, shelf, segment):
+                        break
+                    moved += 1
+            except (OSError, ApiError) as error:
+                if is_away(error):
+                    raise
+                failure = failure or error
+        if failure is not None:
+            raise failure
+        return moved
+
+    def _due(self, topic: LiveTopic) -> Segment | None:
+        """The oldest hot sealed segment, if there is more than stays hot by count or by bytes."""
+        spans = topic.log.stored_spans()
+        most, most_bytes = self._settings.hot_retain_segments, self._settings.hot_retain_bytes
+        if len(spans) <= most and not most_bytes:
+            return None
+        hot = [
+            span.segment
+            for span in spans
+            if isinstance(span.segment, Segment) and span.segment.sealed and span.segment.tier == "hot"
+        ]
+        over = len(hot) > most or (most_bytes and sum(segment.data_bytes for segment in hot) > most_bytes)
+        return hot[0] if hot and over else None
+
+    async def _move(self, topic: LiveTopic, shelf: Shelf, segment: Segment) -> bool:
+        cold = self._storing.tiers.cold
+        assert cold is not None
+        async with self._upkeep.cold_files_of(shelf):
+            if not self._may_move(topic, segment):
+                return False
+            segment.flagged_meanwhile = set()
+            self._upkeep.littered_cold[topic] = None  # until the copy counts
+            try:
+                if not await self._copy_and_flip(topic, segment):
+                    return False
+            finally:
+                segment.flagged_meanwhile = None
+            self._upkeep.littered_cold.pop(topic, None)
+            if topic.part is not None:
+                manifest = encode_manifest(topic.part)
+                await self._offload.run(Kind.COLD_FILES, partial(cold.put, topic.id, "topic.cbor", [manifest]))
+        log.info("segment_relocated", topic=topic.name, first=segment.first, bytes=segment.data_bytes)
+        return True
+
+    async def _copy_and_flip(self, topic: LiveTopic, segment: Segment) -> bool:
+        """Whether the cold copy counts from now on. If not, it is litter."""
+        tiers = self._storing.tiers
+        assert tiers.cold is not None
+        await self._offload.run(Kind.COLD_FILES, partial(_copy, tiers, segment))
+        for _ in range(ROUNDS):
+            async with self._upkeep.replacing(topic, segment) as there:
+                if not there or not self._may_move(topic, segment) or segment.flagged_meanwhile is None:
+                    return False
+                late, segment.flagged_meanwhile = sorted(segment.flagged_meanwhile), set()
+                if not late:
+                    await self._offload.run(Kind.FILES, partial(_keep_derived, tiers, segment))
+                    await self._storing.store([topic], moved=segment, tier="cold")
+                    if topic.deleted or segment.tier != "cold":
+                        return False
+                    await self._offload.run(Kind.FILES, partial(_remove_hot, tiers, segment))
+                    return True
+            patches = await self._offload.run(Kind.COLD_FILES, partial(flag_in_store, tiers, segment, late))
+            if sum(len(patch.seqs) for patch in patches) != len(late):
+                return False  # the next look copies it anew
+        return False
+
+    def _may_move(self, topic: LiveTopic, segment: Segment) -> bool:
+        """Whether the segment is hot yet, and no copies are made of it where it is."""
+        if topic.deleted or topic in self._storing.stuck or segment.tier != "hot":
+            return False
+        if segment.first in self._upkeep.needed_segments(topic.id):
+            return False
+        return any(span.segment is segment for span in topic.log.stored_spans())
+
+
+def _keep_derived(tiers: Tiers, segment: Segment) -> None:
+    """Blocking: copies of `.idx` and `.tags` that stay hot, so that only payloads are ever read from the cold store."""
+    for kind in ("idx", "tags"):
+        name = segment_name(segment.first, kind)
+        if tiers.hot.exists(segment.topic_id, name):
+            blob = tiers.hot.read_range(segment.topic_id, name, 0, tiers.hot.length(segment.topic_id, name))
+            tiers.hot.put(segment.topic_id, segment_name(segment.first, f"{kind}.cold"), [blob])
+
+
+def _copy(tiers: Tiers, segment: Segment) -> None:
+    """Blocking: the segment's files in the cold store, `.data` last."""
+    assert tiers.cold is not None
+    data = segment_name(segment.first, "data")
+    if not tiers.hot.exists(segment.topic_id, data) and not tiers.cold.exists(segment.topic_id, data):
+        # Its records are known to be damaged. In the cold tier they would seem to be away, and reads wait for them.
+        raise FileNotFoundError(2, f"segment {segment.first} of topic {segment.topic_id} has no {data}")
+    for kind in ("idx", "tags", "data"):
+        name = segment_name(segment.first, kind)
+        if tiers.hot.exists(segment.topic_id, name):
+            tiers.cold.put(segment.topic_id, name, _chunks(tiers, segment, name))
+    if tiers.cold.length(segment.topic_id, data) < segment.data_bytes:
+        raise FileNotFoundError(2, f"the cold copy of segment {segment.first} has vanished")
+
+
+def _chunks(tiers: Tiers, segment: Segment, name: str) -> Iterator[bytes]:
+    length = tiers.hot.length(segment.topic_id, name)
+    for at in range(0, length, COPY_BYTES):
+        yield tiers.hot.read_range(segment.topic_id, name, at, min(COPY_BYTES, length - at))
+
+
+def _remove_hot(tiers: Tiers, segment: Segment) -> None:
+    """Blocking: the hot copy goes."""
+    for kind in ("data", "idx", "tags"):
+        tiers.hot.delete(segment.topic_id, segment_name(segment.first, kind))

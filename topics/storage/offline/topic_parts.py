@@ -1,0 +1,76 @@
+"""What the offline commands need of a topic's part: taken apart, its own invariants checked."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+from topics.log.stages import CommitKeys
+from topics.log.topic_config import config_from_wire
+from topics.log.topic_log import TopicLog
+from topics.model import TopicConfig
+from topics.queue.leases import Leases
+from topics.routing.origin_set import OriginSet
+from topics.routing.router_state import Router, kept_origins
+from topics.storage.recovery.recovered_state import NO_LEASES_RUN
+from topics.storage.segments.topic_segments import Segment
+from topics.storage.snapshots.queue_dump import load_queue
+from topics.storage.snapshots.snapshot import SnapshotDamaged, TopicPart
+from topics.storage.wal.shard_writer import Position
+
+
+class Part(NamedTuple):
+    """A part, and the file it was found in."""
+
+    path: str
+    part: TopicPart
+    config: TopicConfig
+    log: TopicLog
+    segments: list[Segment]
+    routers: list[Router]
+    origins: OriginSet | None
+    queue: Leases | None
+
+    @property
+    def end(self) -> Position:
+        """Frames of the topic before it are in here."""
+        return Position(*self.part.end)
+
+
+class Hole(NamedTuple):
+    """Lost seqs, both ends inclusive."""
+
+    first: int
+    last: int
+    reason: str
+
+
+def load_part(path: str, part: TopicPart) -> Part:
+    """A part taken apart. Raises SnapshotDamaged if it contradicts itself."""
+    try:
+        segments = [Segment.from_wire(part.id, entry) for entry in part.segments]
+        config, log = config_from_wire(part.config), TopicLog.load(part.log)
+        routers = [Router.load(entry) for entry in part.routers]
+        origins = OriginSet.load(part.origins) if part.origins is not None else None
+        if len({router.name for router in routers}) < len(routers):
+            raise ValueError("a router twice")
+        if (kept_origins(origins, routers) is None) is not (origins is None):
+            raise ValueError("origins are kept where a router is exactly_once, and nowhere else")
+        commits = CommitKeys.load(part.commits)
+        if part.stage is not None:
+            target_id, stage, *_ = part.stage
+            if type(target_id) is not int or target_id >= part.id or not isinstance(stage, str) or len(commits):
+                raise ValueError("a stage is of an older topic, and is never a target")
+        queue = load_queue(part.queue, NO_LEASES_RUN) if part.queue is not None else None
+        if (queue is None) is (config.type == "queue"):
+            raise ValueError("a queue has jobs, and nothing else has")
+        if queue is not None and len(queue) > log.count:
+            raise ValueError(f"it knows of {len(queue)} jobs, and has {log.count} records")
+        return Part(path, part, config, log, segments, routers, origins, queue)
+    except (TypeError, ValueError) as error:
+        raise SnapshotDamaged(f"the part of topic {part.id} contradicts itself: {error}") from error
+
+
+def holes_of(log: Mapping[str, Any]) -> list[Hole]:
+    """The holes in a dumped log."""
+    return [Hole(int(first), int(last), reason) for first, last, reason in log["holes"]]

@@ -1,0 +1,577 @@
+"""`verify`: is everything in a data directory what was written? Offline, and nothing is changed.
+
+Responsible for the directory as a whole: FORMAT, snapshots and manifests, which of two parts of a topic counts, which
+files belong to whom, and what a start would say. The logs are `verify_wal`'s, single segments `verify_segments`'s, what
+copies are made of is `verify_routers`'s.
+
+Theory of operation. Snapshots first: the newest that verifies says where replay begins. Then the logs, against the
+positions that snapshots and manifests name; they tell which topics have changed since. Then the frames that copies are
+made of, as long as those are in no segment of their own by the newest part. Then one topic after another, by the newer
+of its two parts. In the end recovery itself is asked, which changes nothing either: whatever would refuse a
+start is damage, whatever it would announce as `corrupt` is worth a note.
+
+What cannot be told from what was meant to be: bits of a log behind the last position that a sync is known to have
+covered (a killed daemon leaves up to 20 ms of it) look like a write that was torn, and are a note, as the next start
+cuts the log there. Bytes that no checkpoint has counted, files of nobody, LOCK, CURRENT and `*.tmp` are not looked at.
+"""
+
+from __future__ import annotations
+
+import posixpath
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Final
+
+import cbor2
+import xxhash
+
+from topics.log.record_index import Span
+from topics.storage.files.datadir import (
+    DataDir,
+    DataDirError,
+    discover_shards,
+    manifest_name,
+    parse_segment_file,
+    parse_snapshot_name,
+    parse_topic_name,
+    parse_wal_name,
+    read_format,
+    segment_name,
+    wal_path,
+)
+from topics.storage.files.fs import TEMPORARY_SUFFIX, Fs, join
+from topics.storage.files.progress import Progress
+from topics.storage.files.read_only_fs import ReadOnlyFs, size_of
+from topics.storage.offline.finding import DAMAGE, NOTE, Finding
+from topics.storage.offline.topic_parts import Part, holes_of, load_part
+from topics.storage.offline.verify_identities import verify_identities
+from topics.storage.offline.verify_routers import CopyCheck
+from topics.storage.offline.verify_segments import SegmentCheck
+from topics.storage.offline.verify_wal import LogCheck, LogFacts, Mention, TopicFacts
+from topics.storage.recovery import replay
+from topics.storage.recovery.recovered_state import Damage, Recovered, shard_of
+from topics.storage.recovery.restored_copy import MARK
+from topics.storage.segments.segment_reader import Tiers
+from topics.storage.segments.segment_store import DELETED_SUFFIX, DirectorySegmentStore
+from topics.storage.snapshots.clock_mark import decode_mark
+from topics.storage.snapshots.manifests import newest_generation, read_manifest
+from topics.storage.snapshots.snapshot import (
+    KEPT,
+    ShardPosition,
+    Snapshot,
+    SnapshotDamaged,
+    TopicPart,
+    decode_manifest,
+    decode_part,
+    decode_snapshot,
+    snapshot_numbers,
+)
+from topics.storage.wal.frames import UnknownFrameType
+from topics.storage.wal.shard_writer import Position, WalFiles
+from topics.storage.wal.wal_head import read_heads, wal_format
+
+MANIFEST: Final = "topic.cbor"
+TRIES: Final = 10
+"""While the daemon works a segment's files may be replaced under us: it is looked at again when its part is new."""
+
+
+class Verification:
+    """One run over a directory. `findings` may be gone through once, while `progress` tells how far that is."""
+
+    def __init__(self, fs: Fs, root: str, cold: str | None = None, *, in_use: bool = False) -> None:
+        self.progress = Progress()
+        self._fs = ReadOnlyFs(fs, self.progress)
+        self._datadir = DataDir(root)
+        self._cold_dir = DataDir(cold) if cold is not None and fs.exists(cold) else None
+        store = DirectorySegmentStore(self._fs, cold) if self._cold_dir is not None and cold is not None else None
+        self._cold_given = cold
+        self._tiers = Tiers(DirectorySegmentStore(self._fs, root), store)
+        self._in_use = in_use
+        self._facts = LogFacts()
+        self._snapshot: Snapshot | None = None
+        self._parts: dict[int, bytes] = {}
+        self._mentions: dict[tuple[int, int], list[Mention]] = {}
+        """By shard and ordinal of the file."""
+        self._known: dict[int, TopicFacts] = {}
+        """By topic, from the newer of its parts."""
+        self._files_of_logs = WalFiles()
+        self._wal_format = wal_format(self._fs, self._datadir)
+        self._log_directories: dict[int, str] = {}
+        self._copied: set[int] = set()
+        """Topics with segments that copies are made of."""
+        self._damaged = False
+
+    def findings(self) -> Iterator[Finding]:
+        """Everything that is not as it should be, damage and notes, in the order of the directory.
+
+        Raises OSError if the disk does not answer.
+        """
+        self.progress.total = sum(self._sizes())
+        for finding in self._all():
+            self._damaged |= finding.severity == "damage"
+            yield finding
+        self.progress.done = self.progress.total
+
+    def _all(self) -> Iterator[Finding]:
+        yield from self._format()
+        yield from self._snapshots()
+        self._collect_mentions()
+        yield from self._logs()
+        yield from self._copies()
+        yield from self._topics()
+        yield from self._kept_aside()
+        if not self._in_use:
+            yield from self._start()
+
+    def _sizes(self) -> Iterator[int]:
+        """Of all that is read, once."""
+        datadir, fs = self._datadir, self._fs
+        for name in fs.listdir(datadir.meta_dir):
+            if name != "witness":
+                yield size_of(fs, join(datadir.meta_dir, name))
+        for found in discover_shards(fs, datadir):
+            for name in fs.listdir(found.path):
+                if parse_wal_name(name) is not None:
+                    yield size_of(fs, join(found.path, name))
+        for place in (datadir, self._cold_dir):
+            if place is None:
+                continue
+            for topic in fs.listdir(place.topics_dir):
+                if parse_topic_name(topic) is not None:
+                    directory = join(place.topics_dir, topic)
+                    for name in fs.listdir(directory):
+                        yield size_of(fs, join(directory, name))
+
+    # -- FORMAT and snapshots -----------------------------------------------------------------------------------------
+
+    def _format(self) -> Iterator[Finding]:
+        path = self._datadir.format_path
+        try:
+            read_format(self._fs, self._datadir)
+        except FileNotFoundError:
+            yield Finding(path, None, "is missing", "damage")
+        except DataDirError as error:
+            yield Finding(path, None, str(error).removeprefix(f"{path} "), "damage")
+
+    def _snapshots(self) -> Iterator[Finding]:
+        numbers = snapshot_numbers(self._fs, self._datadir)
+        for i, number in enumerate(numbers):
+            path = self._datadir.snapshot_path(number)
+            try:
+                blob = self._fs.read(path)
+                snapshot = decode_snapshot(blob)
+                parts = [load_part(path, decode_part(part)).part for part in snapshot.topics]
+            except FileNotFoundError:
+                yield Finding(path, None, "is gone by now", "note" if self._in_use else "damage")
+                continue
+            except SnapshotDamaged as error:
+                yield Finding(path, None, str(error), "damage")
+                continue
+            if not _is_canonical(blob, "snapshot"):
+                yield Finding(path, None, "the map around it is not what was written", "damage")
+            if snapshot.number != number:
+                yield Finding(path, None, f"says that it is number {snapshot.number}", "damage")
+            self._snapshot = snapshot
+            self._parts = {part.id: blob for part, blob in zip(parts, snapshot.topics, strict=True)}
+            if len(self._parts) != len(parts):
+                yield Finding(path, None, "has a topic twice", "damage")
+            if i < len(numbers) - KEPT:
+                yield Finding(path, None, "is older than those that are kept", "note")
+                continue
+            self._mention_positions(path, snapshot)
+
+    def _reserve(self) -> Iterator[Finding]:
+        """The snapshot that counts if the others cannot be read."""
+        path = self._datadir.reserve_path
+        try:
+            for part in decode_snapshot(self._fs.read(path)).topics:
+                load_part(path, decode_part(part))
+        except FileNotFoundError:
+            yield Finding(path, None, "is gone by now", "note")
+        except SnapshotDamaged as error:
+            yield Finding(path, None, str(error), "damage")
+
+    def _mention_positions(self, path: str, snapshot: Snapshot) -> None:
+        """Its positions have to be in the log, so that replay can begin there."""
+        for shard, position in snapshot.positions.items():
+            begin = ShardPosition(*position)
+            # The first snapshots of another layout are written before its files are made.
+            mention = Mention(begin.offset, begin.frames, path, f"shard {shard} begins", not snapshot.new_layout)
+            self._mentions.setdefault((shard, begin.ordinal), []).append(mention)
+
+    def _collect_mentions(self) -> None:
+        """The positions of parts, for the logs to be checked against; those that do not verify are reported later."""
+        for blob in self._parts.values():
+            self._mention_part("the snapshot", decode_part(blob))
+        for topic_id in self._tiers.hot.topics():
+            try:
+                path, blob = read_manifest(self._fs, self._datadir, topic_id)
+                part = decode_manifest(blob)
+            except (SnapshotDamaged, FileNotFoundError):
+                continue
+            self._mention_part(path, part)
+
+    def _mention_part(self, path: str, part: TopicPart) -> None:
+        ordinal, offset = end = Position(*part.end)
+        known = self._known.get(part.id)
+        if known is None or end >= known.end:
+            self._known[part.id] = TopicFacts(part.name, end, part.config.get("durability") == "ephemeral")
+        if offset and self._shards():
+            mention = Mention(offset, None, path, f"topic {part.name!r} ends", False)
+            self._mentions.setdefault((shard_of(part.id, self._shards()), ordinal), []).append(mention)
+
+    def _shards(self) -> int:
+        """How many the WAL has; 0 if nobody says so."""
+        return self._snapshot.shards if self._snapshot is not None else 0
+
+    # -- the logs -----------------------------------------------------------------------------------------------------
+
+    def _logs(self) -> Iterator[Finding]:
+        fs, datadir, snapshot = self._fs, self._datadir, self._snapshot
+        first = 0
+        if snapshot is not None and snapshot.new_layout:
+            first = min(position[0] for position in snapshot.positions.values())
+        shards = self._shards()
+        found = discover_shards(fs, datadir)
+        for shard, directory in found:
+            names = fs.listdir(directory)
+            ordinals = sorted(ordinal for name in names if (ordinal := parse_wal_name(name)) is not None)
+            old = [ordinal for ordinal in ordinals if ordinal < first]
+            current = [ordinal for ordinal in ordinals if ordinal >= first]
+            is_current = not shards or (shard < shards and directory == datadir.shard_dir(shard, shards))
+            if old or not is_current:
+                yield from self._old_log(shard, directory, old if is_current else ordinals)
+            if not is_current:
+                continue
+            self._log_directories[shard] = directory
+            heads = read_heads(fs, directory, ordinals, version=self._wal_format)
+            for ordinal, head in heads.items():
+                self._files_of_logs.add(shard, ordinal, wal_path(directory, ordinal), head)
+            position = snapshot.positions.get(shard) if snapshot is not None else None
+            if snapshot is None and current and current[0]:
+                problem = "the log does not reach back to its start, and no snapshot verifies"
+                yield Finding(wal_path(directory, current[0]), None, problem, "damage")
+            mentions = {
+                ordinal: self._mentions.pop((shard, ordinal))
+                for of_shard, ordinal in list(self._mentions)
+                if of_shard == shard
+            }
+            check = LogCheck(
+                fs,
+                shard,
+                directory,
+                current,
+                shards=shards,
+                begin=Position(*position[:2]) if position is not None else None,
+                mentions=mentions,
+                facts=self._facts,
+                topics=self._known,
+                heads=heads,
+                in_use=self._in_use,
+            )
+            yield from check.findings()
+        for (shard, ordinal), left in sorted(self._mentions.items()):
+            for mention in left:
+                if mention.must_exist:
+                    problem = f"{mention.what}: there is no WAL file of {ordinal}"
+                    yield Finding(mention.path, None, f"{problem} in shard {shard}", "damage")
+
+    def _old_log(self, shard: int, directory: str, ordinals: Sequence[int]) -> Iterator[Finding]:
+        """Files of a layout that has been replaced: the next start removes them."""
+        if not ordinals:
+            return
+        yield Finding(directory, None, "WAL files of an old layout: the next start removes them", "note")
+        check = LogCheck(
+            self._fs,
+            shard,
+            directory,
+            ordinals,
+            shards=0,
+            begin=None,
+            mentions={},
+            facts=LogFacts(),
+            topics={},
+            heads=read_heads(self._fs, directory, ordinals, version=self._wal_format),
+            in_use=self._in_use,
+        )
+        yield from check.findings()
+
+    # -- copies -------------------------------------------------------------------------------------------------------
+
+    def _copies(self) -> Iterator[Finding]:
+        """What the copies are made of that are in no segment of their own yet."""
+        roots = [self._datadir] + ([self._cold_dir] if self._cold_dir is not None else [])
+        copies = self._facts.copies
+        check = CopyCheck(self._fs, self._tiers, roots, self._log_directories, self._files_of_logs, copies)
+        for recipe in copies.recipes:
+            if not self._is_there(recipe.topic_id):
+                continue
+            known = self._known.get(recipe.topic_id)
+            name = known.name if known is not None else self._facts.created.get(recipe.topic_id, str(recipe.topic_id))
+            findings: Iterable[Finding] = check.findings(recipe, name)
+            if self._in_use and (findings := self._patiently(findings)):
+                newest, _ = self._newest(recipe.topic_id)
+                if newest is None or newest.end > recipe.position:
+                    continue  # they are in segments by now, or gone
+            yield from findings
+        self._copied = check.needed
+
+    @staticmethod
+    def _patiently(findings: Iterable[Finding]) -> list[Finding]:
+        """All of them; none where a file goes under us."""
+        try:
+            return list(findings)
+        except FileNotFoundError:
+            return []
+
+    def _is_there(self, topic_id: int) -> bool:
+        """Whether a start would find the topic."""
+        known = topic_id in self._parts or topic_id in self._facts.created or self._snapshot is None
+        return known and topic_id not in self._facts.deleted
+
+    # -- topics -------------------------------------------------------------------------------------------------------
+
+    def _topics(self) -> Iterator[Finding]:
+        hot = set(self._tiers.hot.topics())
+        cold = set(self._tiers.cold.topics()) if self._tiers.cold is not None else set()
+        for topic_id in sorted(hot | cold | set(self._parts)):
+            if not self._is_there(topic_id):
+                yield from self._nobodys(topic_id)
+                continue
+            yield from self._topic(topic_id)
+        for place in (self._datadir, self._cold_dir):
+            for name in self._fs.listdir(place.topics_dir) if place is not None else ():
+                if place is not None and parse_topic_name(name) is None:
+                    what = "of a deleted topic, to be removed" if name.endswith(DELETED_SUFFIX) else "of nobody"
+                    yield Finding(join(place.topics_dir, name), None, what, "note")
+
+    def _nobodys(self, topic_id: int) -> Iterator[Finding]:
+        for place in (self._datadir, self._cold_dir):
+            path = place.topic_dir(topic_id) if place is not None else ""
+            until = "it stays as long as copies are made of it"
+            if topic_id not in self._copied:
+                until = "the next start removes it"
+            if path and self._fs.exists(path):
+                yield Finding(path, None, f"of a topic that is gone: {until}", "note")
+
+    def _topic(self, topic_id: int) -> Iterator[Finding]:
+        found, problems = self._newest(topic_id)
+        yield from problems
+        yield from self._files(topic_id, found)
+        if found is not None:
+            yield from self._segments(topic_id, found)
+
+    def _newest(self, topic_id: int) -> tuple[Part | None, list[Finding]]:
+        """The newer part of a topic, and what is wrong with its parts."""
+        blob = self._parts.get(topic_id)
+        part = load_part("the snapshot", decode_part(blob)) if blob is not None else None
+        path, manifest, problem = self._manifest(self._datadir, topic_id)
+        if manifest is None:
+            # A topic that no checkpoint has finished with has none; what files it has do not count.
+            needed = (part is not None and bool(part.part.segments)) or self._fs.exists(path)
+            return part, [Finding(path, None, str(problem), "damage")] if needed else []
+        if part is not None and manifest.end < part.end:
+            older = f"is of {tuple(manifest.end)}, older than the snapshot's part, {tuple(part.end)}"
+            return part, [Finding(path, None, older, "damage")]
+        return manifest, []
+
+    def _manifest(self, place: DataDir, topic_id: int) -> tuple[str, Part | None, str | None]:
+        """Where a topic's manifest is, and what is in it or wrong with it."""
+        path = place.manifest_path(topic_id)
+        try:
+            path, blob = read_manifest(self._fs, place, topic_id)
+            found = load_part(path, decode_manifest(blob))
+        except FileNotFoundError:
+            return path, None, "is missing"
+        except SnapshotDamaged as error:
+            return path, None, str(error)
+        if not _is_canonical(blob, "manifest"):
+            return path, None, "the map around it is not what was written"
+        if found.part.id != topic_id:
+            return path, None, f"is about topic {found.part.id}"
+        return path, found, None
+
+    def _segments(self, topic_id: int, found: Part) -> Iterator[Finding]:
+        """The segments of a part."""
+        spans = found.log.stored_spans()
+        if len(spans) > len(found.segments):
+            yield Finding(found.path, None, f"{len(spans)} spans and {len(found.segments)} segments", "damage")
+        away = [segment for segment in found.segments if segment.tier == "cold"] if self._tiers.cold is None else []
+        if away:
+            where = "no cold directory is given" if self._cold_given is None else f"{self._cold_given} is missing"
+            which = f"{len(away)} segments (seqs {away[0].first} to {away[-1].end - 1})"
+            yield Finding(found.path, None, f"{which} are in the cold directory: {where}", "damage")
+        check = self._check(topic_id, found)
+        for i, segment in enumerate(found.segments):
+            span = spans[i] if i < len(spans) else None
+            if span is not None and not segment.first <= span.first < span.end == segment.end:
+                problem = f"segment {i} is about {segment.first} to {segment.end - 1}"
+                yield Finding(found.path, None, f"{problem}, its span about {span.first} to {span.end - 1}", "damage")
+                continue
+            if segment.tier == "gone":
+                if span is not None and span.live:
+                    yield Finding(found.path, None, f"segment {segment.first} is gone and has live records", "damage")
+                continue
+            if segment.tier == "cold" and self._tiers.cold is None:
+                continue
+            if self._in_use:
+                yield from self._replaced(topic_id, found, i)
+            else:
+                yield from check.findings(segment, span, is_front=i == 0)
+
+    def _check(self, topic_id: int, found: Part) -> SegmentCheck:
+        ahead = topic_id in self._facts.since
+        return SegmentCheck(self._tiers, topic_id, self._path_of(topic_id), holes_of(found.part.log), ahead=ahead)
+
+    def _replaced(self, topic_id: int, found: Part, i: int) -> Iterator[Finding]:
+        """A segment while the daemon works: what looks like damage may be that its files are others by now."""
+        findings: list[Finding] = []
+        for _ in range(TRIES):
+            check = self._check(topic_id, found)
+            findings = list(check.findings(found.segments[i], _span_of(found, i), is_front=i == 0))
+            if all(finding.severity == "note" for finding in findings):
+                break
+            newer, _ = self._newest(topic_id)
+            if newer is None or newer.part == found.part:
+                break
+            first = found.segments[i].first
+            places = [at for at, segment in enumerate(newer.segments) if segment.first == first]
+            if not places:
+                return  # merged with the one before it, or dropped
+            found, i = newer, places[0]
+        yield from findings
+
+    def _path_of(self, topic_id: int) -> Callable[[str, str], str]:
+        def path_of(tier: str, name: str) -> str:
+            place = self._datadir if tier == "hot" or self._cold_dir is None else self._cold_dir
+            return join(place.topic_dir(topic_id), name)
+
+        return path_of
+
+    def _files(self, topic_id: int, found: Part | None) -> Iterator[Finding]:
+        """Files that no segment of the part has; and the copy of the manifest in the cold store."""
+        newest = newest_generation(self._fs.listdir(self._datadir.topic_dir(topic_id)))
+        hot, cold = {manifest_name(newest or 0)}, {MANIFEST}
+        for segment in found.segments if found is not None else ():
+            if segment.tier == "hot":
+                hot.update(segment_name(segment.first, kind) for kind in ("data", "idx", "tags"))
+            elif segment.tier == "cold":
+                hot.update(segment_name(segment.first, kind) for kind in ("idx.cold", "tags.cold"))
+                cold.update(segment_name(segment.first, kind) for kind in ("data", "idx", "tags"))
+        for place, wanted in ((self._datadir, hot), (self._cold_dir, cold)):
+            if place is None:
+                continue
+            directory = place.topic_dir(topic_id)
+            for name in self._fs.listdir(directory):
+                if name not in wanted and not name.endswith(TEMPORARY_SUFFIX):
+                    what = "a segment that the part does not have" if parse_segment_file(name) else "of nobody"
+                    yield Finding(join(directory, name), None, what, "note")
+        if self._cold_dir is not None and self._fs.exists(self._cold_dir.manifest_path(topic_id)):
+            path, copy, problem = self._manifest(self._cold_dir, topic_id)
+            if problem is not None:
+                yield Finding(path, None, problem, "damage")
+            elif copy is not None and found is not None and copy.end > found.end:
+                yield Finding(path, None, "is newer than what it is a copy of", "damage")
+
+    # -- the rest -----------------------------------------------------------------------------------------------------
+
+    def _clock_mark(self) -> Iterator[Finding]:
+        path = self._datadir.clock_path
+        try:
+            decode_mark(self._fs.read(path))
+        except ValueError as error:
+            problem = f"the note of the clock cannot be read ({error}): the next start goes by the wall clock"
+            yield Finding(path, None, problem, "note")
+
+    def _kept_aside(self) -> Iterator[Finding]:
+        fs, datadir = self._fs, self._datadir
+        yield from verify_identities(self._fs, datadir.root, self._cold_dir.root if self._cold_dir else None)
+        known = {"FORMAT", "IDENTITY", "LOCK", "meta", "wal", "topics", MARK}  # a copy is none the worse for its mark
+        for name in fs.listdir(datadir.root):
+            if name not in known and not name.endswith(TEMPORARY_SUFFIX):
+                yield Finding(join(datadir.root, name), None, "of nobody", "note")
+        for name in fs.listdir(datadir.meta_dir):
+            if name.startswith("failed-shard-"):
+                yield Finding(join(datadir.meta_dir, name), None, "a shard has failed in the life before", "note")
+            elif name == posixpath.basename(datadir.clock_path):
+                yield from self._clock_mark()
+            elif name == "witness":
+                continue  # one that cannot be read proves nothing, which is safe
+            elif name.endswith(".damaged"):
+                yield Finding(join(datadir.meta_dir, name), None, "was damaged, and is kept aside", "note")
+            elif name == "reserve.cbor":
+                yield from self._reserve()
+            elif parse_snapshot_name(name) is None and not name.endswith(TEMPORARY_SUFFIX):
+                yield Finding(join(datadir.meta_dir, name), None, "of nobody", "note")
+        directories = {datadir.wal_dir, *(found.path for found in discover_shards(fs, datadir))}
+        for directory in sorted(directories):
+            for name in fs.listdir(directory):
+                path = join(directory, name)
+                if name.endswith((".cut", ".damaged", ".repaired")):
+                    yield Finding(path, None, "kept aside by an earlier start", "note")
+                elif (
+                    parse_wal_name(name) is None
+                    and name != "CURRENT"
+                    and path not in directories
+                    and not name.endswith(TEMPORARY_SUFFIX)
+                ):
+                    yield Finding(path, None, "of nobody", "note")
+
+    def _start(self) -> Iterator[Finding]:
+        """What a start would say."""
+        root = self._datadir.root
+        try:
+            recovered = replay.recover(self._fs, self._datadir, self._tiers, Progress())
+        except Damage as error:
+            yield Finding(error.path, error.start, f"a start is refused: {error}", "damage")
+        except (DataDirError, UnknownFrameType) as error:
+            yield Finding(root, None, f"a start is refused: {error}", "damage")
+        except Exception as error:  # whatever it is that recovery does not expect
+            yield Finding(root, None, f"a start fails: {error!r}", "damage")
+        else:
+            for topic in recovered.topics.values():
+                for first, last, reason in holes_of(topic.log.dump(raw=False)):
+                    if reason == "corrupt":
+                        problem = f"topic {topic.name!r}: seqs {first} to {last} are announced as corrupt"
+                        yield Finding(root, None, problem, "note")
+            yield from self._routers(recovered)
+
+    def _routers(self, recovered: Recovered) -> Iterator[Finding]:
+        """What routers are between, and where they are. What a crash may have left is a note: a start sees to it."""
+        dests: dict[str, str] = {}
+        stopped = len(self._facts.stopped) >= len(recovered.shards)
+        for topic in recovered.topics.values():
+            part = self._newest(topic.id)[0]
+            path = part.path if part is not None else self._datadir.root
+            for router in part.routers if part is not None else ():
+                if router.source_id not in recovered.topics:
+                    problem = f"router {router.name!r}: its source, topic {router.source_id}, "
+                    if router.source_id < recovered.next_topic_id:
+                        yield Finding(path, None, f"{problem}is gone: the next start drops it", "note")
+                    else:
+                        yield Finding(path, None, f"{problem}was never there", "damage")
+            for router in topic.incoming.values():
+                source = recovered.topics[router.source_id]
+                between = router.config.source, router.config.dest
+                if between != (source.name, topic.name):
+                    problem = f"router {router.name!r} is from {between[0]!r} to {between[1]!r} by its config, and"
+                    yield Finding(path, None, f"{problem} from {source.name!r} to {topic.name!r} by its ids", "damage")
+                other = dests.setdefault(router.name, topic.name)
+                if other != topic.name:
+                    yield Finding(path, None, f"router {router.name!r} leads to {other!r} as well", "damage")
+                head = max(source.log.head_seq, source.ceiling)
+                if router.cursor > head:
+                    problem = f"router {router.name!r} is at seq {router.cursor} of {source.name!r}"
+                    severity = DAMAGE if stopped else NOTE
+                    yield Finding(path, None, f"{problem}, which ends at {head}", severity)
+
+
+def _span_of(found: Part, i: int) -> Span | None:
+    """The span of a part's segment: the first ones have one each, what comes behind those has yet to be removed."""
+    spans = found.log.stored_spans()
+    return spans[i] if i < len(spans) else None
+
+
+def _is_canonical(blob: bytes, key: str) -> bool:
+    """Whether a checked map is, to the bit, the one that is written around these bytes."""
+    inner = cbor2.loads(blob)[key]
+    return bool(cbor2.dumps({key: inner, "xxh3": xxhash.xxh3_64_intdigest(inner)}, canonical=True) == blob)

@@ -1,0 +1,110 @@
+"""`verify`, divided: one process looks at all but the segments, and says which there are; others verify those, each by
+itself, anywhere the files can be read.
+
+Responsible for the division only. What is looked at, and what counts as damage, is `verify`'s and `verify_segments`'s,
+so that both ways of looking find the same.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple
+
+from topics.log.record_index import Span
+from topics.storage.files.datadir import DataDir
+from topics.storage.files.fs import Fs, join
+from topics.storage.files.progress import Progress
+from topics.storage.files.read_only_fs import ReadOnlyFs
+from topics.storage.offline.finding import Finding
+from topics.storage.offline.topic_parts import Hole, Part, holes_of
+from topics.storage.offline.verify import Verification
+from topics.storage.offline.verify_segments import SegmentCheck
+from topics.storage.segments.segment_reader import Tiers
+from topics.storage.segments.segment_store import DirectorySegmentStore
+from topics.storage.segments.topic_segments import Segment
+
+
+class SegmentWork(NamedTuple):
+    """One segment that is to be verified: plain values, all that it takes. `span` is what the part says of its records,
+    None if they are all gone."""
+
+    root: str
+    cold: str | None
+    topic_id: int
+    topic: str
+    segment: list[Any]
+    span: list[Any] | None
+    holes: list[Hole]
+    ahead: bool
+    is_front: bool
+
+    def loaded(self) -> Segment:
+        """The segment."""
+        return Segment.from_wire(self.topic_id, self.segment)
+
+    def path(self) -> str:
+        """Of its `.data`."""
+        segment = self.loaded()
+        root = self.root if segment.tier == "hot" or self.cold is None else self.cold
+        return DataDir(root).segment_path(self.topic_id, segment.first, "data")
+
+    def findings(self, fs: Fs) -> list[Finding]:
+        """All that is wrong with it. Raises OSError if a store does not answer."""
+        reading = ReadOnlyFs(fs, Progress())
+        cold = DirectorySegmentStore(reading, self.cold) if self.cold is not None else None
+        tiers = Tiers(DirectorySegmentStore(reading, self.root), cold)
+        check = SegmentCheck(tiers, self.topic_id, self._path_of, self.holes, ahead=self.ahead)
+        span = Span.load(self.span) if self.span is not None else None
+        return list(check.findings(self.loaded(), span, is_front=self.is_front))
+
+    def _path_of(self, tier: str, name: str) -> str:
+        root = self.root if tier == "hot" or self.cold is None else self.cold
+        return join(DataDir(root).topic_dir(self.topic_id), name)
+
+
+class DividedVerification(Verification):
+    """Everything but the segments. Once its `findings` have been gone through, `work` is what is left to do."""
+
+    def __init__(self, fs: Fs, root: str, cold: str | None = None, *, in_use: bool = False) -> None:
+        super().__init__(fs, root, cold, in_use=in_use)
+        self.work: list[SegmentWork] = []
+        self._root = root
+        self._divides = True
+
+    def again(self, work: SegmentWork) -> list[Finding]:
+        """What is wrong with a segment that was found damaged while a daemon works on the directory: its files may be
+        others by now, and its part a newer one. Raises OSError."""
+        found, problems = self._newest(work.topic_id)
+        firsts = [segment.first for segment in found.segments] if found is not None else []
+        if found is None or work.loaded().first not in firsts:
+            return problems
+        self._divides = False
+        return list(self._replaced(work.topic_id, found, firsts.index(work.loaded().first)))
+
+    def _check(self, topic_id: int, found: Part) -> SegmentCheck:
+        if not self._divides:
+            return super()._check(topic_id, found)
+        cold = self._cold_dir.root if self._cold_dir is not None else None
+        holes = holes_of(found.part.log)
+        ahead = topic_id in self._facts.since
+        return _Noting(
+            self.work, SegmentWork(self._root, cold, topic_id, found.part.name, [], None, holes, ahead, False)
+        )
+
+
+class _Noting(SegmentCheck):
+    """Verifies nothing: it notes what would be."""
+
+    def __init__(self, work: list[SegmentWork], about: SegmentWork) -> None:
+        self._work = work
+        self._about = about
+
+    def findings(self, segment: Segment, span: Span | None, *, is_front: bool) -> Iterator[Finding]:
+        dumped = span.dump() if span is not None else None
+        self._work.append(self._about._replace(segment=segment.to_wire(), span=dumped, is_front=is_front))
+        return iter(())
+
+
+def damaged(findings: Sequence[Finding]) -> bool:
+    """Whether any of them is damage."""
+    return any(finding.severity == "damage" for finding in findings)

@@ -1,0 +1,30 @@
+"""`verify`: whether a data directory and a cold one belong together (`identity`)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from topics.storage.cold.identity import IDENTITY, Identity, read_identity
+from topics.storage.files.datadir import DataDirError
+from topics.storage.files.fs import Fs, join
+from topics.storage.offline.finding import Finding
+
+
+def verify_identities(fs: Fs, data_root: str, cold_root: str | None) -> Iterator[Finding]:
+    """What of the two identities would refuse a start. Changes nothing."""
+    found: list[Identity | None] = []
+    for root in (data_root, cold_root):
+        try:
+            found.append(read_identity(fs, root) if root is not None else None)
+        except DataDirError as error:
+            yield Finding(join(str(root), IDENTITY), None, str(error), "damage")
+            return
+    mine, its = found
+    if cold_root is None:
+        return
+    path = join(cold_root, IDENTITY)
+    if its is None:
+        if mine is not None and mine.cold is not None and not mine.pending:
+            yield Finding(path, None, f"is missing: the cold directory of {data_root} has the id {mine.cold}", "damage")
+    elif mine is None or its.data != mine.id or mine.cold not in (None, its.id):
+        yield Finding(path, None, f"belongs to the data directory with the id {its.data}, not to {data_root}", "damage")

@@ -1,0 +1,570 @@
+"""Verifying the WAL of one shard: every frame of every file, and how the files join (`storage.md` section 2, `crash.md`
+4 and 5).
+
+Theory of operation. Each file is read once, from its first byte to its last, in windows. Frames are checked one by one;
+what frames say about each other (batches, ordinals, Synced, FileEnd) is checked with what has been read of the file.
+Where bytes are no frame the question is recovery's: the torn end of writes that no sync has covered, or damage. It is
+answered as recovery does it (`recovery`), with one addition: a single bit set among the zeros behind the end cannot be
+what is left of a write, so that is damage too. Behind damage the search for frames goes on, so that all of it is found.
+
+Seqs of a topic go on from frame to frame, those of copies included (`verify_routers`); what an `ephemeral` topic hands
+out is not logged, so nothing can be told of those.
+
+Only offsets are kept in memory, 8 bytes a frame of the file that is read.
+"""
+
+from __future__ import annotations
+
+from array import array
+from bisect import bisect_left, bisect_right
+from collections.abc import Generator, Iterator, Mapping, Sequence
+from typing import Any, Final, NamedTuple
+
+from topics.log.stages import CommitKeys
+from topics.queue.lease_events import event_from_wire
+from topics.routing.router_state import Router
+from topics.storage.files.datadir import wal_path
+from topics.storage.files.fs import WINDOW_BYTES, File, Fs
+from topics.storage.offline.finding import MAX_PER_FILE, SECTOR, Finding
+from topics.storage.offline.verify_routers import CopyFacts, Cursors, RecipePlace, contradiction, copies_in
+from topics.storage.recovery.log_end import was_cut_short
+from topics.storage.recovery.recovered_state import NO_LEASES_RUN, shard_of
+from topics.storage.wal import frames
+from topics.storage.wal.frame_search import FrameSearch, LogFile, vouched_behind
+from topics.storage.wal.frames import CONTINUES, MORE, Frame, FrameType, Row, Scan
+from topics.storage.wal.shard_writer import Position
+from topics.storage.wal.wal_head import HEADLESS, WalHead
+
+_MORE: Final = bytes(bool(flags & MORE) for flags in range(256))
+_CONTINUES: Final = bytes(bool(flags & CONTINUES) for flags in range(256))
+
+
+class Mention(NamedTuple):
+    """A place in the log that something else names. `frames` is the ordinal of the frame there, if that is named too.
+
+    `must_exist` is false where the file may be gone by now.
+    """
+
+    offset: int
+    frames: int | None
+    path: str
+    what: str
+    must_exist: bool
+
+
+class LogFacts:
+    """What the logs of all shards say about topics."""
+
+    def __init__(self) -> None:
+        self.since: set[int] = set()
+        """Ids with frames at or behind where replay begins: files may be ahead of what their part says."""
+        self.created: dict[int, str] = {}
+        """Name by id."""
+        self.deleted: set[int] = set()
+        self.copies = CopyFacts()
+        self.stopped: set[int] = set()
+        """Shards whose log ends in a clean stop."""
+
+
+class TopicFacts(NamedTuple):
+    """What is known of a topic from its newest part."""
+
+    name: str
+    end: Position
+    """Frames before it are in the part."""
+    ephemeral: bool
+
+
+class _Seqs:
+    """How the seqs of each topic go on."""
+
+    def __init__(self) -> None:
+        self._next: dict[int, int] = {}
+        self._gaps: dict[int, tuple[str, int, str]] = {}
+        """The first one of each topic: path, offset and what is wrong. Of a topic that was `ephemeral` it does not
+        count."""
+        self._ephemeral: dict[int, bool] = {}
+
+    def forget(self) -> None:
+        """Something is missing: what comes now goes on from anywhere."""
+        self._next.clear()
+
+    def take(self, path: str, offset: int, topic_id: int, first: int, last: int) -> None:
+        """A frame takes these."""
+        expected = self._next.get(topic_id, first)
+        if first != expected and not self._ephemeral.get(topic_id):
+            again = "once more, after" if first < expected else "directly behind"
+            problem = f"topic {topic_id}: seq {first} comes {again} seq {expected - 1}"
+            self._gaps.setdefault(topic_id, (path, offset, problem))
+        self._next[topic_id] = last + 1
+
+    def run(self, path: str, rows: Sequence[Row]) -> None:
+        """Append frames that follow one another."""
+        if rows and rows[-1][5] - rows[0][5] == len(rows) - 1 and len({row[4] for row in rows}) == 1:
+            seqs = [row[5] for row in rows]
+            if seqs == list(range(seqs[0], seqs[0] + len(seqs))):
+                self.take(path, rows[0][0], rows[0][4], seqs[0], seqs[-1])
+                return
+        for row in rows:
+            self.take(path, row[0], row[4], row[5], row[5])
+
+    def skip(self, topic_id: int, last: int) -> None:
+        """A hole takes all up to `last`."""
+        if topic_id in self._next:
+            self._next[topic_id] = max(self._next[topic_id], last + 1)
+
+    def configure(self, topic_id: int, payload: Mapping[str, Any], *, created: bool) -> None:
+        """A topic has this class from here on. On leaving `ephemeral` its log says where it goes on."""
+        self._ephemeral[topic_id] = payload["config"].get("durability") == "ephemeral"
+        if created:
+            self._next[topic_id] = 1
+        if "log" in payload:
+            self._gaps.pop(topic_id, None)
+            self._next[topic_id] = payload["log"]["head_seq"] + 1
+
+    def gaps(self, known: Mapping[int, TopicFacts]) -> Iterator[tuple[str, int, str]]:
+        """What is wrong, when all has been read."""
+        for topic_id, gap in self._gaps.items():
+            facts = known.get(topic_id)
+            if not self._ephemeral.get(topic_id, facts is not None and facts.ephemeral):
+                yield gap
+
+
+class _File:
+    """One file while it is read."""
+
+    def __init__(self, path: str, ordinal: int, size: int, head: WalHead) -> None:
+        self.path = path
+        self.head = head
+        self.ordinal = ordinal
+        self.size = size
+        self.offsets = array("Q")
+        """Of every frame."""
+        self.batch_at = head.first
+        """Behind the last frame of the last whole batch."""
+        self.more = False
+        """Whether the last frame's batch goes on."""
+        self.whole = True
+        """No bad bytes so far, so ordinals can be told."""
+        self.extra: list[tuple[int, int]] = []
+        """Frames that a salvage filler stands for beyond itself, by its index."""
+        self.fillers: list[tuple[int, int]] = []
+        """Ranges that salvage has given up: positions in them were true once."""
+        self.synced: list[tuple[int, int]] = []
+        """What each Synced frame vouches for, and where it stands."""
+        self.last_seqs: dict[int, int] = {}
+        self.ended_at: int | None = None
+        self.next: int | None = None
+        self.clean_stop_at = -1
+        self.recipes: list[RecipePlace] = []
+        self.appends = 0
+        """In the batch that goes on at the end of the window."""
+        self.findings = 0
+
+    def searched(self, handle: File) -> LogFile:
+        """The file as a search has to know it."""
+        return LogFile(handle, self.size, self.ordinal, self.head.salt)
+
+    @property
+    def ended(self) -> bool:
+        """It is complete: FileEnd, or what salvage has put in its place."""
+        return self.ended_at is not None
+
+    def frame_at(self, offset: int) -> int | None:
+        """The ordinal of the frame at `offset`, or behind the last one; None if no frame begins there."""
+        index = bisect_left(self.offsets, offset)
+        inside = index < len(self.offsets) and self.offsets[index] == offset
+        if not inside and offset != self.batch_at and offset:
+            return None
+        return self.ordinal + index + sum(more for at, more in self.extra if at < index)
+
+    def given_up(self, offset: int) -> bool:
+        """Whether `offset` is in a range that salvage has given up."""
+        return any(start <= offset < stop for start, stop in self.fillers)
+
+
+class LogCheck:
+    """The log of one shard; `findings` goes through all of its files."""
+
+    def __init__(
+        self,
+        fs: Fs,
+        shard: int,
+        directory: str,
+        ordinals: Sequence[int],
+        *,
+        shards: int,
+        begin: Position | None,
+        mentions: dict[int, list[Mention]],
+        facts: LogFacts,
+        topics: Mapping[int, TopicFacts],
+        heads: Mapping[int, WalHead],
+        in_use: bool,
+    ) -> None:
+        self._fs = fs
+        self._shard = shard
+        self._directory = directory
+        self._ordinals = ordinals
+        self._shards = shards
+        """0: of an old layout, so nobody knows which topics belong here."""
+        self._begin = begin
+        self._mentions = mentions
+        self._facts = facts
+        self._topics = topics
+        self._heads = heads
+        self._in_use = in_use
+        self._ours: set[int] = {0}
+        self._seqs = _Seqs()
+        self._cursors = Cursors()
+
+    def findings(self) -> Iterator[Finding]:
+        """All that is wrong, in the order of the log."""
+        for i, ordinal in enumerate(self._ordinals):
+            following = self._ordinals[i + 1] if i + 1 < len(self._ordinals) else None
+            path = wal_path(self._directory, ordinal)
+            try:
+                handle = self._fs.open(path, read_only=True)
+            except FileNotFoundError:
+                yield Finding(path, None, "is gone by now", "note" if self._in_use else "damage")
+                continue
+            try:
+                file = _File(path, ordinal, handle.size(), self._heads.get(ordinal, HEADLESS))
+                yield from self._file(handle, file, following)
+            finally:
+                handle.close()
+            self._note_end(file)
+        for path, offset, problem in self._seqs.gaps(self._topics):
+            yield Finding(path, offset, problem, "damage")
+        for ordinal, mentions in sorted(self._mentions.items()):
+            for mention in mentions:
+                if mention.must_exist or (self._ordinals and ordinal > self._ordinals[0]):
+                    yield Finding(mention.path, None, f"{mention.what}: there is no WAL file of {ordinal}", "damage")
+
+    def _note_end(self, file: _File) -> None:
+        """What of a file the others need to know."""
+        copies = self._facts.copies
+        copies.recipes += [recipe for recipe in file.recipes if recipe.position.offset < file.batch_at]
+        copies.ends[self._shard] = Position(file.ordinal, file.batch_at)
+        if not file.whole:
+            copies.damaged.add((self._shard, file.ordinal))
+        self._facts.stopped.discard(self._shard)
+        if file.clean_stop_at == file.batch_at:
+            self._facts.stopped.add(self._shard)
+
+    # -- one file -----------------------------------------------------------------------------------------------------
+
+    def _file(self, handle: File, file: _File, following: int | None) -> Iterator[Finding]:
+        at = file.head.first
+        if file.head.problem is not None:
+            self._facts.since.update(self._topics)
+            yield self._damage(file, 0, f"{file.head.problem}: nothing in the file can be verified")
+            return
+        if file.head.corrected:
+            yield Finding(file.path, 0, "one bit of the header is not as it was written", "damage")
+        while not file.ended:
+            at, reason = yield from self._frames(handle, file, at)
+            if file.ended:
+                break
+            if reason == "unknown" or file.findings > MAX_PER_FILE:
+                return
+            nonzero = first_nonzero(handle, at, file.size)
+            clean = reason == "zeros" and nonzero is None
+            vouched = self._vouched(handle, file, at, clean)
+            if self._in_use and following is None and self._goes_on(handle, file, at):
+                continue
+            if following is None and file.batch_at >= vouched:
+                yield from self._end(handle, file, at, clean)
+                break
+            resume = next(_batches_behind(file.searched(handle), at), None)
+            stop = file.size if resume is None else resume
+            why = "in a file that was complete" if following is not None else f"a sync has covered all up to {vouched}"
+            if clean and resume is None and following is not None:
+                yield self._damage(file, at, "the file ends without FileEnd")
+            else:
+                yield self._damage(file, at, f"the bytes up to {stop} are no valid frames, and {why}")
+            if resume is None:
+                break
+            at, file.more, file.appends = resume, False, 0
+        if file.ended:
+            yield from self._after_end(handle, file, following)
+        yield from self._positions(file)
+
+    def _frames(self, handle: File, file: _File, at: int) -> Generator[Finding, None, tuple[int, str]]:
+        """Check frames from `at` on, up to FileEnd or the first bytes that are none: where that is, and why."""
+        length = WINDOW_BYTES
+        while True:
+            window = handle.pread(min(length, file.size - at), at)
+            try:
+                scan = frames.scan_window(window, at, file_end=file.size, salt=file.head.salt)
+            except frames.UnknownFrameType as error:
+                yield self._damage(file, at, f"{error}: written by a newer version? The file is not read any further")
+                return at, "unknown"
+            yield from self._take(scan, window, at, file)
+            if file.ended or scan.reason != "window":
+                return scan.stop, scan.reason
+            if not window:
+                return at, "zeros"
+            length = WINDOW_BYTES if scan.stop > at else length * 2
+            at = scan.stop
+
+    def _take(self, scan: Scan, window: bytes, base: int, file: _File) -> Iterator[Finding]:
+        """The frames of one window. Per frame there is nothing but comprehensions over columns."""
+        rows = scan.rows
+        if not rows:
+            return
+        flags = bytes([row[3] for row in rows])
+        more, continues = flags.translate(_MORE), flags.translate(_CONTINUES)
+        expected = bytes((file.more,)) + more[:-1]
+        if continues != expected:
+            i = next(i for i, (a, b) in enumerate(zip(continues, expected, strict=True)) if a != b)
+            what = "the batch before it is not whole" if expected[i] else "it goes on with a batch that has not begun"
+            yield self._damage(file, rows[i][0], what)
+        file.more = bool(more[-1])
+        index = len(file.offsets)
+        file.offsets.extend([row[0] for row in rows])
+        if scan.ends:
+            file.batch_at = Frame._make(rows[scan.ends[-1] - 1]).end
+        ids = {row[4] for row in rows}
+        for topic_id in sorted(ids - self._ours):
+            if self._shards and shard_of(topic_id, self._shards) != self._shard:
+                first = next(row[0] for row in rows if row[4] == topic_id)
+                yield self._damage(file, first, f"a frame of topic {topic_id}, which belongs to another shard")
+        self._ours |= ids
+        if self._begin is None or self._begin <= (file.ordinal, rows[0][0]):
+            self._facts.since |= ids
+        elif self._begin <= (file.ordinal, rows[-1][0]):
+            self._facts.since.update(row[4] for row in rows if row[0] >= self._begin.offset)
+        behind = 0
+        for i in scan.controls:
+            frame = Frame._make(rows[i])
+            self._appends(file, rows[behind:i])
+            behind = i + 1
+            try:
+                payload = frames.control_payload(window, base, frame)
+                if frame.type == FrameType.FORWARDED:
+                    yield from self._forwarded(file, frame, payload, self._appends_before(scan, i, file))
+                else:
+                    yield from self._control(file, frame, index + i, payload)
+            except Exception as error:  # what malformed CBOR raises depends on the bytes
+                yield self._damage(file, frame.offset, f"the payload does not decode: {error!r}")
+            if file.ended:
+                if i + 1 < len(rows):
+                    yield self._damage(file, frame.end, "a frame behind FileEnd")
+                return
+        self._appends(file, rows[behind:])
+        file.appends = self._appends_before(scan, len(rows), file)
+
+    def _appends(self, file: _File, rows: Sequence[Row]) -> None:
+        file.last_seqs.update({row[4]: row[5] for row in rows})
+        self._seqs.run(file.path, rows)
+
+    @staticmethod
+    def _appends_before(scan: Scan, i: int, file: _File) -> int:
+        """How many Appends the batch of row `i` has in front of it."""
+        at = bisect_right(scan.ends, i)
+        begin = scan.ends[at - 1] if at else 0
+        count = sum(row[2] == FrameType.APPEND for row in scan.rows[begin:i])
+        return count if at else count + file.appends
+
+    def _forwarded(self, file: _File, frame: Frame, payload: dict[str, Any], appends: int) -> Iterator[Finding]:
+        """A router has moved on."""
+        topic_id, offset = frame.topic_id, frame.offset
+        problem = contradiction(frame, payload) or self._cursors.forward(topic_id, payload)
+        if problem is None and appends and appends != payload["count"]:
+            problem = f"{payload['count']} copies, and {appends} records in its batch"
+        if problem is not None:
+            yield Finding(file.path, offset, f"a Forwarded frame of topic {topic_id}: {problem}", "damage")
+            self._seqs.forget()
+            return
+        if frame.seq:
+            last = frame.seq + copies_in(payload) - 1
+            self._seqs.take(file.path, offset, topic_id, frame.seq, last)
+            file.last_seqs[topic_id] = last
+        elif not appends:
+            file.last_seqs.pop(topic_id, None)  # of an `ephemeral` topic FileEnd may know more
+        position = Position(file.ordinal, offset)
+        known = self._topics.get(topic_id)
+        begins = max(self._begin or Position(0, 0), known.end if known is not None else Position(0, 0))
+        if "kinds" in payload and position >= begins:
+            size = frame.end - offset
+            file.recipes.append(RecipePlace(file.path, position, size, topic_id, frame.seq, file.head.salt))
+
+    def _control(self, file: _File, frame: Frame, index: int, payload: dict[str, Any]) -> Iterator[Finding]:
+        kind = frame.type
+        if kind == FrameType.SYNCED:
+            if payload["file"] != file.ordinal or payload["offset"] > frame.offset:
+                place = f"{payload['offset']} of file {payload['file']}"
+                yield self._damage(file, frame.offset, f"a Synced frame vouches for {place}, which is not before it")
+            else:
+                file.synced.append((payload["offset"], frame.offset))
+        elif kind == FrameType.FILE_END:
+            file.ended_at, file.next = frame.end, payload["next"]
+            for topic_id, last in payload["last"].items():
+                seen = file.last_seqs.get(topic_id)
+                if seen is not None and seen != last and not file.fillers and file.whole:
+                    yield self._damage(file, frame.offset, f"FileEnd: topic {topic_id} ends at {last}, not at {seen}")
+        elif kind == FrameType.SHARD_OPEN:
+            weight = payload.get("replaces", 1)
+            if weight != 1:
+                file.extra.append((index, weight - 1))
+            if "holes" in payload or "pad" in payload or "" in payload or not payload:
+                file.fillers.append((frame.offset, frame.end))
+                self._forget()
+            if "boot" in payload:
+                self._facts.copies.opened.setdefault((self._shard, file.ordinal), frame.offset)
+            if payload.get("ends_file"):
+                file.ended_at = frame.end
+        elif kind == FrameType.CLEAN_STOP:
+            file.clean_stop_at = frame.end
+        elif kind == FrameType.TOPIC_CREATE:
+            self._facts.created[frame.topic_id] = payload["name"]
+            self._seqs.configure(frame.topic_id, payload, created=True)
+        elif kind == FrameType.CONFIG_UPDATE:
+            self._seqs.configure(frame.topic_id, payload, created=False)
+            if "log" in payload:
+                file.last_seqs.pop(frame.topic_id, None)  # FileEnd does not count what was written out
+        elif kind == FrameType.HOLE:
+            self._hole(frame.topic_id, payload)
+        elif kind == FrameType.ROUTER_CREATE:
+            Router.load(payload["router"])
+            self._cursors.create(frame.topic_id, payload["router"])
+        elif kind == FrameType.LEASE:
+            event_from_wire(payload, NO_LEASES_RUN)
+        elif kind == FrameType.ROUTER_DELETE:
+            self._cursors.delete(frame.topic_id, payload["name"])
+        elif kind == FrameType.STAGE:
+            self._stage(file, frame, payload)
+        elif kind == FrameType.TOPIC_DELETE:
+            self._facts.deleted.add(frame.topic_id)
+
+    def _stage(self, file: _File, frame: Frame, payload: Mapping[str, Any]) -> None:
+        """A stage was made, or some were committed. Raises whatever, if the frame lacks something."""
+        if "target" in payload:
+            assert isinstance(payload["stage"], str)
+            assert payload["target"] > 0
+            self._facts.created[frame.topic_id] = payload["name"]
+            self._seqs.configure(frame.topic_id, payload, created=True)
+            return
+        CommitKeys.load([[payload["key"], payload["first"], payload["count"], frame.ts, payload["stages"]]])
+        known = self._topics.get(frame.topic_id)
+        if known is not None and known.ephemeral:
+            file.last_seqs.pop(frame.topic_id, None)  # FileEnd may know of more than the log
+
+    def _hole(self, topic_id: int, payload: Mapping[str, Any]) -> None:
+        if payload.get("within"):
+            self._facts.copies.holes.setdefault(topic_id, []).append((payload["first"], payload["last"]))
+        else:
+            self._seqs.skip(topic_id, payload["last"])
+
+    @staticmethod
+    def _goes_on(handle: File, file: _File, at: int) -> bool:
+        """Whether the daemon has written on since the log was found to end at `at`."""
+        window = handle.pread(min(WINDOW_BYTES, file.size - at), at)
+        return bool(frames.scan_window(window, at, file_end=file.size, salt=file.head.salt).rows)
+
+    # -- where it ends ------------------------------------------------------------------------------------------------
+
+    def _vouched(self, handle: File, file: _File, at: int, clean: bool) -> int:
+        """Up to where the file is known to have been on disk: by the snapshot, and by its Synced frames."""
+        vouched = max((offset for offset, _ in file.synced), default=0)
+        if self._begin is not None and self._begin.ordinal == file.ordinal:
+            vouched = max(vouched, self._begin.offset)
+        if not clean:
+            found = vouched_behind(file.searched(handle), at)
+            vouched = max(vouched, found.offset if found.known else file.size)
+        return vouched
+
+    def _end(self, handle: File, file: _File, at: int, clean: bool) -> Iterator[Finding]:
+        """The log ends here, with zeros or with what writes have left that no sync has covered."""
+        if not self._in_use and was_cut_short(file.searched(handle), file.head, at):
+            yield self._damage(file, file.size, "the file has lost its end: zeros were behind the last frame")
+            return
+        if clean and file.batch_at == at:
+            return
+        if file.clean_stop_at == at == file.batch_at:
+            nonzero = first_nonzero(handle, at, file.size)
+            yield self._damage(file, nonzero, "not zero, behind a clean stop")
+            return
+        stray = lone_bit(handle, at, file.size)
+        if stray is not None:
+            yield self._damage(file, stray, "a bit is set among the zeros behind the end, which no write can have left")
+            return
+        torn = "a batch that is not whole" if clean else "bytes that are no frame, or zeros in front of others"
+        state = "the daemon writes here" if self._in_use else "the next start cuts the log here"
+        yield Finding(file.path, file.batch_at, f"{torn}, behind all that a sync has covered: {state}", "note")
+
+    def _after_end(self, handle: File, file: _File, following: int | None) -> Iterator[Finding]:
+        assert file.ended_at is not None
+        nonzero = first_nonzero(handle, file.ended_at, file.size)
+        if nonzero is not None:
+            yield self._damage(file, nonzero, "not zero, behind FileEnd")
+        elif file.ended_at < file.size and following is not None:
+            yield Finding(file.path, file.ended_at, "zeros behind FileEnd: the cut behind it was not synced", "note")
+        if file.more:
+            yield self._damage(file, file.ended_at, "the last batch is not whole")
+        if following is None:
+            return
+        count = file.ordinal + len(file.offsets) + sum(more for _, more in file.extra)
+        if file.next is not None and file.next != following:
+            problem = f"frame {file.next} should begin the next file, which begins with frame {following}"
+            yield self._damage(file, file.ended_at, f"{problem}: a file is missing")
+        elif file.whole and count != following:
+            problem = f"it holds {count - file.ordinal} frames, and the next file begins with frame {following}"
+            yield self._damage(file, file.ended_at, problem)
+
+    # -- what points into it ------------------------------------------------------------------------------------------
+
+    def _positions(self, file: _File) -> Iterator[Finding]:
+        if not file.whole:
+            self._mentions.pop(file.ordinal, None)
+            return
+        for offset, at in file.synced:
+            if file.frame_at(offset) is None and not file.given_up(offset):
+                yield self._damage(file, at, f"a Synced frame vouches for {offset}, where no frame begins")
+        for mention in self._mentions.pop(file.ordinal, ()):
+            found = file.frame_at(mention.offset)
+            place = f"{mention.what}: offset {mention.offset} of {file.path}"
+            if found is None and not file.given_up(mention.offset):
+                where = "is behind the end of the log" if mention.offset > file.batch_at else "is inside a frame"
+                yield Finding(mention.path, None, f"{place} {where}", "damage")
+            elif found is not None and mention.frames is not None and mention.frames != found:
+                yield Finding(mention.path, None, f"{place} is frame {found}, not {mention.frames}", "damage")
+
+    def _damage(self, file: _File, offset: int | None, problem: str) -> Finding:
+        file.whole = False
+        file.findings += 1
+        self._forget()
+        return Finding(file.path, offset, problem, "damage")
+
+    def _forget(self) -> None:
+        """Frames are missing here."""
+        self._seqs.forget()
+        self._cursors.forget()
+
+
+def _batches_behind(file: LogFile, at: int) -> Iterator[int]:
+    """Where valid frames behind `at` open a batch."""
+    return (found.frame.offset for found in FrameSearch(file, at).found() if not found.frame.flags & CONTINUES)
+
+
+def first_nonzero(handle: File, at: int, size: int) -> int | None:
+    """The offset of the first byte from `at` on that is not zero."""
+    while at < size:
+        window = handle.pread(min(WINDOW_BYTES, size - at), at)
+        if not window:
+            return None
+        if window != bytes(len(window)):
+            return at + len(window) - len(window.lstrip(b"\0"))
+        at += len(window)
+    return None
+
+
+def lone_bit(handle: File, at: int, size: int) -> int | None:
+    """The offset of the only byte from `at` on that is not zero, if it has a single bit and no torn write can have left
+    it: that leaves the beginning of what was written at `at`, or the beginning of a sector."""
+    first = first_nonzero(handle, at, size)
+    if first is None or first_nonzero(handle, first + 1, size) is not None:
+        return None
+    value = handle.pread(1, first)[0]
+    torn = first < at + 4 or first % SECTOR == 0
+    return first if value.bit_count() == 1 and not torn else None

@@ -1,0 +1,104 @@
+"""What an interrupted checkpoint, rewrite, merge, relocation or removal has left behind is cleared away before the
+daemon is ready (`crash.md` 10 and 12): the part decides what belongs to a topic, everything else goes.
+
+Blocking. What is hot is tidied before the daemon is ready; what is cold behind that, as the store may not answer
+(`cold_upkeep`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+
+from topics.storage.files.datadir import DataDir, manifest_name, parse_topic_name, segment_name
+from topics.storage.files.fs import Fs, join
+from topics.storage.recovery.substitute_snapshot import DAMAGED_SUFFIX
+from topics.storage.segments.segment_format import INDEX_ENTRY_BYTES
+from topics.storage.segments.segment_reader import Tiers
+from topics.storage.segments.segment_store import SegmentStore
+from topics.storage.segments.topic_segments import Segment
+from topics.storage.snapshots.manifests import newest_generation
+from topics.telemetry.logs import get_logger
+
+log = get_logger(__name__)
+
+
+def tidy_topic(fs: Fs, datadir: DataDir, topic_id: int, segments: Sequence[Segment]) -> None:
+    """Remove hot files that no segment of the topic's part has, and cut off what the part does not count.
+
+    Asks nothing of the cold store: the hot `.data` of a segment that is cold by now stays until somebody has seen its
+    cold copy (`tidy_cold`).
+    """
+    directory = datadir.topic_dir(topic_id)
+    names = fs.listdir(directory)
+    wanted = {manifest_name(newest_generation(names) or 0)}
+    for segment in segments:
+        if segment.tier == "gone":
+            continue
+        kinds = ("data", "idx", "tags") if segment.tier == "hot" else ("data", "idx.cold", "tags.cold")
+        wanted.update(segment_name(segment.first, kind) for kind in kinds)
+    removed = False
+    for name in names:
+        if name not in wanted:
+            fs.unlink(join(directory, name))
+            removed = True
+    if removed:
+        fs.sync_dir(directory)
+    for segment in segments:
+        if not segment.sealed:
+            _cut(fs, datadir.segment_path(topic_id, segment.first, "data"), segment.data_bytes)
+            _cut(fs, datadir.segment_path(topic_id, segment.first, "idx"), INDEX_ENTRY_BYTES * segment.n)
+
+
+def _cut(fs: Fs, path: str, length: int) -> None:
+    if not fs.exists(path):
+        return
+    handle = fs.open(path)
+    try:
+        if handle.size() > length:
+            handle.truncate(length)
+            handle.fdatasync()
+    finally:
+        handle.close()
+
+
+def tidy_cold(tiers: Tiers, topic_id: int, segments: Sequence[Segment]) -> list[str]:
+    """Remove cold files that no segment of the topic's part has. Returns hot `.data` files that may go: the cold copy,
+    which counts, is there. Raises OSError."""
+    assert tiers.cold is not None
+    wanted = {"topic.cbor"}
+    for segment in segments:
+        if segment.tier == "cold":
+            wanted.update(segment_name(segment.first, kind) for kind in ("data", "idx", "tags"))
+    tiers.cold.discard_unfinished(topic_id)
+    there = tiers.cold.list(topic_id)
+    for name in there:
+        if name not in wanted:
+            tiers.cold.delete(topic_id, name)
+    copied = {segment_name(segment.first, "data") for segment in segments if segment.tier == "cold"} & set(there)
+    return [
+        name
+        for name in sorted(copied)
+        if tiers.hot.exists(topic_id, name) and tiers.hot.length(topic_id, name) == tiers.cold.length(topic_id, name)
+    ]
+
+
+def remove_unknown_topics(store: SegmentStore, known: Collection[int]) -> None:
+    """Remove the directories of topics that are gone. What fails is a line in the log."""
+    try:
+        store.finish_deletions()
+        for topic_id in store.topics():
+            if topic_id not in known:
+                store.delete_topic(topic_id)
+    except OSError as error:
+        log.warning("removal_incomplete", error=str(error))
+
+
+def set_unknown_aside(fs: Fs, datadir: DataDir, known: Collection[int]) -> None:
+    """Rename the directories of topics that nobody knows, rather than remove them: their manifests may have been
+    damaged."""
+    for name in fs.listdir(datadir.topics_dir):
+        topic_id = parse_topic_name(name)
+        if topic_id is not None and topic_id not in known:
+            fs.rename(join(datadir.topics_dir, name), join(datadir.topics_dir, name + DAMAGED_SUFFIX))
+            log.error("directory_kept_aside", topic_id=topic_id, directory=name + DAMAGED_SUFFIX)
+    fs.sync_dir(datadir.topics_dir)

@@ -1,0 +1,97 @@
+"""Is every hot `.data` as long as the part of its topic says? A sealed file that was cut short, or that is missing, is
+found at the start, not when somebody reads it years later (`crash.md` 10, `semantics.md` 8.4).
+
+The start asks for the lengths of `AT_START` files, those of topics with frames in the log first: one call each, a few
+microseconds where the directory is in memory. The rest follows when the daemon is ready. What a file does not have is
+loaded like any other damage: it becomes `corrupt` holes. The cold store is not asked, as no start may wait for it; a
+cold file that is too short is found when it is read, and by `topics verify`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import Any, Final
+
+import trio
+
+from topics.runtime.offload import Kind, Offload
+from topics.storage.cache.span_loader import SpanLoader
+from topics.storage.recovery.recovered_state import Recovered
+from topics.storage.segments.segment_reader import Tiers, shortened_to
+from topics.storage.segments.topic_segments import Segment
+from topics.telemetry.logs import get_logger
+
+log = get_logger(__name__)
+
+AT_START: Final = 20_000
+"""Files whose lengths a start asks for."""
+
+SLICE: Final = 256
+"""Files whose lengths are asked for in one thread call."""
+
+
+def check_at_start(recovered: Recovered, tiers: Tiers, most: int = AT_START) -> list[int]:
+    """Blocking: look at the files of the first topics, and load what is too short. The ids of the topics that are left
+    for later."""
+    replayed_first = sorted(recovered.topics.values(), key=lambda topic: topic.id not in recovered.replayed)
+    later: list[int] = []
+    for topic in replayed_first:
+        spans = [span for span in topic.log.stored_spans() if span.live and isinstance(span.segment, Segment)]
+        if len(spans) > most:
+            later.append(topic.id)
+            continue
+        most -= len(spans)
+        for span in spans:
+            try:
+                assert isinstance(span.segment, Segment)
+                if shortened_to(tiers, span.segment) is not None and topic.log.holds(span):
+                    recovered.columns.look_at(topic, span)
+            except OSError as error:
+                log.warning("length_unknown", topic=topic.name, first=span.first, error=str(error))
+    return later
+
+
+class LengthCheck:
+    """Looks at what the start has left. `run` is a task."""
+
+    def __init__(
+        self, loader: SpanLoader, topics: Mapping[int, Any], account: Callable[[Any], None], offload: Offload
+    ) -> None:
+        """`topics` are the running ones by id, each an `Owner`; `account` counts one anew that has lost records."""
+        self.pending: list[int] = []
+        """Ids of topics whose files nobody has looked at in this life."""
+        self._loader = loader
+        self._topics = topics
+        self._account = account
+        self._offload = offload
+
+    async def run(self) -> None:
+        """Look at all of it, once; until cancelled. What fails for one topic is left to its readers."""
+        while self.pending:
+            topic = self._topics.get(self.pending.pop())
+            if topic is None or topic.shelf is None:
+                continue
+            try:
+                await self._check(topic)
+            except OSError as error:
+                log.warning("length_unknown", topic=topic.name, error=str(error))
+        await trio.sleep_forever()
+
+    async def _check(self, topic: Any) -> None:
+        spans = [span for span in topic.log.stored_spans() if span.live and isinstance(span.segment, Segment)]
+        for at in range(0, len(spans), SLICE):
+            segments = [span.segment for span in spans[at : at + SLICE] if isinstance(span.segment, Segment)]
+            short = await self._offload.run(Kind.FILES, partial(_short_ones, self._loader.tiers, segments))
+            if not short:
+                continue
+            # With nobody at work on the files: one that is being replaced may look too short.
+            async with topic.shelf.upkeep:
+                await self._loader.reload(topic, [segments[i].end - 1 for i in short])
+                if not topic.deleted:
+                    self._account(topic)
+
+
+def _short_ones(tiers: Tiers, segments: Sequence[Segment]) -> list[int]:
+    """Blocking: the positions of those whose `.data` is too short."""
+    return [i for i, segment in enumerate(segments) if shortened_to(tiers, segment) is not None]

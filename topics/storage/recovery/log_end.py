@@ -1,0 +1,211 @@
+"""Where a shard's log ends, or is damaged (`storage.md` section 3, `crash.md` 4 and 5).
+
+Replay stops at bytes that are no frame. Here it is decided whether they are the torn end of writes that no sync has
+covered, or damage: bytes that were on disk and are not any more. What is vouched for decides; what stands behind the
+bytes (`frame_search`) tells what may be vouched for, where the log goes on, and how many seqs of which topic are gone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Final, NamedTuple
+
+from topics.storage.files.fs import File, Fs
+from topics.storage.recovery.recovered_state import Damage, RecoveredShard, RecoveredTopic
+from topics.storage.wal.frame_search import (
+    MOST_RESERVED,
+    LogFile,
+    SeqBehind,
+    TopicReplayed,
+    behind,
+    end_of_bytes,
+    only_zeros,
+    vouched_behind,
+)
+from topics.storage.wal.frames import FrameType
+from topics.storage.wal.shard_writer import Position, WalFile, WalFiles
+from topics.storage.wal.wal_head import TAIL_BYTES, WalHead, scans
+from topics.telemetry.logs import get_logger
+
+log = get_logger(__name__)
+
+
+WAL_FILE_BYTES: Final = 64 << 20
+"""How long files of the log are made where nobody says otherwise (`TOPICS_WAL_FILE_BYTES`)."""
+MOST_FILE_BYTES: Final = 1 << 30
+"""No more than so many bytes are taken for lost with the end of a file."""
+
+
+class Stop(NamedTuple):
+    """Where replay of a file has stopped, and why (`Scan.reason`)."""
+
+    at: int
+    reason: str
+    batch_at: int
+    """Behind the last whole batch."""
+    batch_count: int
+    """Ordinal of the frame there."""
+
+
+def was_cut_short(file: LogFile, head: WalHead, at: int) -> bool:
+    """Return True if a file that has no FileEnd has lost its end. `at` is where its frames stop, or where replay would
+    have begun.
+
+    Of a file of version 1 nobody can tell, unless it ends before replay begins.
+    """
+    if file.size < at:
+        return True
+    if head.salt is None:
+        return False
+    tail = file.handle.pread(TAIL_BYTES, max(file.size - TAIL_BYTES, 0))
+    # A single byte is a bit that flipped.
+    return at > file.size - TAIL_BYTES or len(tail) - tail.count(0) > 1
+
+
+class LogEnds:
+    """Judges the ends of logs, with what replay knows when it meets them."""
+
+    def __init__(
+        self,
+        fs: Fs,
+        files: WalFiles,
+        topics: Mapping[int, RecoveredTopic],
+        shard_of: Callable[[int], int],
+        file_bytes: int,
+    ) -> None:
+        self._fs = fs
+        self._files = files
+        self._topics = topics
+        self._shard_of = shard_of
+        self._file_bytes = file_bytes
+
+    def judge(self, shard: RecoveredShard, file: WalFile, handle: File, stop: Stop, *, following: int | None) -> None:
+        """Note the end of the shard's log, if it ends at `stop`. `following` is the ordinal of the next file.
+
+        Raises Damage if it does not end there.
+        """
+        search = LogFile(handle, handle.size(), file.ordinal, file.head.salt)
+        vouched = shard.vouched.offset if shard.vouched.ordinal == file.ordinal else 0
+        clean = stop.reason == "zeros" and only_zeros(handle, stop.at, search.size)
+        known = True
+        if not clean:
+            found = vouched_behind(search, stop.at)
+            vouched, known = max(vouched, found.offset), found.known
+        cut = following is None and was_cut_short(search, file.head, stop.at)
+        if following is None and not cut and known and stop.batch_at >= vouched:
+            shard.end, shard.ended, shard.frame_count = stop.batch_at, False, stop.batch_count
+            if not clean or stop.batch_at != stop.at:
+                shard.truncated = Position(file.ordinal, stop.batch_at)
+                log.warning("wal_torn_end", file=file.path, offset=stop.batch_at, shard=shard.shard)
+            return
+        if not known:
+            log.error("frame_search_ended_at_its_bound", file=file.path, offset=stop.at, shard=shard.shard)
+        on = behind(search, stop.at, self._replayed())
+        end = on.stop
+        if cut:
+            end = self._most(search.size)
+        elif following is None and end == search.size and known:
+            # There is nothing behind: what is zeros up to the end was not vouched for.
+            end = max(stop.at if clean else end_of_bytes(handle, stop.at, search.size), vouched)
+        raise self._damage(
+            shard,
+            file,
+            stop,
+            following,
+            end=end,
+            replaces=1 if following is None else max(following - stop.batch_count - on.frames, 0),
+            later=on.later,
+        )
+
+    def without_header(
+        self, shard: RecoveredShard, file: WalFile, size: int, begin: Position, count: int, *, following: int | None
+    ) -> Damage:
+        """The damage that a file is of which nothing can be verified. `begin` is where replay would have begun, with
+        the frame of ordinal `count`."""
+        start = max(begin.offset, file.head.first) if begin.ordinal == file.ordinal else file.head.first
+        return self._damage(
+            shard,
+            file,
+            Stop(start, "bad", start, count),
+            following,
+            end=max(self._most(size) if following is None else size, start),
+            replaces=1 if following is None else max(following - count, 0),
+            later={},
+        )
+
+    def _damage(
+        self,
+        shard: RecoveredShard,
+        file: WalFile,
+        stop: Stop,
+        following: int | None,
+        *,
+        end: int,
+        replaces: int,
+        later: Mapping[int, SeqBehind],
+    ) -> Damage:
+        return Damage(
+            shard=shard,
+            path=file.path,
+            ordinal=file.ordinal,
+            head=file.head,
+            start=stop.batch_at,
+            stop=end,
+            frames_before=stop.batch_count,
+            next_ordinal=following,
+            replaces=replaces,
+            losses=self._losses(shard, later, file.ordinal),
+            names={topic.id: topic.name for topic in self._topics.values()},
+            control_lost=True,
+            routed={topic.id for topic in self._topics.values() if topic.stage is None},
+        )
+
+    def _most(self, size: int) -> int:
+        """Up to where a file may have had frames that is `size` bytes long now and has lost its end."""
+        return max(size, min(self._file_bytes, MOST_FILE_BYTES))
+
+    def _replayed(self) -> dict[int, TopicReplayed]:
+        return {
+            topic.id: TopicReplayed(topic.log.head_seq, topic.end, topic.config.durability != "ephemeral")
+            for topic in self._topics.values()
+        }
+
+    def _losses(
+        self, shard: RecoveredShard, later: Mapping[int, SeqBehind], ordinal: int
+    ) -> dict[int, tuple[int, int | None]]:
+        """Seqs that the bad range held, topic by topic; None where nothing behind it tells how many."""
+        losses: dict[int, tuple[int, int | None]] = {}
+        told = any(not one.exact for one in later.values())
+        known = {**self._first_seqs_of_later_files(shard, ordinal), **later}
+        for topic_id in sorted({*self._topics, *known}):
+            topic = self._topics.get(topic_id)
+            head = topic.log.head_seq if topic is not None else 0
+            if topic is not None and topic_id not in known:
+                ours = self._shard_of(topic.id) == shard.shard
+                if ours and topic.config.durability == "ephemeral":
+                    # Its seqs are no frames; what the range may have held is the reserve that they were taken from.
+                    losses[topic_id] = (head + 1, max(head, topic.ceiling) + MOST_RESERVED)
+                elif not told and ours:
+                    losses[topic_id] = (head + 1, None)
+                continue
+            seq, exact = known[topic_id]
+            last = seq - 1 if exact else seq
+            if last > head:
+                losses[topic_id] = (head + 1, last)
+        return losses
+
+    def _first_seqs_of_later_files(self, shard: RecoveredShard, ordinal: int) -> dict[int, SeqBehind]:
+        """The first Append of each topic in the files behind `ordinal`."""
+        firsts: dict[int, SeqBehind] = {}
+        for file in self._files.of_shard(shard.shard):
+            if file.ordinal <= ordinal or file.head.problem is not None:
+                continue
+            handle = self._fs.open(file.path, read_only=True)
+            try:
+                for scan, _, _ in scans(handle, file.head, file.head.first, handle.size()):
+                    for frame in scan.frames:
+                        if frame.seq and frame.type in (FrameType.APPEND, FrameType.FORWARDED):
+                            firsts.setdefault(frame.topic_id, SeqBehind(frame.seq, True))
+            finally:
+                handle.close()
+        return firsts

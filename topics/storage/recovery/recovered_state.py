@@ -1,0 +1,322 @@
+"""What recovery comes to: topics, shards and damage, as `recovery` finds them and `verdicts` judges them."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Collection, Iterator
+from contextlib import contextmanager
+from functools import partial
+from typing import Final, NamedTuple, TypeVar
+
+import cbor2
+
+from topics.errors import ApiError
+from topics.log.copies import CopyTable, Origin
+from topics.log.dedupe_window import DedupeWindow
+from topics.log.record_index import NotLoaded, Span
+from topics.log.stages import CommitKeys, StageOf
+from topics.log.topic_log import LossReason, TopicLog
+from topics.model import TopicConfig
+from topics.queue.leases import Leases
+from topics.routing.origin_set import OriginSet
+from topics.routing.router_state import Router
+from topics.runtime.instant import Instant
+from topics.storage.files.datadir import DataDir, DataDirError, discover_shards
+from topics.storage.files.fs import Fs
+from topics.storage.segments.segment_reader import Tiers, load_columns
+from topics.storage.segments.topic_segments import Segment
+from topics.storage.snapshots.snapshot import ShardPosition
+from topics.storage.wal import frames
+from topics.storage.wal.shard_writer import Position, WalFile, WalFiles
+from topics.storage.wal.wal_head import WalHead
+from topics.telemetry.logs import get_logger
+
+log = get_logger(__name__)
+
+NO_LEASES_RUN: Final = Instant(0, 0)
+"""For those who only look at a directory: when leases end is not asked."""
+
+T = TypeVar("T")
+
+
+class RecoveredTopic:
+    """A topic as recovery knows it."""
+
+    __slots__ = (
+        "base",
+        "ceiling",
+        "commit_keys",
+        "config",
+        "copies",
+        "end",
+        "forwarded_to",
+        "id",
+        "incoming",
+        "keys",
+        "last_read",
+        "last_write",
+        "log",
+        "missing",
+        "name",
+        "origins",
+        "part",
+        "queue",
+        "segments",
+        "stage",
+        "stash",
+        "used_at",
+    )
+
+    def __init__(self, topic_id: int, name: str, config: TopicConfig, log: TopicLog | None = None) -> None:
+        self.id = topic_id
+        self.name = name
+        self.config = config
+        self.log = log if log is not None else TopicLog()
+        self.ceiling = 0
+        self.end = Position(-1, 0)
+        self.keys: DedupeWindow | None = None
+        self.last_write: int | None = None
+        self.last_read: int | None = None
+        self.part: bytes | None = None
+        """Its part of the snapshot, as long as nothing has been found that is newer."""
+        self.base: bytes | None = None
+        """The part that replay began with, which the log leads on from; None if the log has all of it."""
+        self.segments: list[Segment] = []
+        self.queue = Leases() if config.type == "queue" else None
+        self.copies: CopyTable | None = None
+        self.incoming: dict[str, Router] = {}
+        self.origins: OriginSet | None = None
+        self.missing: dict[int, None] = {}
+        """Copies whose bytes were not found where they should be; some may be gone for other reasons by the end."""
+        self.stage: StageOf | None = None
+        self.used_at: int | None = None
+        """When a stage was last used, by the clock of windows, if its part says so."""
+        self.commit_keys: CommitKeys | None = None
+        self.forwarded_to = 0
+        """The highest seq of it that a router has dealt with: there was one, whatever has become of it."""
+        self.stash: list[tuple[int, int, list[int], list[int], list[Origin | None]]] = []
+        """Places and origins of records that an `ephemeral` topic is writing out; they count when its ConfigUpdate
+        follows."""
+
+
+class RecoveredShard:
+    """Where a shard's log ends, for its writer."""
+
+    __slots__ = (
+        "boot_id",
+        "clean",
+        "directory",
+        "end",
+        "ended",
+        "failed_shards",
+        "file",
+        "fillers",
+        "frame_count",
+        "identity",
+        "last_seqs",
+        "shard",
+        "shards",
+        "truncated",
+        "vouched",
+    )
+
+    def __init__(self, shard: int, directory: str) -> None:
+        self.shard = shard
+        self.directory = directory
+        self.file: WalFile | None = None
+        self.end = 0
+        self.ended = False
+        """The last file is complete (FileEnd): its successor was never named."""
+        self.frame_count = 0
+        self.last_seqs: dict[int, int] = {}
+        self.fillers: list[tuple[int, int, int]] = []
+        """Ranges that salvage has given up: ordinal of the file, first offset, offset behind."""
+        self.vouched = Position(0, 0)
+        self.boot_id: str | None = None
+        self.identity: str | None = None
+        self.shards = 0
+        self.failed_shards: set[int] = set()
+        self.clean = False
+        """The last frame is a clean-stop mark."""
+        self.truncated: Position | None = None
+
+
+class Damage(Exception):
+    """Bytes that were synced are not there any more. `start`..`stop` is the range of the file that has to be given
+    up."""
+
+    def __init__(
+        self,
+        *,
+        shard: RecoveredShard,
+        path: str,
+        ordinal: int,
+        head: WalHead,
+        start: int,
+        stop: int,
+        frames_before: int,
+        next_ordinal: int | None,
+        replaces: int,
+        losses: dict[int, tuple[int, int | None]],
+        names: dict[int, str],
+        control_lost: bool,
+        routed: Collection[int] = (),
+    ) -> None:
+        self.shard = shard
+        self.path = path
+        self.ordinal = ordinal
+        self.head = head
+        """How the file begins. Where that is damaged, all of it is."""
+        self.start = start
+        self.stop = stop
+        self.frames_before = frames_before
+        """Ordinal of the first frame of the range."""
+        self.next_ordinal = next_ordinal
+        """Ordinal of the next file, None for the last one."""
+        self.replaces = replaces
+        """How many frames the range held, as far as the ordinal of the next file tells."""
+        self.losses = losses
+        """Topic id to (first seq lost, last seq lost or None where nothing behind the range tells)."""
+        self.names = names
+        self.control_lost = control_lost
+        self.routed = routed
+        """Ids of topics that routers or commits of stages may feed: a frame may stand for many of their seqs."""
+        super().__init__(self.sentence())
+
+    def sentence(self) -> str:
+        """What the operator has to know."""
+        parts = []
+        for topic_id, (first, last) in sorted(self.losses.items()):
+            name = self.names.get(topic_id, f"id {topic_id}")
+            parts.append(f"{name} seqs {first} to {last if last is not None else 'an unknown one'}")
+        affected = "; ".join(parts) or "no records of a known topic"
+        what = f"at offset {self.start} (bad up to {self.stop}), below what was synced"
+        if self.head.problem is not None:
+            what = f"at offset 0 (bad up to {self.stop}): {self.head.problem}, so nothing in the file can be verified"
+        return (
+            f"the log is damaged: {self.path} {what}; "
+            f"affected: {affected}. "
+            f"Restore the file from a copy, or start with TOPICS_RECOVERY=salvage to give the range up"
+        )
+
+
+MALFORMED: Final = (
+    ApiError,
+    ArithmeticError,
+    AssertionError,
+    AttributeError,
+    LookupError,
+    RecursionError,
+    TypeError,
+    ValueError,
+)
+"""What comes of values whose checksum holds and that nobody has written: which of them depends on the value."""
+
+
+@contextmanager
+def understood(what: str) -> Iterator[None]:
+    """Raises DataDirError where something cannot be made sense of, although its checksum holds."""
+    try:
+        yield
+    except (*MALFORMED, cbor2.CBORDecodeError) as error:
+        raise DataDirError(f"{what} holds what no version has written: {type(error).__name__}: {error}") from error
+
+
+class Columns:
+    """Loads columns that replay asks for; keeps only the last few in memory."""
+
+    KEPT: Final = 16
+
+    def __init__(self, tiers: Tiers) -> None:
+        self.tiers = tiers
+        self.damaged: dict[int, list[tuple[int, int]]] = {}
+        """By topic id, the records that were found to be damaged and were not known to be lost."""
+        self._loaded: deque[tuple[TopicLog, Span]] = deque()
+
+    def run(self, topic: RecoveredTopic, operation: Callable[[], T]) -> T:
+        """Call `operation`, as often as it asks for columns. Raises OSError if the disk does not answer."""
+        while True:
+            try:
+                return operation()
+            except NotLoaded as missing:
+                while len(self._loaded) > self.KEPT:
+                    self._forget()
+                for span in missing.spans:
+                    self._load(topic, span)
+
+    def look_at(self, topic: RecoveredTopic, span: Span) -> None:
+        """Load a span, to find out what is wrong with it. Raises OSError if the disk does not answer."""
+        while len(self._loaded) > self.KEPT:
+            self._forget()
+        if not span.loaded:
+            self._load(topic, span)
+
+    def _load(self, topic: RecoveredTopic, span: Span) -> None:
+        segment = span.segment
+        assert isinstance(segment, Segment)
+        found = load_columns(self.tiers, segment, span.first, span.n)
+        topic.part = None
+        if topic.log.attach(span, found.columns) and topic.log.holds(span):
+            # Somebody was flagging deletions that are newer than the part. One of .data and .idx may have a flag that
+            # the other has not, and which of them is read is another question each time.
+            topic.log.unflag(span)
+        for first, last in found.damaged:
+            log.error("records_damaged", topic=topic.name, first=first, last=last)
+            live = topic.log.count
+            self.run(topic, partial(topic.log.add_hole, first, last, "corrupt"))
+            if topic.log.count != live:
+                self.damaged.setdefault(topic.id, []).append((first, last))
+        self._loaded.append((topic.log, span))
+
+    def _forget(self) -> None:
+        owner, span = self._loaded.popleft()
+        if span.loaded:
+            owner.detach(span)
+
+    def forget_all(self) -> None:
+        """Replay is over: the daemon counts what is in memory from here on."""
+        while self._loaded:
+            self._forget()
+
+
+class Recovered(NamedTuple):
+    """The result: what the daemon starts with."""
+
+    topics: dict[int, RecoveredTopic]
+    shards: list[RecoveredShard]
+    files: WalFiles
+    next_topic_id: int
+    clock: int
+    """The retention clock, ms since the epoch."""
+    now: Instant
+    """The moment from which leases and windows run on."""
+    snapshot_number: int
+    snapshots_damaged: bool
+    """Whether there are some that cannot be read, or that are missing."""
+    failed: set[int]
+    """Shards of which others have noted that they failed."""
+    starts: dict[int, ShardPosition]
+    """By shard, where replay has begun."""
+    new_layout: bool
+    """The snapshot is from a change of the shard count; files of the old layout may still be there."""
+    replayed: set[int]
+    """Ids of topics with frames in the range that was replayed: work on their files may have been cut short."""
+    directories: set[int]
+    """Ids of topics, gone ones among them, that have a directory."""
+    generations: dict[int, int]
+    """By topic id, of the manifests that count, where it is not 0."""
+    columns: Columns
+    copied_topics: set[int]
+    """Topics, gone ones among them, with segments that copies are made of."""
+    missing: dict[int, list[tuple[int, int, LossReason]]]
+    """By topic, copies whose bytes are gone: first and last seq of each run, and why. They are holes by now."""
+
+
+def shard_of(topic_id: int, shards: int) -> int:
+    """A topic's shard (`storage.md` section 2)."""
+    return frames.digest(topic_id.to_bytes(8, "little")) % shards
+
+
+def shard_count(fs: Fs, datadir: DataDir) -> int:
+    """How many shards the directory holds; 0 for an empty one."""
+    return len(discover_shards(fs, datadir))

@@ -1,0 +1,179 @@
+"""Salvage: giving up a damaged range of a WAL file so that the rest can be used (`storage.md` section 3, `crash.md`
+15).
+
+The bad range is replaced by one *filler*: a ShardOpen frame of exactly its length, whose payload says what was lost.
+No other byte of the file moves, so every position that snapshots, Synced frames and the index know stays what it was.
+The filler is the durable record of the decision: replay turns it into `corrupt` holes, and the next strict start finds
+nothing wrong. Where a range is too short for that the filler is bare, and what lies behind it (a later Append, or
+FileEnd) tells replay the same holes. The original file is kept aside.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Final
+
+from topics.storage.files.datadir import DataDirError
+from topics.storage.files.file_header import encode_file_header
+from topics.storage.files.fs import File, Fs, parent, write_all
+from topics.storage.recovery.recovered_state import Damage
+from topics.storage.wal import frames
+from topics.storage.wal.frame_search import MIN_COPY_BYTES, only_zeros
+from topics.storage.wal.frames import FrameType, Unsealed
+from topics.storage.wal.wal_head import TAIL_BYTES
+from topics.telemetry.logs import get_logger
+
+log = get_logger(__name__)
+
+COPY_BYTES: Final = 8 << 20
+MOST_BEYOND: Final = 1 << 30
+"""A file may have lost its end. What was vouched for lies no further behind it than a file and a batch are long."""
+MIN_APPEND_BYTES: Final = frames.HEADER_BYTES + 4 + 1 + frames.CHECKSUM_BYTES
+"""The smallest Append there is: it bounds how many records a range can have held."""
+
+
+def repair(fs: Fs, damage: Damage) -> None:
+    """Blocking: replace the damaged range by a filler. Atomic: the file is either the old or the repaired one.
+
+    The repaired copy is made under a temporary name, the original is renamed aside, then the copy takes its name; a
+    crash between the two leaves the copy under `.repaired`, which is finished by `finish_repairs`.
+    """
+    handle = fs.open(damage.path, read_only=True)
+    if damage.stop > handle.size() + MOST_BEYOND:
+        handle.close()
+        raise DataDirError(f"{damage.path} should reach to {damage.stop}, which is far behind its end: restore it")
+    copy_path = damage.path + ".repaired"
+    try:
+        size = handle.size()
+        is_last = damage.next_ordinal is None
+        ends_file = damage.stop >= size or (is_last and only_zeros(handle, damage.stop, size))
+        filler = _filler(damage, at_least=damage.stop - damage.start, ends_file=ends_file)
+        end = damage.start + len(filler)
+        copy = fs.open(copy_path + ".tmp", create=True)
+        try:
+            copy.truncate(0)
+            salt = damage.head.salt
+            if damage.head.problem is not None:
+                salt = fs.salt()
+                write_all(copy, _new_beginning(damage, salt), 0)
+            elif salt is None and size < damage.start:
+                # Half a frame at its beginning would not be taken for a file of version 1.
+                write_all(copy, _before(damage, 0).sealed(None, 0), 0)
+            else:
+                _copy(handle, copy, 0, damage.start)
+            write_all(copy, filler.sealed(salt, damage.start), damage.start)
+            if not ends_file:
+                _copy(handle, copy, damage.stop, size)
+            if is_last:
+                copy.preallocate(max(size, end + 2 * TAIL_BYTES))
+            copy.fdatasync()
+        finally:
+            copy.close()
+    finally:
+        handle.close()
+    fs.rename(copy_path + ".tmp", copy_path)
+    fs.sync_dir(parent(damage.path))
+    _swap(fs, damage.path)
+    for topic_id, (first, last) in sorted(damage.losses.items()):
+        log.error(
+            "salvaged",
+            file=damage.path,
+            topic=damage.names.get(topic_id, topic_id),
+            first_seq=first,
+            last_seq=last if last is not None else "unknown",
+        )
+    log.error(
+        "salvaged_control_frames_may_be_missing",
+        file=damage.path,
+        offset=damage.start,
+        until=damage.stop,
+        kinds="topic and router creations and deletions, config changes, record deletions, evictions, idempotency keys",
+    )
+
+
+def finish_repairs(fs: Fs, directory: str) -> None:
+    """Blocking: finish a swap that a crash has interrupted."""
+    for name in fs.listdir(directory):
+        if name.endswith(".repaired"):
+            _swap(fs, f"{directory}/{name.removesuffix('.repaired')}")
+
+
+def _swap(fs: Fs, path: str) -> None:
+    """Keep the original aside, give the repaired copy its name. Repeatable at every step."""
+    directory = parent(path)
+    number = 0
+    while fs.exists(f"{path}.{number}.damaged"):
+        number += 1
+    if fs.exists(path):
+        fs.rename(path, f"{path}.{number}.damaged")
+        fs.sync_dir(directory)
+    fs.rename(path + ".repaired", path)
+    fs.sync_dir(directory)
+
+
+def _copy(source: File, target: File, start: int, end: int) -> None:
+    while start < end:
+        window = source.pread(min(COPY_BYTES, end - start), start)
+        if not window:
+            return  # the file ends before the range does: what was there reads as zeros
+        write_all(target, window, start)
+        start += len(window)
+
+
+def _new_beginning(damage: Damage, salt: int) -> bytes:
+    """The header of a file that has lost it, and a filler for what lies before the place from which replay needs it:
+    the snapshot has what was there."""
+    header = encode_file_header(salt, damage.ordinal)
+    if damage.start == len(header):
+        return header
+    return header + _before(damage, len(header)).sealed(salt, len(header))
+
+
+def _before(damage: Damage, at: int) -> Unsealed:
+    """A filler from `at` up to the place from which replay needs the file."""
+    before = _sized({"replaces": damage.frames_before - damage.ordinal}, damage.start - at)
+    if before is None:
+        raise DataDirError(f"the part of {damage.path} that lies before {damage.start} is too short for a filler")
+    return before
+
+
+def _filler(damage: Damage, *, at_least: int, ends_file: bool) -> Unsealed:
+    """A ShardOpen frame as long as the range (longer only where it ends the file) with the verdict in it."""
+    size = damage.stop - damage.start
+    holes = {
+        topic_id: [first, last if last is not None else first + max(size // least, 1) - 1]
+        for topic_id, (first, last) in damage.losses.items()
+        for least in (MIN_COPY_BYTES if topic_id in damage.routed else MIN_APPEND_BYTES,)
+    }
+    payload: dict[str, object] = {"holes": holes, "salvaged": True}
+    last_file = damage.next_ordinal is None
+    if not last_file and (ends_file or damage.replaces != 1):
+        payload["replaces"] = damage.replaces
+    if ends_file and not last_file:
+        payload["ends_file"] = True
+    data = _sized(payload, at_least)
+    if data is None and ends_file:
+        return frames.encode_control(FrameType.SHARD_OPEN, payload)
+    if data is None and all(last is not None for _, last in damage.losses.values()):
+        # A short range. What is behind it (a later Append, or FileEnd) tells replay the same holes.
+        del payload["holes"], payload["salvaged"]
+        data = _sized(payload, at_least)
+    if data is None:
+        raise DataDirError(f"the damaged range at {damage.start} of {damage.path} is too short for its verdict")
+    return data
+
+
+def _sized(payload: Mapping[str, object], length: int) -> Unsealed | None:
+    """The frame with a pad that makes it exactly `length` bytes; None if it is too long, or too close for a pad."""
+    bare = frames.encode_control(FrameType.SHARD_OPEN, payload)
+    if len(bare) == length:
+        return bare
+    # The length prefixes of CBOR jump by a byte now and then: a key of another length makes up for it.
+    for key in ("", "-", "--"):
+        for prefixes in (2, 3, 4, 6):
+            pad = length - len(bare) - len(key) - prefixes
+            if pad >= 0:
+                data = frames.encode_control(FrameType.SHARD_OPEN, {**payload, key: bytes(pad)})
+                if len(data) == length:
+                    return data
+    return None

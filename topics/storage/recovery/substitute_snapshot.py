@@ -1,0 +1,73 @@
+"""What stands in for a snapshot when none can be read and the log was cut: what the manifests say (`storage.md` 3).
+
+A WAL file goes only when every topic with a frame in it has been stored behind that frame, and a topic that has ever
+had a segment was stored into its manifest. So its manifest and what is left of the log are all of it, and replay from
+the first frame there is says the rest: nothing is made up, nothing of such a topic is lost. What only snapshots hold is
+gone: topics that never had a segment and were made before the log begins, with their configuration and the routers that
+feed them. They cannot be announced by a tombstone, as nobody knows their names; who makes one again gets another
+instance, under an id that was never given out. A topic that was deleted, and whose directory has not been removed yet,
+may be back if the log that said so was cut.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Final
+
+from topics.storage.files.datadir import DataDir, DataDirError, parse_topic_name
+from topics.storage.files.fs import Fs
+from topics.storage.snapshots.manifests import read_manifest
+from topics.storage.snapshots.snapshot import (
+    Snapshot,
+    SnapshotDamaged,
+    TopicPart,
+    decode_manifest,
+    encode_part,
+    snapshot_numbers,
+)
+from topics.telemetry.logs import get_logger
+
+log = get_logger(__name__)
+
+DAMAGED_SUFFIX: Final = ".damaged"
+"""What a directory is called whose manifest could not be read when the others were."""
+
+ID_MARGIN: Final = 1 << 20
+"""Ids that are left out above the highest known one: of topics that nobody knows of any more."""
+
+
+class NoSnapshot(DataDirError):
+    """No snapshot can be read, and the log does not reach back to its start."""
+
+
+def rebuilt_snapshot(fs: Fs, datadir: DataDir, first: Mapping[int, int], shards: int) -> Snapshot:
+    """Blocking: as if a snapshot had been taken where the log begins. `first` is the ordinal of the first file of each
+    shard."""
+    names = fs.listdir(datadir.topics_dir)
+    ids = [topic_id for name in names if (topic_id := parse_topic_name(name)) is not None]
+    bare = (name.removesuffix(DAMAGED_SUFFIX) for name in names)
+    given_out = [topic_id for name in bare if (topic_id := parse_topic_name(name)) is not None]
+    parts: dict[str, TopicPart] = {}
+    for topic_id in sorted(ids):
+        try:
+            path, blob = read_manifest(fs, datadir, topic_id)
+            part = decode_manifest(blob)
+            if part.id != topic_id:
+                raise SnapshotDamaged(f"{path} is about topic {part.id}")
+        except (FileNotFoundError, SnapshotDamaged) as error:
+            log.error("topic_not_rebuilt", topic_id=topic_id, problem=str(error))
+            continue
+        parts[part.name] = part  # of two instances the later one counts
+    log.error(
+        "rebuilt_from_manifests",
+        topics=len(parts),
+        consequence="topics without a segment that were made before the log begins are gone, with their routers",
+    )
+    return Snapshot(
+        number=max(snapshot_numbers(fs, datadir), default=0),
+        shards=shards,
+        next_topic_id=max(given_out, default=0) + ID_MARGIN,
+        clock=max((max(part.last_ts, part.last_write or 0) for part in parts.values()), default=0),
+        positions={shard: [ordinal, 0, ordinal] for shard, ordinal in first.items()},
+        topics=[encode_part(part) for part in parts.values()],
+    )

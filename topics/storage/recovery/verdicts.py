@@ -1,0 +1,214 @@
+"""What recovery decides beyond what the log says, and the end of the log made durable (`crash.md` 2, 3 and 16)."""
+
+from __future__ import annotations
+
+import errno
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any, NamedTuple
+
+from topics.log.stages import StageOf
+from topics.log.topic_log import LossReason
+from topics.storage.files.fs import TEMPORARY_SUFFIX, WINDOW_BYTES, File, Fs, parent, write_all
+from topics.storage.recovery.recovered_state import Columns, Recovered, RecoveredShard, RecoveredTopic, shard_of
+from topics.storage.recovery.restored_copy import SKIPPED_SEQS
+from topics.storage.wal.frame_search import FrameSearch, LogFile
+
+
+class Verdict(NamedTuple):
+    """What recovery has decided about one topic beyond what the log says."""
+
+    topic_id: int
+    hole: tuple[int, int] | None
+    ceiling: int
+    copies: Sequence[tuple[int, int, LossReason]] = ()
+    """Copies that are lost, and records that are damaged: first and last seq of each run, and why."""
+    dropped: str | None = None
+    """Of a stage that is none any more, what it was called; then the rest says nothing."""
+
+
+def decide(
+    recovered: Recovered,
+    *,
+    boot_id: str,
+    identity: str,
+    failed: Callable[[int], bool],
+    shards: int,
+    restored: bool = False,
+) -> dict[int, list[Verdict]]:
+    """The verdicts by shard; applied to the topics in memory, to be logged and synced before anybody is served.
+    `restored`: the directory is a copy, and this is its first start."""
+    verdicts: dict[int, list[Verdict]] = {}
+    by_number = {shard.shard: shard for shard in recovered.shards}
+    noted = {number for number in range(shards) if failed(number)}
+    for topic in recovered.topics.values():
+        number = shard_of(topic.id, shards)
+        shard = by_number.get(number)
+        stayed_up = (
+            shard is not None
+            and shard.boot_id == boot_id
+            and shard.identity == identity
+            and number not in recovered.failed
+            and number not in noted
+        )
+        verdict = _decide_topic(topic, recovered.columns, stayed_up=stayed_up, skipped=SKIPPED_SEQS if restored else 0)
+        lost = recovered.missing.get(topic.id)
+        if lost:
+            verdict = (verdict or Verdict(topic.id, None, topic.ceiling))._replace(copies=lost)
+        if verdict is not None:
+            verdicts.setdefault(number, []).append(verdict)
+    for stage in _stages_gone(recovered):
+        del recovered.topics[stage.id]
+        others = verdicts.setdefault(shard_of(stage.id, shards), [])
+        others[:] = [verdict for verdict in others if verdict.topic_id != stage.id]
+        others.append(Verdict(stage.id, None, 0, dropped=stage.name))
+    return verdicts
+
+
+def _stages_gone(recovered: Recovered) -> list[RecoveredTopic]:
+    """The stages that may not go on (`crash.md` 23): the target is gone, or the stage was committed and its deletion
+    has not come to the disk; or something of it was lost, or may have been: no commit may publish the rest."""
+    gone: list[RecoveredTopic] = []
+    newest: dict[StageOf, RecoveredTopic] = {}
+    for topic in recovered.topics.values():
+        of = topic.stage
+        if of is None:
+            continue
+        target = recovered.topics.get(of.target_id)
+        closed = target is not None and target.commit_keys is not None and target.commit_keys.has_closed(of.name)
+        if target is None or closed or topic.log.count != topic.log.head_seq:
+            gone.append(topic)
+            continue
+        other = newest.setdefault(of, topic)
+        if other is not topic:
+            older, newest[of] = sorted((other, topic), key=lambda stage: stage.id)
+            gone.append(older)
+    return gone
+
+
+def note_damage(recovered: Recovered, verdicts: dict[int, list[Verdict]], shards: int) -> None:
+    """Add to the verdicts the records that were found to be damaged: a deletion that comes later must not hide them
+    from the start after that."""
+    for topic_id, ranges in recovered.columns.damaged.items():
+        topic = recovered.topics.get(topic_id)
+        if topic is None or topic.config.durability == "ephemeral":
+            continue
+        lost: list[tuple[int, int, LossReason]] = [(first, last, "corrupt") for first, last in ranges]
+        others = verdicts.setdefault(shard_of(topic_id, shards), [])
+        for i, verdict in enumerate(others):
+            if verdict.topic_id == topic_id:
+                others[i] = verdict._replace(copies=[*verdict.copies, *lost])
+                break
+        else:
+            others.append(Verdict(topic_id, None, topic.ceiling, lost))
+
+
+def settle_queues(recovered: Recovered) -> None:
+    """Now that it is known which records there are: forget the jobs that are gone."""
+    for topic in recovered.topics.values():
+        if topic.queue is not None:
+            topic.queue.gone_below(topic.log.earliest_seq)
+            recovered.columns.run(topic, partial(topic.queue.reconcile, topic.log.live_among))
+
+
+def _decide_topic(topic: RecoveredTopic, columns: Columns, *, stayed_up: bool, skipped: int) -> Verdict | None:
+    """`skipped`: seqs above every one that the directory knows of, which others may have been given all the same."""
+    durability = topic.config.durability
+    head, ceiling = topic.log.head_seq, topic.ceiling
+    reached = topic.forwarded_to
+    if skipped:
+        reached = max(head, ceiling, reached) + skipped
+    if durability == "fsync" and reached <= head:
+        topic.ceiling = head  # nothing is reserved for this class, so its part is as good as before
+        return None
+    exempt = durability == "disk" and stayed_up and reached <= head
+    ceiling = max(reached, 0 if durability == "fsync" else ceiling)
+    hole = None
+    if ceiling > head and not exempt:
+        columns.run(topic, partial(topic.log.add_hole, head + 1, ceiling, "lost"))
+        topic.part = None
+        hole = (head + 1, ceiling)
+    topic.ceiling = topic.log.head_seq
+    if durability == "ephemeral":
+        if topic.log.count or topic.keys is not None:
+            topic.part = None
+        columns.run(topic, partial(topic.log.lose_all, "lost"))
+        topic.keys = None
+    if hole is None and ceiling == topic.log.head_seq:
+        return None
+    topic.part = None
+    return Verdict(topic.id, hole, topic.ceiling)
+
+
+def secure_end(fs: Fs, shard: RecoveredShard, *, boot_id: str) -> None:
+    """Blocking: cut the shard's last file behind its last whole batch and make all before that durable.
+
+    After a failed sync the page cache may show what the disk does not hold, so in the boot that wrote it the file is
+    written again: under another name, as its synced bytes must not be put at risk, which also leaves nothing of a torn
+    end behind. A later boot reads what the disk holds. Behind a clean stop only marks can be unsynced, and they may be
+    written in place. The cut bytes are kept aside if a valid frame is among them: they may interest somebody who looks
+    for lost writes.
+    """
+    if shard.file is None:
+        return
+    path = shard.file.path
+    handle = fs.open(path)
+    try:
+        size = handle.size()
+        if shard.truncated is not None and _may_hold_frames(handle, shard, size):
+            _keep_aside(fs, handle, shard, size)
+        if shard.truncated is not None or (shard.boot_id == boot_id and not shard.clean):
+            _write_again(fs, handle, path, shard.end, length=shard.end if shard.ended else size)
+            return
+        if shard.boot_id == boot_id:
+            at = min(shard.vouched.offset if shard.vouched.ordinal == shard.file.ordinal else 0, shard.end)
+            _copy(handle, at, shard.end, handle)
+        handle.fdatasync()
+    finally:
+        handle.close()
+
+
+def _may_hold_frames(handle: File, shard: RecoveredShard, size: int) -> bool:
+    """Return True if a valid frame is among the bytes that are cut, or if nobody can tell."""
+    assert shard.file is not None
+    search = FrameSearch(LogFile(handle, size, shard.file.ordinal, shard.file.head.salt), shard.end)
+    return next(search.found(), None) is not None or search.exhausted
+
+
+def _write_again(fs: Fs, handle: File, path: str, end: int, *, length: int) -> None:
+    """Replace a file by a copy of its first `end` bytes, with zeros up to `length`, atomically."""
+    copy = fs.open(path + TEMPORARY_SUFFIX, create=True)
+    try:
+        copy.truncate(0)
+        copy.preallocate(length)
+        _copy(handle, 0, end, copy)
+        copy.fdatasync()
+    finally:
+        copy.close()
+    fs.rename(path + TEMPORARY_SUFFIX, path)
+    fs.sync_dir(parent(path))
+
+
+def _copy(source: File, start: int, end: int, target: File) -> None:
+    while start < end:
+        window = source.pread(min(WINDOW_BYTES, end - start), start)
+        if not window:
+            raise OSError(errno.EIO, f"a file of the log ends at {start}, and {end} bytes of it were read before")
+        write_all(target, window, start)
+        start += len(window)
+
+
+def _keep_aside(fs: Fs, handle: Any, shard: RecoveredShard, size: int) -> None:
+    assert shard.file is not None
+    aside = fs.open(f"{shard.file.path}.{shard.end}.cut", create=True)
+    try:
+        at = shard.end
+        while at < size:
+            window = handle.pread(min(WINDOW_BYTES, size - at), at)
+            if not window:
+                raise OSError(errno.EIO, f"a file of the log ends at {at}, and was {size} bytes long before")
+            write_all(aside, window, at - shard.end)
+            at += len(window)
+        aside.fdatasync()
+    finally:
+        aside.close()

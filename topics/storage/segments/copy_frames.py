@@ -1,0 +1,329 @@
+"""Copies on disk: the Forwarded frame, and what a copy looks like, given the frame that it is made of (`semantics.md`
+section 5, `crash.md` 16 to 19).
+
+A Forwarded frame is a router's cursor and the recipe of what it has made in one: which seqs of the source were looked
+at, which of them became copies, and for each copy where its bytes are, how long they are, and what its origin is. With
+it, replay needs nothing of the source but the bytes, and those only to read them. `docs/storage.md` lists its fields.
+
+Bytes are named by place: a WAL file (shard and ordinal) or a segment (topic and first seq), and an offset. That the
+frame there is the right one is told by its origin, which copies of copies pass on.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import pairwise
+from operator import add
+from typing import Any, Final, NamedTuple
+
+from topics.log.copies import CopyRun, Kind, Look, run_of, stamped
+from topics.log.record_index import from_little_endian, little_endian
+from topics.log.topic_log import FrameRange
+from topics.storage.files.datadir import segment_name
+from topics.storage.files.file_header import FILE_HEADER_BYTES
+from topics.storage.files.fs import Fs
+from topics.storage.segments.segment_format import open_records
+from topics.storage.segments.segment_reader import Tiers
+from topics.storage.segments.segment_scan import layout_of
+from topics.storage.segments.segment_store import SegmentStore
+from topics.storage.wal.frames import OpenedRecord, Seeds, StoredRecord, are_appends, open_append
+from topics.storage.wal.shard_writer import Place, WalFiles
+
+READ_GAP: Final = 4096
+READ_BYTES: Final = 1 << 20
+"""Frames closer together than `READ_GAP` share a read of about `READ_BYTES`."""
+
+DROP_NODE: Final = 1
+DROP_TAG: Final = 2
+
+
+class Recipe(NamedTuple):
+    """The copies of one Forwarded frame, column by column. `flags` are those of the index without the derived bit;
+    `sizes` are the bytes of data + meta as the copies have them, `frame_lens` those of the frames on disk."""
+
+    kinds: list[tuple[int, Kind]]
+    origin_seqs: Sequence[int]
+    files: array[int]
+    offsets: array[int]
+    frame_lens: array[int]
+    sizes: array[int]
+    flags: bytes
+
+
+class Forwarded(NamedTuple):
+    """A Forwarded frame without the recipe.
+
+    The router has looked at the source's seqs `first` to `last`, and `copies` copies have come of it. `chosen` are the
+    seqs that became copies. `trims`: a hole of one seq stands for what the source did not have any more.
+    """
+
+    router: str
+    source: int
+    first: int
+    last: int
+    copies: int
+    total: int = 0
+    """Copies that the router has made in its life, these included."""
+    chosen: Sequence[int] = ()
+    trims: bool = False
+
+
+def encode_forwarded(
+    forwarded: Forwarded, recipe: Recipe | None, place_of: Callable[[int], Place] | None
+) -> dict[str, Any]:
+    """The payload. Without a recipe the copies are in the same batch, or in no file at all."""
+    payload: dict[str, Any] = {
+        "router": forwarded.router,
+        "source": forwarded.source,
+        "from": forwarded.first,
+        "to": forwarded.last,
+        "count": forwarded.copies,
+        "total": forwarded.total,
+    }
+    if forwarded.trims:
+        payload["trim"] = True
+    chosen = forwarded.chosen
+    if chosen and len(chosen) != forwarded.last - forwarded.first + 1:
+        payload["mask"] = [chosen[0], _bitmap(chosen)]
+    if recipe is not None:
+        assert place_of is not None
+        payload.update(_encode_recipe(recipe, place_of))
+    return payload
+
+
+def encode_staged(stage_id: int, recipe: Recipe, place_of: Callable[[int], Place]) -> dict[str, Any]:
+    """The payload of a Forwarded frame that no router has made: records of a stage."""
+    first, n = recipe.origin_seqs[0], len(recipe.flags)
+    return {"source": stage_id, "from": first, "to": first + n - 1, "count": n, **_encode_recipe(recipe, place_of)}
+
+
+def is_staged(payload: Mapping[str, Any]) -> bool:
+    """Whether a Forwarded frame is part of a commit of stages. Its records are first appended in the target, so their
+    flags have no origin."""
+    return "router" not in payload
+
+
+def _encode_recipe(recipe: Recipe, place_of: Callable[[int], Place]) -> dict[str, Any]:
+    files = list(dict.fromkeys(recipe.files))
+    return {
+        "kinds": [
+            [
+                count,
+                kind.topic_id,
+                kind.hops,
+                (DROP_NODE if kind.look.drop_node else 0) | (DROP_TAG if kind.look.drop_tag else 0),
+                kind.look.stamp,
+            ]
+            for count, kind in recipe.kinds
+        ],
+        "files": [list(place_of(file)) for file in files],
+        "extents": [[files.index(file), *rest] for file, *rest in _extents(recipe)],
+        "lens": little_endian(recipe.frame_lens),
+        "sizes": little_endian(recipe.sizes),
+        "flags": recipe.flags,
+    }
+
+
+def _bitmap(chosen: Sequence[int]) -> bytes:
+    """A bit for each seq from the first chosen one on."""
+    base = chosen[0]
+    bits = bytearray((chosen[-1] - base) // 8 + 1)
+    for seq in chosen:
+        bits[(seq - base) >> 3] |= 1 << ((seq - base) & 7)
+    return bytes(bits)
+
+
+def _extents(recipe: Recipe) -> list[tuple[int, int, int, int]]:
+    """Runs of frames that follow one another in a file and whose origins have seqs that do: file, count, first origin
+    seq, offset."""
+    files, seqs, offsets = recipe.files, recipe.origin_seqs, recipe.offsets
+    n = len(files)
+    ends = map(add, offsets, recipe.frame_lens)
+    begins = {0, *(i for i, (at, end) in enumerate(zip(offsets[1:], ends, strict=False), 1) if at != end)}
+    if files.count(files[0]) != n:
+        begins.update(i for i, (a, b) in enumerate(pairwise(files), 1) if a != b)
+    if not isinstance(seqs, range):
+        begins.update(i for i, (a, b) in enumerate(pairwise(seqs), 1) if b != a + 1)
+    return [(files[a], b - a, seqs[a], offsets[a]) for a, b in pairwise([*sorted(begins), n])]
+
+
+def decode_forwarded(payload: Mapping[str, Any]) -> Forwarded:
+    """The inverse of `encode_forwarded`, without `chosen`."""
+    return Forwarded(
+        payload["router"],
+        payload["source"],
+        payload["from"],
+        payload["to"],
+        payload["count"],
+        payload["total"],
+        trims=bool(payload.get("trim")),
+    )
+
+
+def decode_recipe(payload: Mapping[str, Any], file_of: Callable[[Place], int]) -> Recipe | None:
+    """The recipe of a payload, None if it has none. Raises ValueError if it contradicts itself."""
+    if "kinds" not in payload:
+        return None
+    kinds = [
+        (count, Kind(topic_id, hops, Look(bool(options & DROP_NODE), bool(options & DROP_TAG), stamp)))
+        for count, topic_id, hops, options, stamp in payload["kinds"]
+    ]
+    if not all(isinstance(kind.look.stamp, str | None) for _, kind in kinds):
+        raise ValueError("a copy is stamped with what is no name")
+    lens = from_little_endian("I", payload["lens"])
+    sizes = from_little_endian("I", payload["sizes"])
+    flags = bytes(payload["flags"])
+    ids = [file_of((kind, a, b)) for kind, a, b in payload["files"]]
+    files, offsets = array("I"), array("I")
+    seqs: list[int] = []
+    for file, count, seq, offset in payload["extents"]:
+        for i in range(len(files), len(files) + count):
+            files.append(ids[file])
+            offsets.append(offset)
+            offset += lens[i]
+        seqs.extend(range(seq, seq + count))
+    if not len(files) == len(lens) == len(sizes) == len(flags) == sum(count for count, _ in kinds):
+        raise ValueError("the recipe of a Forwarded frame contradicts itself")
+    return Recipe(kinds, seqs, files, offsets, lens, sizes, flags)
+
+
+def read_window(fs: Fs, tiers: Tiers, files: WalFiles, file: int, offset: int, length: int) -> bytes:
+    """Blocking: bytes of a file that copies are made of. FileNotFoundError when it is gone."""
+    kind, _, _ = files.place_of(file)
+    if kind == "segment":
+        try:
+            return _read_segment(tiers.hot, files, file, offset, length)
+        except FileNotFoundError:
+            if tiers.cold is None:
+                raise
+            return _read_segment(tiers.cold, files, file, offset, length)
+    handle = fs.open(files.get(file).path, read_only=True)
+    try:
+        return handle.pread(length, offset)
+    finally:
+        handle.close()
+
+
+def _is_cold(tiers: Tiers, files: WalFiles, file: int) -> bool:
+    """Whether a file is a segment of which the data directory has no `.data`."""
+    kind, owner, first = files.place_of(file)
+    return kind == "segment" and not tiers.hot.exists(owner, segment_name(first, "data"))
+
+
+def _read_segment(store: SegmentStore, files: WalFiles, file: int, offset: int, length: int) -> bytes:
+    """Bytes of a `.data`; its salt is noted in `files`."""
+    _, owner, first = files.place_of(file)
+    name = segment_name(first, "data")
+    head = store.read_range(owner, name, 0, FILE_HEADER_BYTES)
+    files.salts[file] = layout_of(head, first, files.salts.get(file)).salt
+    return store.read_range(owner, name, offset, length)
+
+
+def open_frames(
+    files: WalFiles, file: int, offset: int, window: bytes, starts: Sequence[int], sizes: Sequence[int]
+) -> list[OpenedRecord | None]:
+    """The frames of `sizes` bytes at these indices of a window, which `read_window` has read at `offset` of a file;
+    None for those that do not verify."""
+    kind, owner, _ = files.place_of(file)
+    if kind == "segment":
+        return open_records(window, starts, sizes, owner, salt=files.salts.get(file), base=offset)
+    seeds = Seeds(files.get(file).head.salt, offset)
+    return [open_append(window, at, size, seeds) for at, size in zip(starts, sizes, strict=True)]
+
+
+def dressed(opened: OpenedRecord | None, run: CopyRun, seq: int, ts: int) -> StoredRecord | None:
+    """The copy with this seq and time, as its readers see it; None if the frame is not the one it was made of."""
+    if opened is None:
+        return None
+    origin, look = run.origin(seq), run.kind(seq).look
+    if opened.origin.topic_id != origin.topic_id or opened.origin.seq != origin.seq:
+        return None
+    return StoredRecord(
+        seq,
+        ts,
+        b"" if look.drop_node else opened.node,
+        b"" if look.drop_tag else opened.tag,
+        stamped(opened.meta, origin.topic_id, origin.seq, look.stamp),
+        opened.data,
+    )
+
+
+def read_copies(
+    fs: Fs, tiers: Tiers, files: WalFiles, wanted: FrameRange, runs: Sequence[CopyRun], times: Sequence[int]
+) -> tuple[list[StoredRecord], list[int]]:
+    """Blocking: the copies that one range of frames makes, and the seqs of those that do not verify. FileNotFoundError
+    or KeyError when the file is gone."""
+    window = read_window(fs, tiers, files, wanted.file, wanted.offset, wanted.length)
+    records, damaged = [], []
+    frames = open_frames(files, wanted.file, wanted.offset, window, wanted.starts, wanted.frame_lens)
+    for seq, ts, opened in zip(wanted.seqs, times, frames, strict=True):
+        record = dressed(opened, run_of(runs, seq), seq, ts)
+        if record is None:
+            damaged.append(seq)
+        else:
+            records.append(record)
+    return records, damaged
+
+
+def read_recipe(
+    fs: Fs, tiers: Tiers, files: WalFiles, recipe: Recipe, away: set[int] | None = None
+) -> list[OpenedRecord | None]:
+    """Blocking: the frames that copies are made of; None for those that are not there.
+
+    `away` gets the indexes of those in segments that cannot be read now, as the cold store does not answer; without it
+    that is an OSError.
+    """
+    opened: list[OpenedRecord | None] = []
+    for a, b, offset, window, starts in _windows(fs, tiers, files, recipe, away):
+        if window is None:
+            opened += [None] * (b - a)
+        else:
+            opened += open_frames(files, recipe.files[a], offset, window, starts, recipe.frame_lens[a:b])
+    return opened
+
+
+def holds(fs: Fs, tiers: Tiers, files: WalFiles, recipe: Recipe) -> bool:
+    """Blocking: whether every frame that these copies are made of is there, an Append of their origin. The short way to
+    what `read_recipe` finds out; False also where it takes that."""
+    if len(recipe.kinds) != 1 or any(not file or files.place_of(file)[0] != "wal" for file in set(recipe.files)):
+        return False
+    topic_id = recipe.kinds[0][1].topic_id
+    for a, b, offset, window, starts in _windows(fs, tiers, files, recipe):
+        if window is None:
+            return False
+        seeds = Seeds(files.get(recipe.files[a]).head.salt, offset)
+        if not are_appends(window, starts, recipe.frame_lens[a:b], topic_id, recipe.origin_seqs[a:b], seeds):
+            return False
+    return True
+
+
+def _windows(
+    fs: Fs, tiers: Tiers, files: WalFiles, recipe: Recipe, away: set[int] | None = None
+) -> Iterator[tuple[int, int, int, bytes | None, list[int]]]:
+    """Copies `a` to `b` (exclusive) whose frames are read in one go, from which offset of the file, what was read
+    (None: it is not there), and where in it each frame begins."""
+    at, n = 0, len(recipe.files)
+    while at < n:
+        to = at + 1
+        file, begin, end = recipe.files[at], recipe.offsets[at], recipe.offsets[at] + recipe.frame_lens[at]
+        while (
+            to < n
+            and recipe.files[to] == file
+            and 0 <= recipe.offsets[to] - end <= READ_GAP
+            and end - begin < READ_BYTES
+        ):
+            end = recipe.offsets[to] + recipe.frame_lens[to]
+            to += 1
+        window: bytes | None = None
+        if file:
+            try:
+                window = read_window(fs, tiers, files, file, begin, end - begin)
+            except FileNotFoundError:
+                pass
+            except OSError:
+                if away is None or not _is_cold(tiers, files, file):
+                    raise
+                away.update(range(at, to))
+        yield at, to, begin, window, [offset - begin for offset in recipe.offsets[at:to]]
+        at = to

@@ -1,0 +1,862 @@
+"""Segment files: their byte layouts, and the only functions that write and read them (`storage.md` section 4).
+
+A `.data` of version 2 begins with a header (`file_header`), whose salt and the offset of each frame are the seed of
+that frame's checksum; one of version 1 has no header, its frames begin at offset 0 and their checksums have no seed
+(`salt` is None throughout). What a damaged header means is `segment_scan`'s business.
+
+A frame of `.data`; `delete_flag` is the only byte that is ever written again:
+
+    off  size  field
+      0     4  frame_len    bytes after this field, `delete_flag` included
+      4     1  flags        HAS_TAG, HAS_NODE and HAS_ORIGIN of the WAL, nothing else
+      5     8  seq
+     13     8  ts           commit time, ms since the epoch
+     21     2  node_len
+     23     2  tag_len
+     25     4  data_len     bytes of payload
+     29        node | tag | payload
+      .     8  xxh3_64      over everything between frame_len and here
+      .     1  delete_flag  0x00 live, 0xD5 deleted
+
+The payload is that of a WAL Append: `[origin topic u64 | origin seq u64 | hops u8, with HAS_ORIGIN] meta_len u32 | meta
+JSON | data JSON`. So a segment frame is its WAL frame less type and topic, with fewer flags and a flag more.
+
+An entry of `.idx`; entry i is about seq `first_seq + i`:
+
+    off  size  field
+      0     4  offset       of the frame in `.data`; of a hole the reason, see `HOLE_LOST` ... `HOLE_SOURCE_TRIM`
+      4     4  len          bytes of the frame, frame_len itself included; 0 where there is none (any more)
+      8     8  ts
+     16     1  flags        those of `.data`, and IDX_HOLE, IDX_DELETED
+     17     3  check        low 24 bits of xxh3_64 over the 17 bytes before
+
+`.tags`, of sealed segments only: one canonical CBOR map `{"tags": bytes, "xxh3": xxh3_64 over those}`, the bytes being
+one too. Names stand in the order of their UTF-8 bytes, postings in the order of their names:
+
+    first      first seq
+    count      slots
+    sizes      u32 per slot: bytes of meta and data
+    names      all distinct tags, joined
+    name_ends  u32 per name: where it ends in `names`
+    counts     u32 per name: its postings
+    positions  u32 per posting: slot, ascending within a name
+
+All integers are little-endian. Nothing here does I/O: which frames make a segment and which bytes are to be believed
+where files disagree is left to those who write and load segments.
+
+What runs per record is C: columns are cut out of joined headers by strided slices and compared as a whole. Only where a
+comparison fails is the run halved until the frames that do not hold are found.
+"""
+
+from __future__ import annotations
+
+import struct
+from array import array
+from bisect import bisect_left, bisect_right
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from functools import partial
+from itertools import accumulate, pairwise, repeat, starmap
+from operator import add, itemgetter, le, sub, xor
+from typing import Final, NamedTuple, cast
+
+import cbor2
+import xxhash
+
+from topics.log.copies import Origin
+from topics.log.record_index import from_little_endian, little_endian
+from topics.log.tag_match import Match
+from topics.storage.files.file_header import frame_seed
+from topics.storage.wal import frames
+from topics.storage.wal.frames import (
+    HAS_NODE,
+    HAS_ORIGIN,
+    HAS_TAG,
+    ORIGIN,
+    ORIGIN_BYTES,
+    UNSEEDED,
+    FrameType,
+    OpenedRecord,
+    Seeds,
+    StoredRecord,
+)
+
+KEPT_FLAGS: Final = HAS_TAG | HAS_NODE | HAS_ORIGIN
+"""What of a WAL frame's flags goes to the segment."""
+
+HEADER_BYTES: Final = 29
+TRAILER_BYTES: Final = 9
+"""Checksum and delete flag."""
+_AROUND: Final = HEADER_BYTES + TRAILER_BYTES
+MIN_FRAME_BYTES: Final = _AROUND + 4
+"""Bytes on disk of a frame without node, tag, meta and data: the payload has at least its `meta_len`."""
+
+LIVE_FLAG: Final = 0x00
+DELETED_FLAG: Final = 0xD5
+
+INDEX_ENTRY_BYTES: Final = 20
+IDX_HOLE: Final = 0x40
+IDX_DELETED: Final = 0x80
+HOLE_LOST: Final = 1
+HOLE_CORRUPT: Final = 2
+HOLE_SOURCE_TRIM: Final = 3
+
+# Lengths on disk of a WAL Append: segment frames lack type and topic_id (9) and have a delete flag (1).
+_WAL_MIN: Final = frames.HEADER_BYTES + 4 + frames.CHECKSUM_BYTES
+_SHORTER: Final = 8
+
+_LEN: Final = struct.Struct("<I")
+_SUM: Final = struct.Struct("<Q")
+_HEADER: Final = struct.Struct("<IBQQHHI")
+_WAL_LENGTHS: Final = struct.Struct("<B24xHHI")  # flags and lengths, from the flags on
+_COPY_HEAD: Final = struct.Struct("<BQQHHI")
+_TRAILER: Final = struct.Struct("<Qx")  # the padding is LIVE_FLAG
+_TRAILER_AND_LEN: Final = struct.Struct("<QxI")
+_CHECKED: Final = struct.Struct("17s3x")
+_xxh3 = xxhash.xxh3_64_intdigest
+
+_KEPT: Final = bytes(flags & KEPT_FLAGS for flags in range(256))
+_TAGGED: Final = bytes(flags & HAS_TAG for flags in range(256))
+_BYTES: Final = [bytes((value,)) for value in range(256)]
+_WAL_HEAD_BYTES: Final = 22  # up to and with seq
+_WAL_HEAD: Final = itemgetter(slice(0, _WAL_HEAD_BYTES))
+_WAL_BODY: Final = itemgetter(slice(4, -8))
+_WAL_KEPT: Final = itemgetter(slice(14, -8))
+_WAL_SUM: Final = itemgetter(slice(-8, None))
+_HEAD_BYTES: Final = HEADER_BYTES + 4  # with what is `meta_len` where there is neither node, tag nor origin
+_HEAD: Final = itemgetter(slice(0, _HEAD_BYTES))
+_BODY: Final = itemgetter(slice(4, -9))
+_PLAIN_DATA: Final = itemgetter(slice(_HEAD_BYTES, -9))
+_FRAME_SUM: Final = itemgetter(slice(-9, -1))
+_BEFORE_SUM: Final = itemgetter(slice(0, -9))
+_FLAG: Final = itemgetter(slice(-1, None))
+_LAST: Final = itemgetter(-1)
+_FAST_BYTES: Final = 1 << 12
+"""Below that a window is scanned frame by frame: it may be a candidate that is no frame."""
+
+_record: Final = partial(tuple.__new__, StoredRecord)  # `StoredRecord._make` without its Python frame
+
+
+class SegmentDamaged(Exception):
+    """A derived file that is not what was written, or not about this segment: rebuild it from `.data`."""
+
+
+# ----------------------------------------------------------------- delete flags
+
+
+def reads_as_deleted(flag: int) -> bool:
+    """Whether a delete flag hides its record: damage of two bits does not bring a deleted record back."""
+    return (flag ^ DELETED_FLAG).bit_count() <= 2
+
+
+def flag_is_valid(flag: int) -> bool:
+    """Whether a delete flag is one that was written; any other is damage, however it reads."""
+    return flag in (LIVE_FLAG, DELETED_FLAG)
+
+
+READS_AS_DELETED: Final = bytes(map(reads_as_deleted, range(256)))
+"""The same for a column: `flags.translate(READS_AS_DELETED)` has 1 for deleted, 0 for live."""
+
+
+def delete_flag_offset(offset: int, frame_len: int) -> int:
+    """Where in `.data` the delete flag of a frame lies, from its offset and its bytes on disk."""
+    return offset + frame_len - 1
+
+
+# ----------------------------------------------------------------- .data, from the WAL
+
+
+class Converted(NamedTuple):
+    """Segment frames made of WAL frames: joined in order, their bytes on disk, and which could not be made.
+
+    The latter, positions in the lists given, have a length of 0 and nothing in `data`.
+    """
+
+    data: bytes
+    frame_lens: array[int]
+    bad: list[int]
+
+
+def convert_appends(
+    window: bytes,
+    starts: Sequence[int],
+    frame_lens: Sequence[int],
+    seqs: Sequence[int],
+    seeds: Seeds = UNSEEDED,
+    *,
+    salt: int | None = None,
+    offset: int = 0,
+) -> Converted:
+    """Segment frames of the WAL Append frames at these indices of `window`, all of them live. `seeds` are those of the
+    WAL file.
+
+    `frame_lens` are bytes on disk. The new frames are for a `.data` with this `salt`, from `offset` on. A frame that is
+    not an Append of its seq with a checksum that holds is bad. Under a microsecond per record of 100 bytes.
+    """
+    count = len(starts)
+    if not count:
+        return Converted(b"", array("I"), [])
+    converted = _convert(window, starts, frame_lens, seqs, seeds, salt, offset)
+    if converted is not None:
+        return converted
+    if count == 1:
+        return Converted(b"", array("I", (0,)), [0])
+    half = count // 2
+    left = convert_appends(window, starts[:half], frame_lens[:half], seqs[:half], seeds, salt=salt, offset=offset)
+    offset += len(left.data)
+    right = convert_appends(window, starts[half:], frame_lens[half:], seqs[half:], seeds, salt=salt, offset=offset)
+    bad = left.bad + [half + i for i in right.bad]
+    return Converted(left.data + right.data, left.frame_lens + right.frame_lens, bad)
+
+
+def _convert(
+    window: bytes,
+    starts: Sequence[int],
+    frame_lens: Sequence[int],
+    seqs: Sequence[int],
+    seeds: Seeds,
+    salt: int | None,
+    offset: int,
+) -> Converted | None:
+    """The hot loop; None if any of the frames does not hold.
+
+    Lengths inside of a frame are not looked at: bytes whose checksum holds are those that an append wrote.
+    """
+    if min(frame_lens) < _WAL_MIN:
+        return None
+    whole = _cut(window, starts, frame_lens)
+    heads = b"".join(map(_WAL_HEAD, whole))
+    count = len(whole)
+    if len(heads) != count * _WAL_HEAD_BYTES or heads[4::_WAL_HEAD_BYTES].count(FrameType.APPEND) != count:
+        return None
+    if not _heads_hold(heads, _WAL_HEAD_BYTES, 14, frame_lens, seqs):
+        return None
+    sums = array("Q", map(_xxh3, map(_WAL_BODY, whole), seeds.each(starts)))
+    if b"".join(map(_WAL_SUM, whole)) != little_endian(sums):
+        return None
+    flags = heads[5::_WAL_HEAD_BYTES].translate(_KEPT)
+    same = flags.count(flags[0]) == count
+    first_bytes = repeat(_BYTES[flags[0]]) if same else map(_BYTES.__getitem__, flags)
+    bodies = list(map(add, first_bytes, map(_WAL_KEPT, whole)))
+    lens = _each_less(frame_lens, _SHORTER)
+    return Converted(_join(bodies, lens, salt, offset), lens, [])
+
+
+def convert_derived(
+    window: bytes,
+    starts: Sequence[int],
+    frame_lens: Sequence[int],
+    seqs: Sequence[int],
+    times: Sequence[int],
+    topic_id: int,
+    origin_seqs: Sequence[int],
+    hops: int | None,
+    seeds: Seeds = UNSEEDED,
+    *,
+    salt: int | None = None,
+    offset: int = 0,
+) -> Converted | None:
+    """Segment frames of copies that look like the WAL Appends that they are made of, which are those of `topic_id` and
+    `origin_seqs`. None if any of them is not, does not verify, or carries an origin of its own. A microsecond each.
+
+    `hops` is None for what was staged: it has no origin. `salt` and `offset` as in `convert_appends`."""
+    if not frames.are_appends(window, starts, frame_lens, topic_id, origin_seqs, seeds):
+        return None
+    bodies = []
+    for at, size, seq, ts, origin_seq in zip(starts, frame_lens, seqs, times, origin_seqs, strict=True):
+        flags, node_len, tag_len, data_len = _WAL_LENGTHS.unpack_from(window, at + 5)
+        begin = at + frames.HEADER_BYTES
+        if hops is None:
+            head = _COPY_HEAD.pack(flags & KEPT_FLAGS, seq, ts, node_len, tag_len, data_len)
+            bodies.append(head + window[begin : at + size - 8])
+            continue
+        payload_at = begin + node_len + tag_len
+        head = _COPY_HEAD.pack(flags & KEPT_FLAGS | HAS_ORIGIN, seq, ts, node_len, tag_len, data_len + ORIGIN_BYTES)
+        origin = ORIGIN.pack(topic_id, origin_seq, hops)
+        bodies.append(head + window[begin:payload_at] + origin + window[payload_at : at + size - 8])
+    lens = array("I", [len(body) + 4 + TRAILER_BYTES for body in bodies])
+    return Converted(_join(bodies, lens, salt, offset), lens, [])
+
+
+def encode_copies(
+    records: Sequence[StoredRecord], origins: Sequence[Origin | None], *, salt: int | None = None, offset: int = 0
+) -> Converted:
+    """Segment frames of copies, from the records as their readers see them; what was staged has no origin. `salt` and
+    `offset` as in `convert_appends`."""
+    bodies = []
+    for record, origin in zip(records, origins, strict=True):
+        prefix = ORIGIN.pack(*origin) if origin is not None else b""
+        flags = (HAS_ORIGIN if prefix else 0) | (HAS_TAG if record.tag else 0) | (HAS_NODE if record.node else 0)
+        size = len(prefix) + 4 + len(record.meta) + len(record.data)
+        head = _COPY_HEAD.pack(flags, record.seq, record.ts, len(record.node), len(record.tag), size)
+        payload = prefix, _LEN.pack(len(record.meta)), record.meta, record.data
+        bodies.append(b"".join((head, record.node, record.tag, *payload)))
+    lens = array("I", [len(body) + 4 + TRAILER_BYTES for body in bodies])
+    return Converted(_join(bodies, lens, salt, offset), lens, []) if bodies else Converted(b"", lens, [])
+
+
+def _cut(window: bytes, starts: Sequence[int], frame_lens: Sequence[int]) -> list[bytes]:
+    """The bytes of each frame; one that lies beyond the window is too short, and its checksum will not hold."""
+    return list(map(window.__getitem__, map(slice, starts, map(add, starts, frame_lens))))
+
+
+def _heads_hold(heads: bytes, stride: int, seq_at: int, frame_lens: Sequence[int], seqs: Sequence[int]) -> bool:
+    """Whether these joined heads are of frames with these lengths and seqs."""
+    return _column(heads, 0, "I", stride) == _each_less(frame_lens, 4) and (
+        _column(heads, seq_at, "Q", stride) == array("Q", seqs)
+    )
+
+
+def _each_less(values: Sequence[int], by: int) -> array[int]:
+    """Each of these values below 2**32 less `by`, none of which is less than that: one subtraction of long numbers
+    borrows nothing from one value for the other."""
+    given = little_endian(values if isinstance(values, array) and values.typecode == "I" else array("I", values))
+    less = int.from_bytes(given, "little") - int.from_bytes(_LEN.pack(by) * len(values), "little")
+    return from_little_endian("I", less.to_bytes(len(given), "little"))
+
+
+def _column(heads: bytes, at: int, typecode: str, stride: int) -> array[int]:
+    """The field at `at` of each of the joined heads, which are `stride` bytes each."""
+    width = 8 if typecode == "Q" else 4
+    out = bytearray(len(heads) // stride * width)
+    for i in range(width):
+        out[i::width] = heads[at + i :: stride]
+    return from_little_endian(typecode, bytes(out))
+
+
+def digests(bodies: Iterable[bytes], salt: int | None, starts: Iterable[int], base: int = 0) -> Iterator[int]:
+    """The checksums of frames with these bodies, which begin `starts` behind offset `base` of their file: what
+    `frame_seed` says of each, without a Python call for it."""
+    if salt is None:
+        return map(_xxh3, bodies)
+    return map(_xxh3, bodies, [salt ^ (base + at) for at in starts])
+
+
+def _join(bodies: Sequence[bytes], lens: array[int], salt: int | None, offset: int) -> bytes:
+    """The frames around these bodies. What is between two of them is packed as one piece, as the WAL's are."""
+    sums = list(digests(bodies, salt, accumulate(lens, initial=offset)))
+    parts: list[bytes] = [b""] * (2 * len(bodies) + 1)
+    parts[0] = _LEN.pack(lens[0] - 4)
+    parts[1::2] = bodies
+    parts[2:-1:2] = map(_TRAILER_AND_LEN.pack, sums, _each_less(lens[1:], 4))
+    parts[-1] = _TRAILER.pack(sums[-1])
+    return b"".join(parts)
+
+
+def flags_of_data(data: bytes, frame_lens: Sequence[int]) -> bytes:
+    """The flags of converted frames, from `Converted.data` and `.frame_lens`; 0 for one that could not be made."""
+    starts = frames.offsets_of(0, frame_lens)
+    return bytes([data[at + 4] if size else 0 for at, size in zip(starts, frame_lens, strict=True)])
+
+
+def tags_of_data(data: bytes, frame_lens: Sequence[int]) -> list[str | None]:
+    """The tags of converted frames, from `Converted.data` and `.frame_lens`; None for one that could not be made.
+
+    Verifies nothing.
+    """
+    tags: list[str | None] = [None] * len(frame_lens)
+    flags = flags_of_data(data, frame_lens)
+    if not any(flags.translate(_TAGGED)):
+        return tags
+    starts = frames.offsets_of(0, frame_lens)
+    unpack = _HEADER.unpack_from
+    for i, flag in enumerate(flags):
+        if flag & HAS_TAG:
+            at = starts[i]
+            _len, _flags, _seq, _ts, node_len, tag_len, _data_len = unpack(data, at)
+            tag_at = at + HEADER_BYTES + node_len
+            tags[i] = data[tag_at : tag_at + tag_len].decode()
+    return tags
+
+
+# ----------------------------------------------------------------- .data, read
+
+
+class DataScan(NamedTuple):
+    """What a window of `.data` held: its verified frames as columns, and how it ended.
+
+    `size` is bytes of meta and data, `frame_len` bytes on disk, `delete_flag` as found. `stop` is the offset (in the
+    file) of the first byte not consumed; `reason` is "end" at the file's end, "window" when the window ended inside a
+    frame that may be whole in the file, "bad" at bytes that are no valid frame.
+    """
+
+    seq: array[int]
+    offset: array[int]
+    frame_len: array[int]
+    ts: array[int]
+    flags: bytes
+    size: array[int]
+    tag: list[str | None]
+    delete_flag: bytearray
+    stop: int
+    reason: str
+
+
+def scan_data(window: bytes, base: int, *, end: int, salt: int | None = None) -> DataScan:
+    """Verify frames from the start of `window`, which lies at offset `base` of a file with this `salt` and `end` valid
+    bytes.
+
+    What the window has beyond `end` is not looked at.
+    """
+    if len(window) >= _FAST_BYTES:
+        scanned = _scan_valid(window, base, end, salt)
+        if scanned is not None:
+            return scanned
+    unpack, unpack_sum, unpack_len, xxh3 = _HEADER.unpack_from, _SUM.unpack_from, _LEN.unpack_from, _xxh3
+    view = memoryview(window)
+    found: list[tuple[int, int, int, int, int]] = []
+    tags: list[str | None] = []
+    flags = bytearray()
+    delete_flags = bytearray()
+    size = max(0, min(len(window), end - base))
+    at = 0
+    reason = "end"
+    while at < size:
+        if size - at < HEADER_BYTES:
+            reason = "window" if base + size < end else "bad"
+            break
+        frame_len, flag, seq, ts, node_len, tag_len, data_len = unpack(window, at)
+        behind = at + 4 + frame_len
+        fixed = 21 if flag & HAS_ORIGIN else 4
+        payload_at = at + HEADER_BYTES + node_len + tag_len
+        if behind != payload_at + data_len + TRAILER_BYTES or data_len < fixed or base + behind > end:
+            reason = "bad"
+            break
+        if behind > size:
+            reason = "window"
+            break
+        body_end = behind - TRAILER_BYTES
+        if (
+            xxh3(view[at + 4 : body_end], frame_seed(salt, base + at)) != unpack_sum(window, body_end)[0]
+            or unpack_len(window, payload_at + fixed - 4)[0] > data_len - fixed
+        ):
+            reason = "bad"
+            break
+        try:
+            tags.append(str(view[payload_at - tag_len : payload_at], "utf-8") if tag_len else None)
+        except UnicodeDecodeError:
+            reason = "bad"
+            break
+        found.append((seq, base + at, 4 + frame_len, ts, data_len - fixed))
+        flags.append(flag)
+        delete_flags.append(window[behind - 1])
+        at = behind
+    if reason == "end" and base + at < end:
+        reason = "window"
+    columns: list[tuple[int, ...]] = list(zip(*found, strict=True)) or [()] * 5
+    return DataScan(
+        seq=array("Q", columns[0]),
+        offset=array("I", columns[1]),
+        frame_len=array("I", columns[2]),
+        ts=array("Q", columns[3]),
+        flags=bytes(flags),
+        size=array("I", columns[4]),
+        tag=tags,
+        delete_flag=delete_flags,
+        stop=base + at,
+        reason=reason,
+    )
+
+
+def _scan_valid(window: bytes, base: int, end: int, salt: int | None) -> DataScan | None:
+    """The same in half the time, for a window of nothing but valid frames without origins; None if it is another."""
+    size = max(0, min(len(window), end - base))
+    starts: list[int] = []
+    add_start, unpack_len = starts.append, _LEN.unpack_from
+    at = 0
+    while at + MIN_FRAME_BYTES <= size:
+        add_start(at)
+        at += 4 + unpack_len(window, at)[0]
+    if at > size:
+        at = starts.pop()
+        if base + at + 4 + unpack_len(window, at)[0] > end:
+            return None
+    if not starts or (at < size and base + size == end):
+        return None
+    lens = list(map(sub, [*starts[1:], at], starts))
+    if min(lens) < MIN_FRAME_BYTES:
+        return None
+    whole = _cut(window, starts, lens)
+    if b"".join(map(_FRAME_SUM, whole)) != little_endian(array("Q", digests(map(_BODY, whole), salt, starts, base))):
+        return None
+    heads = b"".join(map(_HEAD, whole))
+    flags = heads[4::_HEAD_BYTES]
+    if any(flag & HAS_ORIGIN for flag in set(flags)):
+        return None
+    payload = _each_less(lens, _AROUND).tolist()
+    tags: list[str | None] = [None] * len(lens)
+    names = _column(heads, 21, "I", _HEAD_BYTES)
+    metas = _column(heads, 29, "I", _HEAD_BYTES)
+    if any(names):
+        for i, name in enumerate(names):
+            if name:
+                node_len, tag_len = name & 0xFFFF, name >> 16
+                payload[i] -= node_len + tag_len
+                meta_at = HEADER_BYTES + node_len + tag_len
+                if payload[i] < 4:
+                    return None
+                metas[i] = unpack_len(whole[i], meta_at)[0]
+                try:
+                    tags[i] = str(whole[i][meta_at - tag_len : meta_at], "utf-8") if tag_len else None
+                except UnicodeDecodeError:
+                    return None
+    lengths_hold = min(payload) >= 4 and _column(heads, 25, "I", _HEAD_BYTES) == array("I", payload)
+    if not lengths_hold or not all(map(le, map(add, metas, repeat(4)), payload)):
+        return None
+    return DataScan(
+        seq=_column(heads, 5, "Q", _HEAD_BYTES),
+        offset=array("I", map(add, starts, repeat(base))),
+        frame_len=array("I", lens),
+        ts=_column(heads, 13, "Q", _HEAD_BYTES),
+        flags=flags,
+        size=_each_less(payload, 4),
+        tag=tags,
+        delete_flag=bytearray(map(_LAST, whole)),
+        stop=base + at,
+        # What is left of the window is the beginning of a frame, or of none.
+        reason=scan_data(window[at:], base + at, end=end, salt=salt).reason
+        if at < size
+        else "end"
+        if base + at == end
+        else "window",
+    )
+
+
+def moved_frames(
+    window: bytes,
+    starts: Sequence[int],
+    frame_lens: Sequence[int],
+    *,
+    salt: int | None,
+    base: int,
+    to: int,
+    offset: int,
+) -> bytes:
+    """The frames at these indices of `window`, joined, as they are in a file with the salt `to` from `offset` on.
+
+    `window` lies at offset `base` of a file with the salt `salt`. A frame that does not verify does not verify there
+    either; what of one is not in the window is zeros.
+    """
+    whole = _cut(window, starts, frame_lens)
+    if sum(map(len, whole)) != sum(frame_lens):
+        whole = [frame.ljust(size, b"\0") for frame, size in zip(whole, frame_lens, strict=True)]
+    bodies = list(map(_BODY, whole))
+    found = from_little_endian("Q", b"".join(map(_FRAME_SUM, whole)))
+    before = digests(bodies, salt, starts, base)
+    behind = digests(bodies, to, accumulate(frame_lens, initial=offset))
+    sums = map(xor, map(xor, found, before), behind)  # the difference to the right one goes along
+    parts: list[bytes] = [b""] * (3 * len(whole))
+    parts[0::3] = map(_BEFORE_SUM, whole)
+    parts[1::3] = map(_SUM.pack, sums)
+    parts[2::3] = map(_FLAG, whole)
+    return b"".join(parts)
+
+
+def decode_records(
+    window: bytes,
+    starts: Sequence[int],
+    frame_lens: Sequence[int],
+    seqs: Sequence[int],
+    *,
+    salt: int | None = None,
+    base: int = 0,
+) -> tuple[list[StoredRecord], list[int]]:
+    """The records of the frames at these indices of `window`, and the seqs of those that do not verify. `window` lies
+    at offset `base` of a file with this `salt`.
+
+    `frame_lens` are bytes on disk. Delete flags are not looked at: the index says what may be read. Under a microsecond
+    per record of nothing but data, one and a half if the run has tags, nodes or meta.
+    """
+    count = len(starts)
+    if not count:
+        return [], []
+    records = _decode(window, starts, frame_lens, seqs, salt, base)
+    if records is not None:
+        return records, []
+    if count == 1:
+        return [], [seqs[0]]
+    half = count // 2
+    records, bad = decode_records(window, starts[:half], frame_lens[:half], seqs[:half], salt=salt, base=base)
+    more, worse = decode_records(window, starts[half:], frame_lens[half:], seqs[half:], salt=salt, base=base)
+    return records + more, bad + worse
+
+
+def open_records(
+    window: bytes,
+    starts: Sequence[int],
+    frame_lens: Sequence[int],
+    topic_id: int,
+    *,
+    salt: int | None = None,
+    base: int = 0,
+) -> list[OpenedRecord | None]:
+    """The records of the frames at these indices of `window`, with their origins, which are this topic and their seqs
+    where they carry no other; None for those that do not verify. `salt` and `base` as in `decode_records`."""
+    whole = [i for i, at in enumerate(starts) if at + HEADER_BYTES <= len(window)]
+    seqs = [_HEADER.unpack_from(window, starts[i])[2] for i in whole]
+    places, sizes = [starts[i] for i in whole], [frame_lens[i] for i in whole]
+    decoded, _ = decode_records(window, places, sizes, seqs, salt=salt, base=base)
+    records = iter(decoded)
+    record = next(records, None)
+    opened: list[OpenedRecord | None] = [None] * len(starts)
+    for i, seq in zip(whole, seqs, strict=True):
+        if record is None or record.seq != seq:
+            continue
+        at = starts[i]
+        origin = Origin(topic_id, seq, 0)
+        if window[at + 4] & HAS_ORIGIN:
+            origin = Origin(*ORIGIN.unpack_from(window, at + HEADER_BYTES + len(record.node) + len(record.tag)))
+        opened[i] = OpenedRecord(origin, record.node, record.tag, record.meta, record.data)
+        record = next(records, None)
+    return opened
+
+
+def _decode(
+    window: bytes,
+    starts: Sequence[int],
+    frame_lens: Sequence[int],
+    seqs: Sequence[int],
+    salt: int | None,
+    base: int,
+) -> list[StoredRecord] | None:
+    """The hot loop; None if any of the frames does not hold."""
+    if min(frame_lens) < MIN_FRAME_BYTES:
+        return None
+    whole = _cut(window, starts, frame_lens)
+    heads = b"".join(map(_HEAD, whole))
+    if len(heads) != len(whole) * _HEAD_BYTES or not _heads_hold(heads, _HEAD_BYTES, 5, frame_lens, seqs):
+        return None
+    if b"".join(map(_FRAME_SUM, whole)) != little_endian(array("Q", digests(map(_BODY, whole), salt, starts, base))):
+        return None
+    names = _column(heads, 21, "I", _HEAD_BYTES)
+    metas = _column(heads, 29, "I", _HEAD_BYTES)
+    if any(names) or any(metas) or any(heads[4::_HEAD_BYTES]):
+        return _decode_full(whole)
+    payloads = _column(heads, 25, "I", _HEAD_BYTES)
+    if payloads != _each_less(frame_lens, _AROUND):
+        return None
+    none = repeat(b"")
+    times = _column(heads, 13, "Q", _HEAD_BYTES)
+    return list(map(_record, zip(seqs, times, none, none, none, map(_PLAIN_DATA, whole))))  # noqa: B905 (repeat)
+
+
+def _decode_full(whole: Sequence[bytes]) -> list[StoredRecord] | None:
+    """Records of verified frames any of which has more than data; None if lengths do not add up."""
+    unpack, unpack_len = _HEADER.unpack_from, _LEN.unpack_from
+    records = []
+    for frame in whole:
+        _frame_len, flags, seq, ts, node_len, tag_len, data_len = unpack(frame)
+        tag_at = HEADER_BYTES + node_len
+        origin_at = tag_at + tag_len
+        end = origin_at + data_len
+        meta_at = origin_at + (ORIGIN_BYTES + 4 if flags & HAS_ORIGIN else 4)
+        if end != len(frame) - TRAILER_BYTES or meta_at > end:
+            return None
+        data_at = meta_at + unpack_len(frame, meta_at - 4)[0]
+        if data_at > end:
+            return None
+        records.append(
+            _record(
+                (
+                    seq,
+                    ts,
+                    frame[HEADER_BYTES:tag_at],
+                    frame[tag_at:origin_at],
+                    frame[meta_at:data_at],
+                    frame[data_at:end],
+                )
+            )
+        )
+    return records
+
+
+# ----------------------------------------------------------------- .idx
+
+
+class IndexColumns(NamedTuple):
+    """Entries of an `.idx` as columns, as found; `bad` are the positions whose check fails, not to be believed."""
+
+    offset: array[int]
+    frame_len: array[int]
+    ts: array[int]
+    flags: bytes
+    bad: list[int]
+
+
+def encode_index(offsets: Sequence[int], lens: Sequence[int], ts: Sequence[int], flags: Sequence[int]) -> bytes:
+    """The entries of contiguous seqs. Of a hole: its reason, 0, its time, IDX_HOLE."""
+    count = len(offsets)
+    entries = bytearray(INDEX_ENTRY_BYTES * count)
+    for at, column in ((0, array("I", offsets)), (4, array("I", lens)), (8, array("Q", ts)), (16, array("B", flags))):
+        _spread(entries, at, little_endian(column), column.itemsize)
+    _spread(entries, 17, _checks(entries), 3)
+    return bytes(entries)
+
+
+def decode_index(blob: bytes) -> IndexColumns:
+    """All whole entries of `blob`; what a crash left of one behind them is ignored."""
+    entries = blob[: len(blob) // INDEX_ENTRY_BYTES * INDEX_ENTRY_BYTES]
+    checks = bytearray(len(entries) // INDEX_ENTRY_BYTES * 3)
+    for i in range(3):
+        checks[i::3] = entries[17 + i :: INDEX_ENTRY_BYTES]
+    expected = _checks(entries)
+    bad: list[int] = []
+    if checks != expected:
+        bad = [i for i in range(len(checks) // 3) if checks[3 * i : 3 * i + 3] != expected[3 * i : 3 * i + 3]]
+    return IndexColumns(
+        offset=_column(entries, 0, "I", INDEX_ENTRY_BYTES),
+        frame_len=_column(entries, 4, "I", INDEX_ENTRY_BYTES),
+        ts=_column(entries, 8, "Q", INDEX_ENTRY_BYTES),
+        flags=entries[16::INDEX_ENTRY_BYTES],
+        bad=bad,
+    )
+
+
+def _spread(entries: bytearray, at: int, column: bytes, width: int) -> None:
+    """Set the field at `at` of every entry: the inverse of `_column`."""
+    for i in range(width):
+        entries[at + i :: INDEX_ENTRY_BYTES] = column[i::width]
+
+
+def _checks(entries: bytes | bytearray) -> bytes:
+    """What the check of each entry should be, joined."""
+    sums = little_endian(array("Q", starmap(_xxh3, _CHECKED.iter_unpack(entries))))
+    checks = bytearray(len(sums) // 8 * 3)
+    for i in range(3):
+        checks[i::3] = sums[i::8]
+    return bytes(checks)
+
+
+# ----------------------------------------------------------------- .tags
+
+
+class SegmentTags:
+    """The tags of a sealed segment, in the columns of the file: no object per tag or posting.
+
+    Slots are what they were when the segment was sealed: postings of records that are deleted since are still there.
+    """
+
+    __slots__ = ("_ends", "_name_ends", "_names", "_positions", "first", "sizes")
+
+    def __init__(
+        self,
+        first: int,
+        sizes: array[int],
+        names: bytes,
+        name_ends: array[int],
+        counts: array[int],
+        positions: array[int],
+    ) -> None:
+        self.first = first
+        """The seq of slot 0."""
+        self.sizes = sizes
+        """Bytes of meta and data per slot."""
+        self._names = names
+        self._name_ends = name_ends
+        self._ends = array("I", accumulate(counts))
+        self._positions = positions
+
+    def __len__(self) -> int:
+        """The number of distinct tags."""
+        return len(self._name_ends)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of memory, near enough for a cache to count them."""
+        return len(self._names) + 4 * (len(self.sizes) + len(self._name_ends) + len(self._ends) + len(self._positions))
+
+    def find(self, match: Match) -> array[int]:
+        """The positions of the slots whose tag matches, ascending."""
+        pattern = match.pattern.encode()
+        size = len(pattern)
+        names = range(len(self))
+        low = bisect_left(names, pattern, key=self._name)
+        if match.prefix:
+            high = bisect_right(names, pattern, low, key=lambda i: self._name(i)[:size])
+        else:
+            high = low + (low < len(self) and self._name(low) == pattern)
+        found = self._positions[self._start(low) : self._start(high)]
+        return array("I", sorted(found)) if high - low > 1 else found
+
+    def items(self) -> Iterator[tuple[str, array[int]]]:
+        """Every tag with the positions of its slots, in the order of the names: what a merge of segments reads."""
+        for i in range(len(self)):
+            yield self._name(i).decode(), self._positions[self._start(i) : self._ends[i]]
+
+    def _name(self, i: int) -> bytes:
+        return self._names[self._name_ends[i - 1] if i else 0 : self._name_ends[i]]
+
+    def _start(self, i: int) -> int:
+        """Where the postings of name `i` begin."""
+        return self._ends[i - 1] if i else 0
+
+
+def encode_tags(first: int, sizes: array[int], tags: Sequence[str | None]) -> bytes:
+    """The `.tags` of a segment from `first` on, with the size and the tag (None: it has none) of every slot."""
+    assert len(sizes) == len(tags), (len(sizes), len(tags))
+    named = cast("Sequence[str]", tags)  # at the positions that are `tagged`
+    tagged = [i for i, tag in enumerate(tags) if tag is not None]
+    # Strings compare by code point, which is the order of their UTF-8 bytes; the sort is stable.
+    tagged.sort(key=named.__getitem__)
+    counts = Counter(map(named.__getitem__, tagged))
+    encoded = list(map(str.encode, counts))
+    inner = cbor2.dumps(
+        {
+            "first": first,
+            "count": len(tags),
+            "sizes": little_endian(array("I", sizes)),
+            "names": b"".join(encoded),
+            "name_ends": little_endian(array("I", accumulate(map(len, encoded)))),
+            "counts": little_endian(array("I", counts.values())),
+            "positions": little_endian(array("I", tagged)),
+        },
+        canonical=True,
+    )
+    return _seal(inner)
+
+
+def decode_tags(blob: bytes, first: int, count: int) -> SegmentTags:
+    """The tags of the segment of `count` slots from `first` on. Raises SegmentDamaged if that is not what `blob` is."""
+    try:
+        inner = cbor2.loads(blob)["tags"]
+        # Canonical bytes are the only ones: what differs in any bit, or goes on behind the end, is not what we wrote.
+        if _seal(inner) != blob:
+            raise SegmentDamaged("the checksum of a .tags file does not hold")
+        found = cbor2.loads(inner)
+        sizes, name_ends, counts, positions = (
+            from_little_endian("I", found[key]) for key in ("sizes", "name_ends", "counts", "positions")
+        )
+        names = found["names"]
+        about = (found["first"], found["count"])
+    except SegmentDamaged:
+        raise
+    except Exception as error:  # any malformed CBOR ends here: what it raises depends on the bytes
+        raise SegmentDamaged(f"a .tags file is malformed: {error}") from None
+    if about != (first, count):
+        raise SegmentDamaged(f"a .tags file is about {about[1]} slots from {about[0]}, not {count} from {first}")
+    fits = (
+        isinstance(names, bytes)
+        and len(sizes) == count
+        and len(counts) == len(name_ends)
+        and (name_ends[-1] if name_ends else 0) == len(names)
+        and sum(counts) == len(positions)
+        and max(positions, default=-1) < count
+        and _are_texts(names, name_ends)
+    )
+    if not fits:
+        raise SegmentDamaged("the columns of a .tags file do not fit together")
+    return SegmentTags(first, sizes, names, name_ends, counts, positions)
+
+
+def _are_texts(names: bytes, ends: array[int]) -> bool:
+    """Whether these are names in UTF-8, none of which ends within a character, one after the other."""
+    try:
+        names.decode()
+    except UnicodeDecodeError:
+        return False
+    return all(a < b for a, b in pairwise(ends)) and not any(names[end] & 0xC0 == 0x80 for end in ends[:-1])
+
+
+def _seal(inner: bytes) -> bytes:
+    """The file around the map of its columns."""
+    return cbor2.dumps({"tags": inner, "xxh3": _xxh3(inner)}, canonical=True)

@@ -1,0 +1,330 @@
+"""Reading segments back: the columns and tags of a span, and the bytes of records (`storage.md` section 4).
+
+An `.idx` or `.tags` that is missing or does not verify is rebuilt from `.data`; what `.data` does not give back either
+is reported as damaged, never made up. So are records that `.idx` or the part know of and that a shortened `.data` does
+not have any more. Everything here blocks; the daemon runs it in worker threads.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Callable, Iterable, Iterator
+from functools import partial
+from typing import Final, NamedTuple
+
+from topics.log.record_index import DELETED, LIVE, LOST
+from topics.log.topic_log import SpanColumns
+from topics.storage.files.datadir import segment_name
+from topics.storage.files.file_header import FILE_HEADER_BYTES
+from topics.storage.segments.segment_format import (
+    IDX_DELETED,
+    IDX_HOLE,
+    INDEX_ENTRY_BYTES,
+    MIN_FRAME_BYTES,
+    READS_AS_DELETED,
+    DataScan,
+    IndexColumns,
+    SegmentDamaged,
+    SegmentTags,
+    decode_index,
+    decode_tags,
+    encode_tags,
+)
+from topics.storage.segments.segment_scan import BadBytes, Entry, entries_of, frames_of, layout_of
+from topics.storage.segments.segment_store import DirectorySegmentStore, SegmentStore
+from topics.storage.segments.topic_segments import Segment
+from topics.storage.wal.frames import HAS_NODE, HAS_ORIGIN, HAS_TAG, ORIGIN_BYTES
+from topics.telemetry.logs import get_logger
+
+log = get_logger(__name__)
+
+_STATE_OF_FLAGS: Final = bytes(
+    DELETED if flags & IDX_DELETED else LOST if flags & IDX_HOLE else LIVE for flags in range(256)
+)
+_KEPT: Final = bytes(flags & (HAS_TAG | HAS_NODE | HAS_ORIGIN) for flags in range(256))
+_LABELLED: Final = bytes(bool(flags & (HAS_TAG | HAS_NODE)) for flags in range(256))
+
+
+class Loaded(NamedTuple):
+    """A span as its files have it. `damaged` are inclusive seq ranges whose bytes should be there and are not; their
+    slots are LIVE in `columns`, without a place."""
+
+    columns: SpanColumns
+    damaged: list[tuple[int, int]]
+
+
+class Scanned(NamedTuple):
+    """A segment as its `.data` alone has it."""
+
+    loaded: Loaded
+    tags: list[str | None]
+
+
+class Tiers(NamedTuple):
+    """Where segments are. `cold` is None without a cold directory."""
+
+    hot: SegmentStore
+    cold: SegmentStore | None
+
+    def of(self, segment: Segment) -> SegmentStore:
+        """The store that holds the segment's `.data`. Raises FileNotFoundError for a cold one without a cold store."""
+        assert segment.tier != "gone"
+        if segment.tier == "hot":
+            return self.hot
+        if self.cold is None:
+            raise FileNotFoundError(2, "there is no cold directory (TOPICS_COLD_DIR)")
+        return self.cold
+
+
+class ColdNeeded(Exception):
+    """The hot copies of a cold segment's derived files do not do."""
+
+
+class _NoCold(DirectorySegmentStore):
+    """In the place of a cold store that is not to be asked."""
+
+    def __init__(self) -> None:
+        pass
+
+    def read_range(self, topic_id: int, name: str, offset: int, length: int) -> bytes:
+        raise ColdNeeded
+
+    def length(self, topic_id: int, name: str) -> int:
+        raise ColdNeeded
+
+
+NO_COLD: Final = _NoCold()
+"""With it in the place of the cold store, reading raises ColdNeeded instead of asking that one."""
+
+
+def load_columns(tiers: Tiers, segment: Segment, first: int, n: int) -> Loaded:
+    """The columns of the span of `n` slots from `first` on. Raises OSError if the disk does not answer."""
+    if segment.tier == "gone":
+        zeros = array("I", bytes(4 * n))
+        columns = SpanColumns(
+            array("Q", (segment.opened_ms,)) * n, zeros, zeros[:], zeros[:], bytes(n), bytes((DELETED,)) * n
+        )
+        return Loaded(columns, [])
+    index = _read_index(tiers, segment, first, n)
+    found = _from_index(tiers, segment, index, first, n) if index is not None else None
+    if found is not None:
+        length = shortened_to(tiers, segment)
+        return found if length is None else found._replace(damaged=_beyond(found.columns, first, length))
+    loaded = scan_segment(tiers, segment, first, n).loaded
+    if index is None or not any(flags & IDX_HOLE for flags in index.flags):
+        return loaded
+    # What was lost before it had a frame is told from what was deleted by `.idx` alone.
+    states = zip(index.flags, loaded.columns.frame_len, loaded.columns.dead, strict=True)
+    dead = bytes(LOST if flags & IDX_HOLE and not size else state for flags, size, state in states)
+    return loaded._replace(columns=loaded.columns._replace(dead=dead))
+
+
+def shortened_to(tiers: Tiers, segment: Segment) -> int | None:
+    """How long a hot `.data` is (0 if it is missing) that is shorter than its part says; None if it is not. Then it has
+    been shortened, or the part is older than the file. The cold store is not asked: a cold file that is too short is
+    found when it is read."""
+    if segment.tier != "hot":
+        return None
+    try:
+        length = tiers.hot.length(segment.topic_id, segment_name(segment.first, "data"))
+    except FileNotFoundError:
+        length = 0
+    return length if length < segment.data_bytes else None
+
+
+def _beyond(columns: SpanColumns, first: int, length: int) -> list[tuple[int, int]]:
+    """The seqs of live records whose frames end behind the first `length` bytes of `.data`, as inclusive ranges."""
+    frames = zip(columns.dead, columns.offset, columns.frame_len, strict=True)
+    return runs_of(
+        seq for seq, (state, offset, size) in enumerate(frames, first) if state == LIVE and offset + size > length
+    )
+
+
+def _read_index(tiers: Tiers, segment: Segment, first: int, n: int) -> IndexColumns | None:
+    """The entries of a span. None if they do not do."""
+    skipped = first - segment.first  # slots of a front that was gone before the span came to be
+    try:
+        blob = _derived(tiers, segment, "idx", INDEX_ENTRY_BYTES * skipped, INDEX_ENTRY_BYTES * n)
+    except FileNotFoundError:
+        return None
+    if len(blob) != INDEX_ENTRY_BYTES * n:
+        return None
+    index = decode_index(blob)
+    if index.bad:
+        log.warning("index_damaged", topic_id=segment.topic_id, segment=segment.first, entries=len(index.bad))
+        return None
+    return index
+
+
+def _from_index(tiers: Tiers, segment: Segment, index: IndexColumns, first: int, n: int) -> Loaded | None:
+    """From `.idx`, and `.tags` for the sizes where they cannot be told from the lengths. None if they do not do."""
+    skipped = first - segment.first
+    flags = index.flags.translate(_KEPT)
+    if any(flags.translate(_LABELLED)):
+        tags = _read_tags(tiers, segment)
+        if tags is None:
+            return None
+        sizes = tags.sizes[skipped : skipped + n]
+    else:
+        sizes = array("I", [size - MIN_FRAME_BYTES if size else 0 for size in index.frame_len])
+        if any(flags):
+            for i, flag in enumerate(flags):
+                if flag & HAS_ORIGIN and sizes[i]:
+                    sizes[i] -= ORIGIN_BYTES
+    dead = index.flags.translate(_STATE_OF_FLAGS)
+    if 0 in index.frame_len:
+        # An entry without a frame is dead, whatever its flags say.
+        dead = bytes(state or (LIVE if size else DELETED) for state, size in zip(dead, index.frame_len, strict=True))
+    return Loaded(SpanColumns(index.ts, index.offset, index.frame_len, sizes, flags, dead), [])
+
+
+def _derived(tiers: Tiers, segment: Segment, kind: str, at: int, most: int) -> bytes:
+    """`.idx` or `.tags`; of a cold segment the copy in the hot directory, or else the cold store's.
+
+    Raises FileNotFoundError if there is none.
+    """
+    if segment.tier == "cold":
+        try:
+            return tiers.hot.read_range(segment.topic_id, segment_name(segment.first, f"{kind}.cold"), at, most)
+        except FileNotFoundError:
+            pass
+    return tiers.of(segment).read_range(segment.topic_id, segment_name(segment.first, kind), at, most)
+
+
+def _read_tags(tiers: Tiers, segment: Segment) -> SegmentTags | None:
+    if not segment.sealed:
+        return None
+    try:
+        return decode_tags(_derived(tiers, segment, "tags", 0, 1 << 31), segment.first, segment.n)
+    except FileNotFoundError:
+        return None
+    except SegmentDamaged as error:
+        log.warning("tags_damaged", topic_id=segment.topic_id, segment=segment.first, problem=str(error))
+        return None
+
+
+def load_tags(tiers: Tiers, segment: Segment) -> SegmentTags:
+    """The tags of a segment, sealed or not; positions count from its first seq. Raises OSError."""
+    found = _read_tags(tiers, segment)
+    if found is not None:
+        return found
+    scanned = scan_segment(tiers, segment, segment.first, segment.n)
+    blob = encode_tags(segment.first, scanned.loaded.columns.size, scanned.tags)
+    return decode_tags(blob, segment.first, segment.n)
+
+
+def scan_segment(tiers: Tiers, segment: Segment, first: int, n: int) -> Scanned:
+    """Columns and tags from one pass over `.data`. Raises OSError, FileNotFoundError excepted: then all is damaged.
+
+    Frames of seqs outside of the range are ignored: a merge that a crash has cut short may have left them.
+    """
+    ts, offset, frame_len, size = array("Q", bytes(8 * n)), *(array("I", bytes(4 * n)) for _ in range(3))
+    flags, dead = bytearray(n), bytearray(bytes((DELETED,)) * n)
+    tags: list[str | None] = [None] * n
+    damaged: list[tuple[int, int]] = []
+    expected = first
+    torn = False
+    for rows in _frames(tiers, segment):
+        if rows is None:
+            torn = True
+            continue
+        for i, seq in enumerate(rows.seq):
+            at = seq - first
+            if not expected <= seq < first + n:
+                continue  # of another segment, or one that goes back
+            if torn and seq > expected:
+                damaged.append((expected, seq - 1))
+            torn = False
+            expected = seq + 1
+            ts[at], offset[at], frame_len[at], size[at] = rows.ts[i], rows.offset[i], rows.frame_len[i], rows.size[i]
+            flags[at] = rows.flags[i] & (HAS_TAG | HAS_NODE | HAS_ORIGIN)
+            tags[at] = rows.tag[i]
+            dead[at] = DELETED if READS_AS_DELETED[rows.delete_flag[i]] else LIVE
+    if torn and expected < first + n:
+        damaged.append((expected, first + n - 1))
+    if damaged:
+        damaged = _known_live(_read_index(tiers, segment, first, n), first, damaged)
+    for lo, hi in damaged:
+        dead[lo - first : hi + 1 - first] = bytes(hi + 1 - lo)
+    _fill_times(ts, frame_len)
+    return Scanned(Loaded(SpanColumns(ts, offset, frame_len, size, bytes(flags), bytes(dead)), damaged), tags)
+
+
+def _known_live(index: IndexColumns | None, first: int, damaged: list[tuple[int, int]]) -> list[tuple[int, int]]:
+    """What of the damaged ranges was live by `.idx`; all of them if it cannot be believed. What was deleted in there is
+    no loss."""
+    if index is None:
+        return damaged
+    live = [
+        seq
+        for lo, hi in damaged
+        for seq in range(lo, hi + 1)
+        if index.frame_len[seq - first] and not index.flags[seq - first] & (IDX_DELETED | IDX_HOLE)
+    ]
+    return runs_of(live)
+
+
+def runs_of(seqs: Iterable[int]) -> list[tuple[int, int]]:
+    """Ascending seqs as inclusive ranges."""
+    runs: list[tuple[int, int]] = []
+    for seq in seqs:
+        if runs and runs[-1][1] == seq - 1:
+            runs[-1] = (runs[-1][0], seq)
+        else:
+            runs.append((seq, seq))
+    return runs
+
+
+def _frames(tiers: Tiers, segment: Segment) -> Iterator[DataScan | None]:
+    """The verified frames of `.data`, window by window; None where bytes are not what was written, or are missing."""
+    name = segment_name(segment.first, "data")
+    try:
+        store = tiers.of(segment)
+        length = store.length(segment.topic_id, name)
+    except FileNotFoundError:
+        if segment.tier == "cold":
+            raise  # the store is away, or somebody has emptied it: no reason to give the records up
+        yield None
+        return
+    read = partial(store.read_range, segment.topic_id, name)
+    layout = layout_of(read(0, FILE_HEADER_BYTES), segment.first, segment.salt)
+    if layout.damage is not None:
+        log.warning("segment_header_damaged", topic_id=segment.topic_id, file=name, problem=layout.damage)
+    segment.read_salt = layout.salt if layout.salt is not None or layout.damage is None else segment.salt
+    replaced = layout.header is not None and layout.salt != segment.salt
+    entries = partial(_entries, tiers, segment)
+    # A sealed file of version 1 may be another one than the part says, and is read whole.
+    end = length if replaced or (segment.sealed and segment.salt is None) else min(length, segment.data_bytes)
+    for found in frames_of(read, layout, end, range(segment.first, segment.end), entries):
+        yield None if isinstance(found, BadBytes) else found
+    if length < segment.data_bytes and not replaced and not _fits(segment, entries, length):
+        yield None
+
+
+def _entries(tiers: Tiers, segment: Segment) -> list[Entry] | None:
+    """The frames that the segment's `.idx` names; None if it cannot be believed."""
+    try:
+        blob = _derived(tiers, segment, "idx", 0, INDEX_ENTRY_BYTES * segment.n)
+    except OSError:
+        return None
+    return entries_of(blob, segment.first, segment.n)
+
+
+def _fits(segment: Segment, entries: Callable[[], list[Entry] | None], length: int) -> bool:
+    """Return True if a sealed `.data` of version 1 that is shorter than its part says is a whole one all the same: a
+    crash has left the part older than the file, and `.idx` names nothing beyond the file's end. A file of version 2
+    tells by its salt."""
+    if segment.salt is not None or not segment.sealed:
+        return False
+    named = entries()
+    return named is not None and (not named or named[-1].offset + named[-1].frame_len <= length)
+
+
+def _fill_times(ts: array[int], frame_len: array[int]) -> None:
+    """Times never decrease: a slot without a frame gets that of the one before it, those in front the first one's."""
+    last = next((time for time, size in zip(ts, frame_len, strict=True) if size), 0)
+    for i, size in enumerate(frame_len):
+        if size:
+            last = ts[i]
+        else:
+            ts[i] = last

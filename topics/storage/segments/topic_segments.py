@@ -1,0 +1,271 @@
+"""A topic's segments as the running daemon knows them, and how raw records are divided among them (`storage.md` section
+4).
+
+A `Segment` says which files hold a run of seqs; how many of them are live is in the span of `topics.log` that points to
+it. A `Shelf` is what a topic has of them, those that no span points to any more included: their files have yet to go.
+All work on the files of a topic is serialised by the shelf's locks, one for each tier (`crash.md` 12). Pure but for
+those.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Final, Literal, NamedTuple
+
+import trio
+
+from topics.log.record_index import whole
+from topics.log.topic_log import RawRun
+from topics.storage.files.file_header import FILE_HEADER_BYTES
+
+Tier = Literal["hot", "cold", "gone"]
+"""Where the files of a segment are. "gone": all its records were deleted, and it has none any more."""
+
+ENTRY_FIELDS: Final = 8
+OLD_ENTRY_FIELDS: Final = 7
+"""Before there were salts."""
+
+
+class Segment:
+    """One segment. A segment that was rewritten or merged is another object: readers tell by identity."""
+
+    __slots__ = (
+        "data_bytes",
+        "first",
+        "flagged_meanwhile",
+        "frames",
+        "measured",
+        "n",
+        "opened_ms",
+        "read_salt",
+        "salt",
+        "sealed",
+        "tier",
+        "topic_id",
+    )
+
+    def __init__(
+        self,
+        topic_id: int,
+        first: int,
+        *,
+        n: int = 0,
+        data_bytes: int = 0,
+        frames: int = 0,
+        opened_ms: int = 0,
+        sealed: bool = False,
+        tier: Tier = "hot",
+        salt: int | None = None,
+    ) -> None:
+        self.topic_id = topic_id
+        self.first = first
+        self.n = n
+        """Slots: the segment is about seqs `first` to `first + n - 1`."""
+        self.data_bytes = data_bytes
+        """The synced length of `.data`; what is beyond does not count."""
+        self.frames = frames
+        """How many records are physically in it."""
+        self.measured: tuple[int, int] | None = None
+        """How many of them were live when the reclaimer has last looked, and their bytes in `.data`."""
+        self.opened_ms = opened_ms
+        """When its first record was stored, ms since the epoch."""
+        self.sealed = sealed
+        self.tier: Tier = tier
+        self.flagged_meanwhile: set[int] | None = None
+        """While it is copied to the cold store: seqs that were flagged in its hot `.data` since the copy was begun.
+        None again if the files have become others."""
+        self.salt = salt
+        """The salt that the header of `.data` has; None if it is of version 1 and has no header."""
+        self.read_salt = salt
+        """The salt to read with. It is another one only where a crash has left a part that is older than its `.data`:
+        then a scan of the file has found it, and `salt` and `data_bytes` are still those of the file before."""
+
+    def __hash__(self) -> int:
+        return hash((self.topic_id, self.first))  # not an address: sets of them have the same order in every run
+
+    def __eq__(self, other: object) -> bool:
+        return self is other
+
+    @property
+    def end(self) -> int:
+        """One past the last seq."""
+        return self.first + self.n
+
+    @property
+    def header_bytes(self) -> int:
+        """How long the header of `.data` is."""
+        return 0 if self.salt is None else FILE_HEADER_BYTES
+
+    def to_wire(self) -> list[Any]:
+        """`[first, n, data bytes, frames, opened ms, sealed, tier, salt]`."""
+        return [
+            self.first,
+            self.n,
+            self.data_bytes,
+            self.frames,
+            self.opened_ms,
+            int(self.sealed),
+            self.tier,
+            self.salt,
+        ]
+
+    @classmethod
+    def from_wire(cls, topic_id: int, value: Sequence[Any]) -> Segment:
+        """The inverse. Raises ValueError."""
+        if len(value) not in (OLD_ENTRY_FIELDS, ENTRY_FIELDS) or value[6] not in ("hot", "cold", "gone"):
+            raise ValueError("a segment is not what it should be")
+        salt = value[7] if len(value) == ENTRY_FIELDS else None
+        first, n, data_bytes, frames, opened_ms = map(whole, value[:5])
+        return cls(
+            topic_id,
+            first,
+            n=n,
+            data_bytes=data_bytes,
+            frames=frames,
+            opened_ms=opened_ms,
+            sealed=bool(value[5]),
+            tier=value[6],
+            salt=whole(salt) if salt is not None else None,
+        )
+
+
+class UpkeepLock:
+    """Held by whoever works on the files of one topic.
+
+    Not `trio.Lock`: a checkpoint holds tens of thousands, and releasing one of those costs a search among all that its
+    task holds.
+    """
+
+    __slots__ = ("_holder", "_semaphore")
+
+    def __init__(self) -> None:
+        self._semaphore = trio.Semaphore(1)
+        self._holder: object = None
+
+    @property
+    def mine(self) -> bool:
+        """Whether the calling task holds it."""
+        return self._holder is trio.lowlevel.current_task()
+
+    def locked(self) -> bool:
+        """Whether anybody holds it."""
+        return self._semaphore.value == 0
+
+    async def acquire(self) -> None:
+        """Wait for it. Cancelling leaves nothing."""
+        assert not self.mine, "whoever holds it may not wait for it"
+        await self._semaphore.acquire()
+        self._holder = trio.lowlevel.current_task()
+
+    def acquire_nowait(self) -> None:
+        """Take it, or raise `trio.WouldBlock`."""
+        self._semaphore.acquire_nowait()
+        self._holder = trio.lowlevel.current_task()
+
+    def release(self) -> None:
+        """Give it up."""
+        assert self._holder is not None
+        self._holder = None
+        self._semaphore.release()
+
+    async def __aenter__(self) -> None:
+        await self.acquire()
+
+    async def __aexit__(self, *_: object) -> None:
+        self.release()
+
+
+class Shelf:
+    """The segments of one topic."""
+
+    __slots__ = ("cold", "earliest_stored", "gone", "segments", "upkeep")
+
+    def __init__(self) -> None:
+        self.segments: set[Segment] = set()
+        """All that may have files."""
+        self.gone: list[Segment] = []
+        """Those that the part on disk does not need any more: their files may go."""
+        self.earliest_stored = 0
+        """`earliest_seq` of the part on disk."""
+        self.upkeep = UpkeepLock()
+        """Of its hot files, its manifest and its index. Nobody who holds it waits for the cold store."""
+        self.cold = UpkeepLock()
+        """Of its cold files. Who holds it may wait for `upkeep`, never the other way round."""
+
+
+class Limits(NamedTuple):
+    """When a segment is full (`TOPICS_SEGMENT_MAX_EVENTS`, `TOPICS_SEGMENT_MAX_BYTES`)."""
+
+    events: int
+    bytes: int
+
+
+class Piece(NamedTuple):
+    """Slots `a` to `b` (exclusive) of a captured run that go to one segment; `seals`: it is full, or ends here."""
+
+    run: int
+    a: int
+    b: int
+    first: int
+    """First seq of the segment; the piece begins a new one if it is its own first seq."""
+    seals: bool
+
+
+def divide(runs: Sequence[RawRun], active: Segment | None, limits: Limits) -> tuple[list[Piece], bool]:
+    """Which slots go to which segment, in order; and whether `active` is sealed as it is, taking nothing of them.
+
+    Sizes are those of WAL frames, a few bytes more than a segment's: the bound is kept from below. A segment always
+    takes at least one record.
+    """
+    pieces: list[Piece] = []
+    first, n, size, end = (
+        (active.first, active.n, active.data_bytes, active.end) if active is not None else (0, 0, 0, 0)
+    )
+    seals_active = False
+    for number, run in enumerate(runs):
+        if n and run.first != end:
+            # A segment never spans a long hole.
+            if pieces:
+                pieces[-1] = pieces[-1]._replace(seals=True)
+            else:
+                seals_active = True
+            n = size = 0
+        at, count = 0, len(run.flags)
+        while at < count:
+            if n and n >= limits.events:
+                if not pieces:
+                    seals_active = True
+                n = size = 0
+            if not n:
+                first = run.first + at
+            take, taken = _fill(run, at, min(count - at, limits.events - n), limits.bytes - size, n == 0)
+            if take == 0:
+                if pieces:
+                    pieces[-1] = pieces[-1]._replace(seals=True)
+                else:
+                    seals_active = True
+                n = size = 0
+                continue
+            n, size, at = n + take, size + taken, at + take
+            full = n >= limits.events or size >= limits.bytes
+            pieces.append(Piece(number, at - take, at, first, full))
+            if full:
+                n = size = 0
+        end = run.first + count
+    return pieces, seals_active
+
+
+def _fill(run: RawRun, at: int, most: int, room: int, at_least_one: bool) -> tuple[int, int]:
+    """How many slots from `at` on fit into `room` bytes, and what they take."""
+    lens, dead = run.frame_len, run.dead
+    total = sum(lens[at : at + most])
+    if total <= room:
+        return most, total
+    total = taken = 0
+    for i in range(at, at + most):
+        size = 0 if dead[i] else lens[i]
+        if total + size > room and not (at_least_one and taken == 0):
+            break
+        total += size
+        taken += 1
+    return taken, total

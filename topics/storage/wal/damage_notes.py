@@ -1,0 +1,53 @@
+"""Notes in the log of records that were found to be damaged (`docs/design/segments.md` section 6).
+
+A damaged record is a `corrupt` hole in memory at once, and on disk with the next checkpoint. In between the log says
+so, in a Hole frame of the topic's shard. A deletion that comes after it is behind it in the log too, so that a start
+after a crash finds both in the order in which readers were told.
+
+Nobody waits for such a frame. It is on disk before anything that was logged after it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Protocol
+
+from topics.errors import ApiError
+from topics.model import TopicConfig
+from topics.storage.wal import frames
+from topics.storage.wal.frames import FrameType
+from topics.storage.wal.shard_writer import ControlBatch, ShardWriter
+
+
+class Damaged(Protocol):
+    """The topic that has lost records."""
+
+    id: int
+    config: TopicConfig
+    shard: int
+    deleted: bool
+
+
+class DamageNotes:
+    """See the module."""
+
+    def __init__(self, writers: Callable[[], Sequence[ShardWriter]], now_ms: Callable[[], int]) -> None:
+        """`writers` are those of the shards, by number."""
+        self._writers = writers
+        self._now_ms = now_ms
+
+    def note(self, topic: Damaged, ranges: Iterable[tuple[int, int]]) -> None:
+        """Log that these seqs (inclusive ranges) of a topic are lost. Call it in the step in which they become holes.
+
+        Never waits and never fails: a shard that is read-only or stopping takes no note, and the damage is found again.
+        """
+        if topic.deleted or topic.config.durability == "ephemeral":
+            return
+        now = self._now_ms()
+        for first, last in ranges:
+            payload = {"first": first, "last": last, "reason": "corrupt", "within": True}
+            frame = frames.encode_control(FrameType.HOLE, payload, topic_id=topic.id, ts=now)
+            try:
+                self._writers()[topic.shard].submit(ControlBatch(frame, 1, topic_id=topic.id))
+            except ApiError:
+                return

@@ -1,0 +1,332 @@
+"""The search for frames behind bytes that are none: for telling a torn end from damage, and for going on behind damage
+(`storage.md` section 3).
+
+Theory of operation
+-------------------
+A frame has no magic number, so candidates are found by what every header has in common (a known type, small ids, times
+below 2**48) and believed only when lengths agree and the checksum holds.
+
+Bytes that a client chose may stand among those that are searched: a record whose frame was torn is no frame any more,
+and what it held may look like one. In a file of version 2 that is no frame either, because nobody but the file knows
+the seed of a checksum. A file of version 1 has no seed, so what is found there must also fit what replay knows.
+
+What is found is believed by these rules, the first two in files of both versions:
+
+- A Synced frame says nothing about what lies behind itself. (Of version 1 it must stand exactly where it vouches for,
+  as every Synced frame does that a writer has made.)
+- A topic's seqs never go back.
+- Version 1: a topic is known, and its seqs are no further ahead than the bytes in between have room for. A frame that
+  is no Append has neither node nor tag. (So its payload begins behind a zero byte, with a byte that no UTF-8 has there,
+  and all bytes that a client chooses are UTF-8.)
+
+Behind a valid frame the search goes on at its end, never inside it. The search is bounded in work: each candidate
+costs, and so does each byte that is hashed for it. A header that claims 16 MiB could otherwise stand at every 38th
+byte. At the bound the search ends and says so (`exhausted`), and its caller must assume the worse. Synced frames of
+version 2 are found without a bound: they are short, and their headers cannot overlap.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from typing import Any, Final, NamedTuple
+
+from topics.log.record_index import whole
+from topics.storage.files.fs import WINDOW_BYTES, File
+from topics.storage.wal import frames
+from topics.storage.wal.frames import CONTINUES, Frame, FrameType
+
+SEARCH_BYTES: Final = 8 << 20
+"""Bytes searched at a time."""
+
+CANDIDATE_WORK: Final = 128
+"""What a candidate costs beside the bytes that are hashed for it."""
+WORK_FACTOR: Final = 4
+WORK_BASE: Final = 64 << 20
+"""A search costs at most `WORK_FACTOR` times the bytes searched, and `WORK_BASE`: under a second for a file of 64 MiB,
+and every frame that a daemon writes is found."""
+
+SYNCED_PAYLOAD: Final = 48
+"""No payload of a Synced frame is longer."""
+
+MIN_COPY_BYTES: Final = 9
+"""Of a copy in the recipe of a Forwarded frame: its lengths and flags. No frame takes less of a file for a seq."""
+MOST_RESERVED: Final = 1 << 20
+"""A recovery may move a head on by what was reserved: four times the largest block of seqs."""
+
+# type, flags, topic_id below 2**32, seq below 2**48, ts below 2**48: looked for at every byte, hence the lookahead.
+_CANDIDATE: Final = re.compile(rb"(?=[\x01-\x13][\x00-\x3f].{4}\x00{4}.{6}\x00\x00.{6}\x00\x00)", re.DOTALL)
+# frame_len below 256, type, no flags, ids, seq, ts, node and tag, data_len below 256.
+_SYNCED: Final = re.compile(rb"(?=.\x00{3}\x0e\x00{29}.\x00{3})", re.DOTALL)
+
+
+class LogFile(NamedTuple):
+    """An open WAL file of one shard, as far as a search has to know it."""
+
+    handle: File
+    size: int
+    ordinal: int
+    salt: int | None
+
+
+class Found(NamedTuple):
+    """A valid frame, and the window that holds it."""
+
+    frame: Frame
+    window: bytes
+    base: int
+
+    def payload(self) -> dict[str, Any]:
+        """Of a control frame. What it raises for a payload that nobody has written depends on the bytes."""
+        return frames.control_payload(self.window, self.base, self.frame)
+
+
+class FrameSearch:
+    """One search through a file. `exhausted` is true when it has ended at its bound, before the end of the file."""
+
+    def __init__(self, file: LogFile, start: int) -> None:
+        self.exhausted = False
+        self._file = file
+        self._start = start
+        self._work = WORK_BASE + WORK_FACTOR * max(file.size - start, 0)
+
+    def found(self) -> Iterator[Found]:
+        """Valid frames from the start on, in order. Whether they are to be believed is left to the caller."""
+        handle, size, at = self._file.handle, self._file.size, self._start
+        while at < size:
+            window = handle.pread(min(SEARCH_BYTES, size - at), at)
+            resume = None
+            position = 0
+            for candidate in _CANDIDATE.finditer(window):
+                begin = candidate.start() - 4
+                if begin < position:
+                    continue
+                if self._work <= 0:
+                    self.exhausted = True
+                    return
+                found = self._verified(window, begin, at)
+                if found is None:
+                    continue
+                yield found
+                if found.window is not window:
+                    resume = found.frame.end
+                    break
+                position = found.frame.end - at
+            if resume is not None:
+                at = resume
+            elif at + len(window) >= size:
+                return
+            else:
+                at = max(at + position, at + len(window) - frames.HEADER_BYTES)
+
+    def _verified(self, window: bytes, begin: int, base: int) -> Found | None:
+        """The frame at index `begin` of the window, if it is one; with a window of its own if it reaches beyond."""
+        self._work -= CANDIDATE_WORK
+        length = int.from_bytes(window[begin : begin + 4], "little")
+        end = begin + 4 + length
+        if length < frames.MIN_FRAME_LEN or base + end > self._file.size:
+            return None
+        if not _lengths_agree(window[begin : begin + frames.HEADER_BYTES]):
+            return None
+        self._work -= length
+        beyond = end > len(window)
+        body = self._file.handle.pread(4 + length, base + begin) if beyond else window[begin:end]
+        try:
+            scan = frames.scan_window(body, base + begin, file_end=base + end, salt=self._file.salt)
+        except frames.UnknownFrameType:
+            return None
+        if not scan.rows:
+            return None
+        return Found(scan.frames[0], body, base + begin) if beyond else Found(scan.frames[0], window, base)
+
+
+def _lengths_agree(header: bytes) -> bool:
+    """Return True if the lengths in a header add up, or if it is cut short (then the frame itself is looked at)."""
+    if len(header) < frames.HEADER_BYTES:
+        return True
+    inner = int.from_bytes(header[30:32], "little") + int.from_bytes(header[32:34], "little")
+    inner += int.from_bytes(header[34:38], "little")
+    return int.from_bytes(header[:4], "little") == frames.MIN_FRAME_LEN + inner
+
+
+# ----------------------------------------------------------------- what a sync has covered
+
+
+class Vouched(NamedTuple):
+    """Up to which offset of a file Synced frames behind a place say that it was on disk; 0 if there are none. `known`
+    is false when the search has ended at its bound, and there may be others."""
+
+    offset: int
+    known: bool
+
+
+def vouched_behind(file: LogFile, start: int) -> Vouched:
+    """What the Synced frames at or behind `start` vouch for."""
+    if file.salt is not None:
+        return Vouched(max((_vouches(file, found) for found in _synced(file, start)), default=0), True)
+    search = FrameSearch(file, start)
+    offset = max((_vouches(file, found) for found in search.found() if found.frame.type == FrameType.SYNCED), default=0)
+    return Vouched(offset, not search.exhausted)
+
+
+def _vouches(file: LogFile, found: Found) -> int:
+    """The offset up to which a Synced frame is believed; 0 if it is not."""
+    try:
+        payload = found.payload()
+        offset = whole(payload["offset"])
+        ours = payload["file"] == file.ordinal
+    except Exception:  # what malformed CBOR raises depends on the bytes; it vouches for nothing
+        return 0
+    at = found.frame.offset
+    if file.salt is None and (found.frame.node_len or found.frame.tag_len):
+        return 0
+    if not ours or offset > at or (file.salt is None and offset != at):
+        return 0
+    return offset
+
+
+def _synced(file: LogFile, start: int) -> Iterator[Found]:
+    """The Synced frames at or behind `start` of a file of version 2. Linear: what is hashed for a candidate is shorter
+    than three headers, and no header begins inside another."""
+    most = frames.MIN_FRAME_LEN + SYNCED_PAYLOAD
+    at = start
+    while at < file.size:
+        window = file.handle.pread(min(SEARCH_BYTES, file.size - at) + most + 4, at)
+        for candidate in _SYNCED.finditer(window):
+            begin = candidate.start()
+            length = window[begin]
+            body = window[begin : begin + 4 + length]
+            if begin >= SEARCH_BYTES or not frames.MIN_FRAME_LEN < length <= most or len(body) < 4 + length:
+                continue
+            scan = frames.scan_window(body, at + begin, file_end=at + begin + len(body), salt=file.salt)
+            if scan.rows:
+                yield Found(scan.frames[0], window, at)
+        at += SEARCH_BYTES
+
+
+# ----------------------------------------------------------------- where the log goes on
+
+
+class TopicReplayed(NamedTuple):
+    """What replay knows of a topic when it meets bytes that are no frame."""
+
+    head: int
+    end: tuple[int, int]
+    """Ordinal and offset up to where frames are in the topic's part already: they tell nothing new, and may be old."""
+    counts: bool
+    """Its seqs are all in the log. (Those of an `ephemeral` topic are not.)"""
+
+
+class SeqBehind(NamedTuple):
+    """What tells how many seqs of a topic are missing: the first one behind the damage (`exact`), or the last one that
+    FileEnd knows of."""
+
+    seq: int
+    exact: bool
+
+
+class Behind(NamedTuple):
+    """Where the log goes on behind a bad frame: a batch boundary, the file's end if nowhere. `later` is by topic id,
+    `frames` how many there are."""
+
+    stop: int
+    later: dict[int, SeqBehind]
+    frames: int
+
+
+class _Belief:
+    """Whether a valid frame fits what was replayed, and what was found before it."""
+
+    def __init__(self, file: LogFile, start: int, topics: Mapping[int, TopicReplayed]) -> None:
+        self._file = file
+        self._start = start
+        self._topics = topics
+        self._last: dict[int, int] = {}
+        self._made: set[int] = set()
+
+    def fits(self, found: Found) -> bool:
+        """Return True if the frame is to be believed; it then counts for those behind it."""
+        frame = found.frame
+        known = self._topics.get(frame.topic_id)
+        unsalted = self._file.salt is None
+        if unsalted and frame.type != FrameType.APPEND and (frame.node_len or frame.tag_len):
+            return False
+        if frame.type == FrameType.SYNCED:
+            return bool(_vouches(self._file, found))
+        if frame.type == FrameType.FILE_END and unsalted:
+            return self._ends(found)
+        if unsalted and frame.topic_id and known is None and frame.topic_id not in self._made:
+            if frame.type != FrameType.TOPIC_CREATE:
+                return False
+            self._made.add(frame.topic_id)
+        if not frame.seq or frame.type not in (FrameType.APPEND, FrameType.FORWARDED):
+            return True
+        if known is None or (known.counts and (self._file.ordinal, frame.offset) >= known.end):
+            last = self._last.get(frame.topic_id, known.head if known is not None else 0)
+            if frame.seq <= last or (unsalted and frame.seq > self._room(last, frame.offset)):
+                return False
+            self._last[frame.topic_id] = frame.seq
+        return True
+
+    def _ends(self, found: Found) -> bool:
+        try:
+            lasts = {int(topic_id): whole(last) for topic_id, last in found.payload()["last"].items()}
+        except Exception:  # what malformed CBOR raises depends on the bytes
+            return False
+        heads = {topic_id: known.head for topic_id, known in self._topics.items()}
+        return all(
+            topic_id in heads and last <= self._room(heads[topic_id], found.frame.offset)
+            for topic_id, last in lasts.items()
+            if topic_id not in self._made
+        )
+
+    def _room(self, last: int, offset: int) -> int:
+        """The highest seq that a topic can have reached `offset` with."""
+        return last + (offset - self._start) // MIN_COPY_BYTES + MOST_RESERVED
+
+
+def believed(file: LogFile, start: int, topics: Mapping[int, TopicReplayed]) -> Iterator[Found]:
+    """The frames behind `start` that fit what was replayed. Ends early where the search comes to its bound."""
+    belief = _Belief(file, start, topics)
+    return (found for found in FrameSearch(file, start).found() if belief.fits(found))
+
+
+def behind(file: LogFile, start: int, topics: Mapping[int, TopicReplayed]) -> Behind:
+    """Where the log goes on behind the bad frame at `start`. At the bound of the search it goes on nowhere: all up to
+    the end of the file is bad."""
+    stop, count = file.size, 0
+    later: dict[int, SeqBehind] = {}
+    for found in believed(file, start, topics):
+        frame = found.frame
+        if not count:
+            if frame.flags & CONTINUES:
+                continue
+            stop = frame.offset
+        count += 1
+        if frame.seq and frame.type in (FrameType.APPEND, FrameType.FORWARDED):
+            later.setdefault(frame.topic_id, SeqBehind(frame.seq, True))
+        elif frame.type == FrameType.FILE_END:
+            for topic_id, last in found.payload()["last"].items():
+                later.setdefault(topic_id, SeqBehind(last, False))
+    return Behind(stop, later, count)
+
+
+def end_of_bytes(handle: File, at: int, size: int) -> int:
+    """The offset behind the last byte from `at` on that is not zero; `at` if there is none."""
+    while size > at:
+        start = max(at, size - WINDOW_BYTES)
+        rest = handle.pread(size - start, start).rstrip(b"\0")
+        if rest:
+            return start + len(rest)
+        size = start
+    return at
+
+
+def only_zeros(handle: File, at: int, size: int) -> bool:
+    """Return True if there is nothing but zeros from `at` on."""
+    while at < size:
+        window = handle.pread(min(WINDOW_BYTES, size - at), at)
+        if window != bytes(len(window)):
+            return False
+        at += len(window)
+    return True

@@ -1,0 +1,151 @@
+"""How a WAL file begins: which version it is of, and the salt of its frames (`storage.md` sections 2 and 6).
+
+Responsible for the answer that everybody who reads WAL files needs before the first frame: a file of version 2 has a
+header that holds, one of version 1 begins with a frame, and any other beginning is damage. What becomes of a file whose
+beginning is damaged is left to recovery.
+
+Nothing in a file tells a file of version 1 whose first frame is damaged from one of version 2 whose header is, and
+bytes that a client chose must never be read without a salt. So the second is assumed. What is known otherwise is used:
+
+- FORMAT: as long as it says 1, no file has a header. It is raised only after recovery has understood every file.
+- A shard never goes back: behind a file of version 2 there is none of version 1.
+- A header is synced before its file gets its name. So no crash leaves one that is torn, and a file that begins with
+  zeros has lost its header, unless it is the empty last file of a shard of version 1.
+- A single flipped bit is corrected: of the 256 neighbours of 32 bytes only the header that was written has a checksum
+  that holds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from contextlib import suppress
+from typing import Final, NamedTuple
+
+from topics.storage.files.datadir import DataDir, DataDirError, read_format, wal_path
+from topics.storage.files.file_header import (
+    FILE_HEADER_BYTES,
+    BadFileHeader,
+    FileHeader,
+    decode_file_header,
+    encode_file_header,
+)
+from topics.storage.files.fs import WINDOW_BYTES, File, Fs
+from topics.storage.wal import frames
+from topics.storage.wal.frames import Scan
+
+
+class WalHead(NamedTuple):
+    """The beginning of a WAL file. `salt` is None in a file of version 1, and where it is not known."""
+
+    salt: int | None
+    first: int
+    """The offset of the first frame."""
+    problem: str | None = None
+    """What is wrong with the beginning; then no frame of the file can be verified."""
+    corrected: bool = False
+    """One bit of the header is not as it was written."""
+
+
+TAIL_BYTES: Final = 4096
+"""A file of version 2 ends in FileEnd or in at least so many zeros. The writer keeps twice as many."""
+
+HEADLESS: Final = WalHead(None, 0)
+"""The beginning of every file of version 1."""
+
+
+def new_head(salt: int) -> WalHead:
+    """The beginning of a file that is made now."""
+    return WalHead(salt, FILE_HEADER_BYTES)
+
+
+def wal_format(fs: Fs, datadir: DataDir) -> int:
+    """What FORMAT says of the WAL. The newest where it is missing or cannot be read: then a file without a header is
+    damage rather than old."""
+    with suppress(FileNotFoundError, DataDirError):
+        return read_format(fs, datadir)["wal"]
+    return 2
+
+
+def read_heads(fs: Fs, directory: str, ordinals: Iterable[int], *, version: int) -> dict[int, WalHead]:
+    """The beginnings of a shard's files, of which these are all. `version` is what FORMAT says of the WAL.
+
+    Blocking. FileNotFoundError is left out of the answer: the file was removed meanwhile.
+    """
+    heads: dict[int, WalHead] = {}
+    before: WalHead | None = None
+    for ordinal in sorted(ordinals):
+        if version == 1:
+            heads[ordinal] = HEADLESS
+            continue
+        try:
+            handle = fs.open(wal_path(directory, ordinal), read_only=True)
+        except FileNotFoundError:
+            continue
+        try:
+            before = heads[ordinal] = _read_head(handle, ordinal, before)
+        finally:
+            handle.close()
+    return heads
+
+
+def scans(handle: File, head: WalHead, at: int, size: int) -> Iterator[tuple[Scan, bytes, int]]:
+    """The verified frames of a file from `at` on, window by window with the offset of each, up to its end or the first
+    bytes that are no frame. Raises UnknownFrameType."""
+    length = WINDOW_BYTES
+    while True:
+        window = handle.pread(max(min(length, size - at), 0), at)
+        scan = frames.scan_window(window, at, file_end=size, salt=head.salt)
+        yield scan, window, at
+        if scan.reason != "window" or not window:
+            return
+        length = WINDOW_BYTES if scan.stop > at else length * 2
+        at = scan.stop
+
+
+def _read_head(handle: File, ordinal: int, before: WalHead | None) -> WalHead:
+    size = handle.size()
+    data = handle.pread(min(FILE_HEADER_BYTES, size), 0)
+    problem = "it begins with neither a header nor a frame"
+    try:
+        header = decode_file_header(data)
+    except BadFileHeader as error:
+        header, problem = None, str(error)
+    corrected = header is None
+    header = header or _corrected(data)
+    if header is not None:
+        if header.number != ordinal:
+            return WalHead(None, FILE_HEADER_BYTES, f"its header is that of a file of frame {header.number}")
+        return WalHead(header.salt, FILE_HEADER_BYTES, corrected=corrected)
+    may_be_old = before is None or before == HEADLESS
+    if may_be_old and _begins_with_frame(handle, size):
+        return HEADLESS
+    if before == HEADLESS and not data.strip(b"\0"):
+        return HEADLESS
+    return WalHead(None, FILE_HEADER_BYTES, problem)
+
+
+def _corrected(data: bytes) -> FileHeader | None:
+    """The header that differs from these bytes in one bit."""
+    if len(data) < FILE_HEADER_BYTES:
+        return None
+    for bit in range(8 * FILE_HEADER_BYTES):
+        changed = bytearray(data)
+        changed[bit >> 3] ^= 1 << (bit & 7)
+        with suppress(BadFileHeader):
+            header = decode_file_header(bytes(changed))
+            if header is not None and encode_file_header(*header) == changed:
+                return header
+    return None
+
+
+def _begins_with_frame(handle: File, size: int) -> bool:
+    """Whether a frame without a salt stands at the beginning."""
+    length = min(WINDOW_BYTES, size)
+    while True:
+        try:
+            scan = frames.scan_window(handle.pread(length, 0), 0, file_end=size, salt=None)
+        except frames.UnknownFrameType:
+            return True
+        if scan.rows or scan.reason != "window":
+            return bool(scan.rows)
+        length = min(2 * length, size)

@@ -1,0 +1,314 @@
+"""The audit log: one JSON line in a file of its own for each control-plane call and deletion, allowed or not.
+
+Responsible for what a line holds (`make_entry`) and for getting lines into the file (`AuditLog`). Which calls are
+audited is in the table of routes; whoever answers a call writes its line first.
+
+What may be relied on. A line is in the file before its call is answered, and lines never stand in the middle of one
+another; they are visible ASCII, whatever a client has sent. They are not synced: they survive the daemon, and what a
+machine that goes down may take with it are the last seconds. Refused calls of one key or address beyond a rate share a
+line, which says how many they were and comes within a second (`audit_rate`). A line that cannot be written is counted
+and never fails its call, which has been carried out by then; that it is so is logged once, and once more when lines can
+be written again. What a failure has left of a line ends with a line break, so that the next line is whole.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import stat
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Final
+from urllib.parse import unquote_to_bytes
+
+import msgspec
+import trio
+from msgspec import UNSET, Raw, UnsetType
+from msgspec.structs import replace
+
+from topics.telemetry.audit_rate import OTHERS, RefusalRate
+from topics.telemetry.credentials import hide_credentials
+from topics.telemetry.log_lines import escape_ascii
+from topics.telemetry.logs import get_logger
+
+log = get_logger(__name__)
+
+MAX_BODY: Final = 4 << 10
+"""Of a body that is longer only the length is kept."""
+
+MAX_QUERY: Final = 1 << 10
+
+SUMMARY_S: Final = 1.0
+
+_REFUSED: Final = range(400, 499)
+"""Statuses of calls that have changed nothing."""
+
+MAX_WAITING: Final = 256
+"""Lines that wait to be written, a few KiB each. More callers wait with nothing but themselves."""
+
+
+class AuditEntry(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """One line. What is empty is left out."""
+
+    ts: str
+    """When the answer was there: RFC 3339 in UTC, with milliseconds."""
+    request_id: str
+    key: str
+    """Who called: the name of the key (`key-1a2b3c4d`), `none` where there are no keys, `unknown` for a 401."""
+    peer: str = ""
+    """Address and port."""
+    call: str
+    """The name of the route, such as `put_topic`; `publish` for an append over a WebSocket."""
+    topic: str = ""
+    router: str = ""
+    stage: str = ""
+    query: str = ""
+    """As it was sent, without `token`."""
+    body: Raw | UnsetType = UNSET
+    """As it was sent, without white space; of an append only its `config`, never its records."""
+    body_bytes: int = 0
+    """In place of a body that is no JSON or longer than `MAX_BODY`."""
+    status: int
+    """499 for a client that left before there was an answer."""
+    code: str = ""
+    """Of the error."""
+    ms: float
+    """From the beginning of the request to `ts`."""
+    refused: int = 0
+    """Where `call` is `refused`, the line is about so many calls, which have no line of their own."""
+
+
+class _Append(msgspec.Struct):
+    config: Raw | UnsetType = UNSET
+
+
+_append: Final = msgspec.json.Decoder(_Append)
+_encode: Final = msgspec.json.Encoder().encode
+
+
+def make_entry(
+    *,
+    now_ms: int,
+    request_id: str,
+    key: str,
+    peer: tuple[str, int] | None,
+    call: str,
+    topic: str = "",
+    router: str = "",
+    stage: str = "",
+    query: bytes = b"",
+    body: bytes = b"",
+    status: int,
+    code: str = "",
+    ms: float,
+) -> AuditEntry:
+    """The line of a call, out of what came over the network. `body` is what the client sent, decompressed."""
+    kept = _body_of(call, body)
+    return AuditEntry(
+        ts=_moment(now_ms),
+        request_id=request_id,
+        key=key,
+        peer="" if peer is None else f"{peer[0]}:{peer[1]}",
+        call=call,
+        topic=topic,
+        router=router,
+        stage=stage,
+        query=_query_of(query),
+        body=UNSET if kept is None else Raw(kept),
+        body_bytes=len(body) if kept is None else 0,
+        status=status,
+        code=code,
+        ms=round(ms, 3),
+    )
+
+
+def _moment(now_ms: int) -> str:
+    seconds, ms = divmod(now_ms, 1000)
+    return f"{datetime.fromtimestamp(seconds, UTC):%Y-%m-%dT%H:%M:%S}.{ms:03d}Z"
+
+
+def _query_of(query: bytes) -> str:
+    # What is cut off here would be below; half a pair has the name of the whole one, or shows nothing of its value.
+    pairs = query[: 4 * MAX_QUERY].split(b"&")
+    pairs = [pair for pair in pairs if unquote_to_bytes(pair.partition(b"=")[0]).lower() != b"token"]
+    text = b"&".join(pairs).decode("latin-1")
+    return text if len(text) <= MAX_QUERY else text[:MAX_QUERY] + "..."
+
+
+def _body_of(call: str, body: bytes) -> bytes | None:
+    """What of a body is kept: JSON on one line. None for a body of which only the length is."""
+    try:
+        if call in ("append", "publish"):
+            config = _append.decode(body).config
+            if config is UNSET:
+                return None
+            body = bytes(config)
+        if not body or len(body) > MAX_BODY:
+            return None
+        body.decode()
+        return msgspec.json.format(body, indent=-1)
+    except (ValueError, RecursionError):
+        return None
+
+
+class _Batch:
+    """Lines that are written together, by the first who came: while others were being written, more may have come."""
+
+    __slots__ = ("lines", "written")
+
+    def __init__(self) -> None:
+        self.lines: list[bytes] = []
+        self.written = trio.Event()
+
+
+class AuditLog:
+    """The file, held open. See the module.
+
+    `failures` is how many lines could not be written.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.failures = 0
+        self._path = path
+        self._fd: int | None = None
+        self._torn = False
+        """Whether the file ends in the middle of a line."""
+        self._next = _Batch()
+        self._places = trio.CapacityLimiter(MAX_WAITING)
+        self._turn = trio.Lock()
+        self._threads = trio.CapacityLimiter(1)
+        self._rate = RefusalRate()
+        self._left_out: dict[str, AuditEntry] = {}
+        """The line about refused calls that have none, as it is so far, by their source."""
+        self._lost = 0
+        """Lines of the outage that lasts now."""
+
+    def open(self) -> None:
+        """Blocking: open the file, which is made (0600) if there is none. Raises OSError: a daemon that is to keep an
+        audit log does not start without one."""
+        # Without waiting: a pipe that nobody reads is an error, and no reason to stand still.
+        fd = os.open(self._path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC | os.O_NONBLOCK, 0o600)
+        try:
+            os.set_blocking(fd, True)
+            torn = self._ends_torn(fd)
+        except BaseException:
+            os.close(fd)
+            raise
+        self.close()
+        self._fd, self._torn = fd, torn
+
+    def close(self) -> None:
+        """Blocking: give the file up."""
+        if self._fd is not None:
+            os.close(self._fd)
+            self._fd = None
+
+    async def run(self) -> None:
+        """Write a line about refused calls that were only counted, every `SUMMARY_S`; until cancelled."""
+        while True:
+            await trio.sleep(SUMMARY_S)
+            await self.summarize()
+
+    async def summarize(self) -> None:
+        """Write that line now, for each key or address that has had more refusals than lines."""
+        for source, count in self._rate.take_counts(trio.current_time()).items():
+            entry = self._left_out.pop(source, None)
+            if entry is not None:
+                await self._write(replace(entry, refused=count))
+
+    async def write(self, entry: AuditEntry) -> None:
+        """Returns when the line is in the file, or counted among the failures. Never raises; not cancelled by
+        anything: what has been done is to be found in the log. Of refused calls there may be more than lines
+        (`topics.telemetry.audit_rate`): those are counted."""
+        if entry.status in _REFUSED and not self._admits(entry):
+            return
+        await self._write(entry)
+
+    def _admits(self, entry: AuditEntry) -> bool:
+        host = entry.peer.rpartition(":")[0]
+        source = host if entry.key in ("unknown", "none") else entry.key
+        source = self._rate.source(source)
+        if self._rate.admit(source, trio.current_time()):
+            return True
+        of_all = source == OTHERS
+        self._left_out[source] = AuditEntry(
+            ts=entry.ts, request_id="", key=OTHERS if of_all else entry.key, peer="" if of_all else host,
+            call="refused", status=entry.status, ms=0.0,
+        )  # fmt: skip
+        return False
+
+    async def _write(self, entry: AuditEntry) -> None:
+        line = escape_ascii(hide_credentials(_encode(entry).decode())).encode() + b"\n"
+        with trio.CancelScope(shield=True):
+            async with self._places:
+                batch = self._next
+                batch.lines.append(line)
+                if len(batch.lines) > 1:
+                    await batch.written.wait()
+                    return
+                try:
+                    async with self._turn:
+                        self._next = _Batch()
+                        await self._write_all(batch.lines)
+                finally:
+                    batch.written.set()
+
+    async def reopen(self) -> None:
+        """Open the file anew, for those who have renamed it. If that fails, the old one stays in use."""
+        with trio.CancelScope(shield=True):
+            async with self._turn:
+                try:
+                    await trio.to_thread.run_sync(self.open, limiter=self._threads)
+                except (OSError, RuntimeError) as error:
+                    log.error("audit_log_not_reopened", path=str(self._path), error=str(error))
+                else:
+                    log.info("audit_log_reopened", path=str(self._path))
+
+    async def _write_all(self, lines: list[bytes]) -> None:
+        try:
+            error, lost = await trio.to_thread.run_sync(self._append, b"".join(lines), limiter=self._threads)
+        except RuntimeError as no_thread:
+            error, lost = no_thread, len(lines)
+        if error is not None:
+            if not self._lost:
+                log.error(
+                    "audit_log_failed",
+                    path=str(self._path),
+                    error=str(error),
+                    consequence="calls go on without a line in the audit log",
+                )
+            self._lost += lost
+            self.failures += lost
+        elif self._lost:
+            log.warning("audit_log_works_again", path=str(self._path), lines_lost=self._lost)
+            self._lost = 0
+
+    def _append(self, data: bytes) -> tuple[Exception | None, int]:
+        """In a worker thread: write whole lines. What went wrong, and how many of them are not in the file."""
+        written = ahead = 0
+        try:
+            if self._fd is None or os.fstat(self._fd).st_nlink == 0:
+                self.open()
+            assert self._fd is not None
+            if self._torn:
+                data, ahead = b"\n" + data, 1
+            while written < len(data):
+                count = os.write(self._fd, data[written:])
+                if not count:
+                    raise OSError(errno.EIO, "nothing was written")
+                written += count
+                self._torn = not data.endswith(b"\n", 0, written)
+        except OSError as error:
+            return error, data.count(b"\n", max(written, ahead))
+        return None, 0
+
+    def _ends_torn(self, fd: int) -> bool:
+        found = os.fstat(fd)
+        if not stat.S_ISREG(found.st_mode) or not found.st_size:
+            return False
+        try:
+            with self._path.open("rb") as file:
+                file.seek(found.st_size - 1)
+                return file.read(1) != b"\n"
+        except PermissionError:
+            return False  # it may be written and not read: then it is as it is

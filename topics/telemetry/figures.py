@@ -1,0 +1,165 @@
+"""What the engine tells of itself when it is scraped: plain figures, no formatting, no I/O.
+
+The engine fills these (`Engine.figures`), all but the sums over every topic in one step of the loop, so that a scrape
+sees one moment; `topics.http.answers.metrics` turns them into the names of `api.md` section 11.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Final
+
+# Microseconds. From a fast NVMe flush (tens of us) to a disk in trouble (seconds), about three bounds a decade.
+FSYNC_LATENCY_BOUNDS_US: Final[tuple[float, ...]] = (
+    50, 100, 200, 500, 1_000, 2_000, 5_000, 10_000, 20_000, 50_000, 100_000, 200_000, 500_000, 1_000_000, 5_000_000,
+)  # fmt: skip
+
+
+# Milliseconds: from what an idle loop takes to the ten seconds that no ready topic waits longer than.
+SCHEDULING_BOUNDS_MS: Final = (0.1, 0.2, 0.5, 1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10_000)
+
+
+class Histogram:
+    """A histogram with fixed, ascending upper bounds (inclusive); `counts` has one more cell for what lies above all.
+
+    Not locked: observe from the loop only.
+    """
+
+    __slots__ = ("bounds", "counts", "total")
+
+    def __init__(self, bounds: Sequence[float] = FSYNC_LATENCY_BOUNDS_US) -> None:
+        self.bounds: tuple[float, ...] = tuple(bounds)
+        self.counts: list[int] = [0] * (len(self.bounds) + 1)
+        self.total: float = 0.0
+
+    def observe(self, value: float) -> None:
+        """Count one value, in the unit of the bounds."""
+        self.counts[bisect_left(self.bounds, value)] += 1
+        self.total += value
+
+    def merge(self, other: Histogram) -> None:
+        """Add the counts of `other`, which has the same bounds (figures of several shards become one)."""
+        assert self.bounds == other.bounds
+        self.counts = [mine + theirs for mine, theirs in zip(self.counts, other.counts, strict=True)]
+        self.total += other.total
+
+    def cumulative(self) -> list[tuple[float, int]]:
+        """`(upper bound, values at or below it)`, ascending, the last bound infinite."""
+        running = 0
+        rows: list[tuple[float, int]] = []
+        for bound, count in zip((*self.bounds, float("inf")), self.counts, strict=True):
+            running += count
+            rows.append((bound, running))
+        return rows
+
+
+@dataclass(slots=True)
+class WalFigures:
+    """One shard's WAL, or all of them summed with `add`. Counts are since the start of the process."""
+
+    frames: int = 0
+    batches: int = 0
+    fsyncs: int = 0
+    bytes_written: int = 0
+    rotations: int = 0
+    queue_depth: int = 0
+    queue_depth_peak: int = 0
+    submit_full: int = 0
+    read_only: int = 0
+    fsync_latency: Histogram = field(default_factory=Histogram)
+
+    def add(self, other: WalFigures) -> None:
+        """Sum `other` into this one; `read_only` counts shards, `queue_depth_peak` is the highest of any shard."""
+        self.frames += other.frames
+        self.batches += other.batches
+        self.fsyncs += other.fsyncs
+        self.bytes_written += other.bytes_written
+        self.rotations += other.rotations
+        self.queue_depth += other.queue_depth
+        self.queue_depth_peak = max(self.queue_depth_peak, other.queue_depth_peak)
+        self.submit_full += other.submit_full
+        self.read_only += other.read_only
+        self.fsync_latency.merge(other.fsync_latency)
+
+
+@dataclass(slots=True)
+class TopicFigures:
+    """One topic's line of the per-topic metrics."""
+
+    name: str
+    head_seq: int
+    earliest_seq: int
+    records: int
+    bytes: int
+    jobs: tuple[int, int] | None = None
+    """Ready ones and leased ones, of a queue."""
+
+
+@dataclass(slots=True)
+class RouterFigures:
+    """One router's line of the per-router metrics."""
+
+    router: str
+    lag: int
+    forwarded_total: int
+
+
+@dataclass(slots=True)
+class DeliveryFigures:
+    """Who watches, and what the governor does."""
+
+    sse_connections: int = 0
+    ws_connections: int = 0
+    watch_sessions: int = 0
+    pressure: float = 0.0
+    coalesce_ms: float = 0.0
+    commit_window_ms: float = 0.0
+    lowest_paused: bool = False
+    routers_lowered: bool = False
+    saturated: bool = False
+    ready_set_depth: int = 0
+    waits_ms: Histogram = field(default_factory=lambda: Histogram(SCHEDULING_BOUNDS_MS))
+
+
+@dataclass(slots=True)
+class EngineFigures:
+    """The whole engine at one moment.
+
+    `topic_samples` holds the first 1000 topics of those that whoever asks may see, in name order; `topics_truncated`
+    says that there are more. It is the same with `router_samples` and `routers_truncated`.
+    """
+
+    topics: int = 0
+    by_class: dict[str, int] = field(default_factory=dict)
+    records_live: int = 0
+    bytes_live: int = 0
+    ready: bool = False
+    recovery_progress: float = 0.0
+    uptime_ms: int = 0
+    read_only: bool = False
+    """A shard has failed, or the disk is nearly full: appends are refused, all or some."""
+    wal: WalFigures = field(default_factory=WalFigures)
+    topic_samples: list[TopicFigures] = field(default_factory=list)
+    topics_truncated: bool = False
+    queue_topics: int = 0
+    queue_leases: int = 0
+    """Leases that hold, in all queues."""
+    routers: int = 0
+    router_samples: list[RouterFigures] = field(default_factory=list)
+    routers_truncated: bool = False
+    router_failures: int = 0
+    """Forwarders that were started again after an error nobody thought of."""
+    restarts: dict[str, int] = field(default_factory=dict)
+    """Background tasks that were, by their names."""
+    throttled: dict[str, int] = field(default_factory=dict)
+    segments: dict[str, int] = field(default_factory=dict)
+    """By tier."""
+    cold_hanging: int = 0
+    """Calls of the cold store that were given up and have not returned."""
+    cold_timeouts: int = 0
+    """Calls of the cold store that were given up."""
+    cold_usable: bool = True
+    """The cold directory is known to be this daemon's, or there is none."""
+    delivery: DeliveryFigures = field(default_factory=DeliveryFigures)
