@@ -39,7 +39,7 @@ MAX_SIZE: Final = 1024 * TIB
 """For figures that nothing but memory or the disk bounds: far above sense, far below where arithmetic gets strange."""
 
 FILE_OFFSET_LIMIT: Final = 1 << 32
-"""Positions in WAL files are u32 in the index (`storage.md`); a file may exceed its size by one batch."""
+"""Positions in WAL files are u32 in the index (`docs/spec/storage.md`); a file may exceed its size by one batch."""
 
 FRAME_OVERHEAD: Final = 64
 """Upper bound for the fixed part of an append frame (header, lengths, checksum)."""

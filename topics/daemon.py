@@ -1,5 +1,5 @@
-"""The daemon: the nursery tree, the order of starting and the order of stopping (`runtime.md` section 1). Read this
-first.
+"""The daemon: the nursery tree, the order of starting and the order of stopping (`docs/spec/runtime.md` section 1).
+Read this first.
 
     daemon
      ├─ storage     shard writer x N · compactor · reclaimer · relocator · free-space watch

@@ -1,7 +1,7 @@
 """The one exception that means "answer the client this".
 
-Everything below HTTP raises `ApiError`; the gate turns it into the error envelope of `api.md` section 1, so codes and
-statuses are paired here and nowhere else.
+Everything below HTTP raises `ApiError`; the gate turns it into the error envelope of `docs/spec/api.md` section 1, so
+codes and statuses are paired here and nowhere else.
 """
 
 from __future__ import annotations

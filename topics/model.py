@@ -1,4 +1,4 @@
-"""Wire types: what requests carry and what the engine answers, as msgspec Structs (`api.md` sections 2 to 6).
+"""Wire types: what requests carry and what the engine answers, as msgspec Structs (`docs/spec/api.md` sections 2 to 6).
 
 No rule is applied here; ranges and sizes are checked in `topics.log.topic_config` and `topics.http.requests.bodies`.
 """
@@ -16,7 +16,7 @@ Durability = Literal["ephemeral", "memory", "disk", "fsync"]
 
 
 class TopicConfig(msgspec.Struct, frozen=True, kw_only=True):
-    """The resolved configuration of a topic, echoed whole in responses (`api.md` section 2)."""
+    """The resolved configuration of a topic, echoed whole in responses (`docs/spec/api.md` section 2)."""
 
     type: TopicType = "log"
     ttl_ms: int = 0
@@ -97,7 +97,7 @@ class CheckedAppend(AppendRequest, kw_only=True):
 
 
 class Tombstone(msgspec.Struct, frozen=True, kw_only=True):
-    """An announced gap, both ends inclusive (`api.md` section 5)."""
+    """An announced gap, both ends inclusive (`docs/spec/api.md` section 5)."""
 
     gap_from: int
     gap_to: int
@@ -119,7 +119,7 @@ class Performance(msgspec.Struct, omit_defaults=True):
 
 
 class AppendResult(msgspec.Struct, kw_only=True):
-    """What an append did (`api.md` section 4)."""
+    """What an append did (`docs/spec/api.md` section 4)."""
 
     topic: str
     first_seq: int
@@ -131,7 +131,7 @@ class AppendResult(msgspec.Struct, kw_only=True):
 
 
 class StageResult(msgspec.Struct, kw_only=True):
-    """What an append to a stage did (`pipeline.md` section 1). `count` is what the stage holds after it."""
+    """What an append to a stage did (`docs/spec/pipeline.md` section 1). `count` is what the stage holds after it."""
 
     topic: str
     stage: str
@@ -141,7 +141,8 @@ class StageResult(msgspec.Struct, kw_only=True):
 
 
 class CommitResult(msgspec.Struct, kw_only=True):
-    """What a commit of stages did (`pipeline.md` section 1): where the records are, in the order of the stages.
+    """What a commit of stages did (`docs/spec/pipeline.md` section 1): where the records are, in the order of the
+    stages.
 
     `last_seq` is `first_seq - 1` where they hold none.
     """
@@ -154,7 +155,7 @@ class CommitResult(msgspec.Struct, kw_only=True):
 
 
 class ReadRequest(msgspec.Struct, kw_only=True):
-    """A diff after clamping (`api.md` section 5). `nodes` are the writers to leave out."""
+    """A diff after clamping (`docs/spec/api.md` section 5). `nodes` are the writers to leave out."""
 
     from_seq: int = 0
     epoch: int | None = None
@@ -189,7 +190,7 @@ class WatchStart(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
 
 
 class WatchRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """What to watch, after clamping (`api.md` section 8)."""
+    """What to watch, after clamping (`docs/spec/api.md` section 8)."""
 
     topics: dict[str, WatchStart]
     nodes: frozenset[str] = frozenset()
@@ -234,7 +235,8 @@ class RouterPatch(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
 
 
 class RouterState(msgspec.Struct, frozen=True, kw_only=True):
-    """A router as answers show it (`api.md` section 7). `filter` is the three-element form of the match, or None."""
+    """A router as answers show it (`docs/spec/api.md` section 7). `filter` is the three-element form of the match, or
+    None."""
 
     router: str
     source: str
@@ -252,7 +254,7 @@ class RouterState(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class DeleteRequest(msgspec.Struct, kw_only=True):
-    """The body of a record deletion (`api.md` section 6). `match` is still the client's JSON value."""
+    """The body of a record deletion (`docs/spec/api.md` section 6). `match` is still the client's JSON value."""
 
     before_seq: int | UnsetType = UNSET
     match: Any | UnsetType = UNSET
@@ -270,7 +272,7 @@ class DeleteResult(msgspec.Struct, kw_only=True):
 
 
 class ClaimRequest(msgspec.Struct, kw_only=True):
-    """A claim after clamping (`api.md` section 9). `lease_ms` is None for what the topic says."""
+    """A claim after clamping (`docs/spec/api.md` section 9). `lease_ms` is None for what the topic says."""
 
     node: str
     most: int
@@ -316,7 +318,7 @@ class HeldResult(msgspec.Struct, kw_only=True):
 
 
 class QueueState(msgspec.Struct, kw_only=True):
-    """The counters of a queue (`api.md` section 3)."""
+    """The counters of a queue (`docs/spec/api.md` section 3)."""
 
     ready: int
     in_flight: int
@@ -325,7 +327,7 @@ class QueueState(msgspec.Struct, kw_only=True):
 
 
 class TopicState(msgspec.Struct, kw_only=True):
-    """A topic's state read (`api.md` section 3)."""
+    """A topic's state read (`docs/spec/api.md` section 3)."""
 
     topic: str
     type: TopicType

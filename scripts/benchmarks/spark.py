@@ -1,4 +1,5 @@
-"""Spark's batch read of a topic, over REST and out of segment files, and an append beside it (`pipeline.md` section 5).
+"""Spark's batch read of a topic, over REST and out of segment files, and an append beside it (`docs/spec/pipeline.md`
+section 5).
 
 The start of the session and its first job, which starts Python workers and compiles, are not part of any figure.
 """

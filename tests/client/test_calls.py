@@ -1,4 +1,4 @@
-"""What goes over the wire for each call: as `api.md` has it, and as the daemon describes it."""
+"""What goes over the wire for each call: as `docs/spec/api.md` has it, and as the daemon describes it."""
 
 from __future__ import annotations
 

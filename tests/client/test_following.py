@@ -1,7 +1,7 @@
 """What a follower knows, without a network: any order of frames, cuts, breaks, restarts and topics made again.
 
-`Daemon` is the contract of `api.md` section 8 as far as a follower can tell, at its most unhelpful: it believes that
-everything it has sent has arrived, and forgets a session at once when it is restarted.
+`Daemon` is the contract of `docs/spec/api.md` section 8 as far as a follower can tell, at its most unhelpful: it
+believes that everything it has sent has arrived, and forgets a session at once when it is restarted.
 """
 
 from __future__ import annotations

@@ -1,1 +1,2 @@
-"""A black-box client of the daemon, written against the wire contract (`api.md`, sections 1 to 6 and 11) alone."""
+"""A black-box client of the daemon, written against the wire contract (`docs/spec/api.md`, sections 1 to 6 and 11)
+alone."""

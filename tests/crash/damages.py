@@ -1,5 +1,5 @@
-"""The other table: every kind of file, damaged in every way, and what the specification promises then (`storage.md`
-section 3).
+"""The other table: every kind of file, damaged in every way, and what the specification promises then
+(`docs/spec/storage.md` section 3).
 
 All rows begin with the same directory: two topics with cold, hot and active segments, deletions in all of them, two
 snapshots, and a log of several files behind the newer one, all of it synced. One file is damaged; what becomes of that
@@ -61,7 +61,7 @@ class Outcome(Enum):
     HOLES = "what was in there is corrupt for readers, the rest is there"
     AWAY = "what was in there cannot be read now, the rest is there"
     UNNOTICED = "what is left verifies and is believed: it was so once, and stays so from now on"
-    """The assumption about disks does not hold (`crash.md`), and nothing can tell."""
+    """The assumption about disks does not hold (`docs/spec/crash.md`), and nothing can tell."""
 
 
 # ----------------------------------------------------------------- the directory

@@ -46,9 +46,9 @@ class Operation:
 
     name: str
     rules: tuple[int, ...]
-    """The rules of `crash.md` that it is about."""
+    """The rules of `docs/spec/crash.md` that it is about."""
     promises: tuple[int, ...]
-    """The items of `semantics.md` section 8 that it is about."""
+    """The items of `docs/spec/semantics.md` section 8 that it is about."""
     sweep: Callable[[Settings, int], AnySweep]
     """Who runs the lives and judges what is left: of settings and a seed."""
     config: Settings

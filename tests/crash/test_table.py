@@ -138,11 +138,11 @@ RULES_ELSEWHERE: Final[dict[int, tuple[str, ...]]] = {
         "tests.simulation.test_recovery_rules:test_rule_27_below_the_free_minimum_only_appends_are_refused",
     ),
 }
-"""Where a rule of `crash.md`, or a part of one, is shown that is not about a crash at some operation."""
+"""Where a rule of `docs/spec/crash.md`, or a part of one, is shown that is not about a crash at some operation."""
 PROMISES_ELSEWHERE: Final[dict[int, tuple[str, ...]]] = {
     8: ("tests.sched.test_governor:test_the_paused_do_not_keep_up_the_pressure_that_pauses_them",),
 }
-"""The same for section 8 of `semantics.md`."""
+"""The same for section 8 of `docs/spec/semantics.md`."""
 
 
 @contextmanager

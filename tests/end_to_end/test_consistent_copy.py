@@ -1,5 +1,5 @@
-"""Copies of the directories of a daemon that is hard at work, made while a checkpoint is held (`crash.md` 13): what is
-started on one is the daemon as it was at one moment after the call, in every topic, router and queue.
+"""Copies of the directories of a daemon that is hard at work, made while a checkpoint is held (`docs/spec/crash.md`
+13): what is started on one is the daemon as it was at one moment after the call, in every topic, router and queue.
 
 All kinds of work go on at once, rotation, checkpoints, reclaim and relocation included, and everything that clients
 know is written down beside it. As with kills, the operating system decides what exactly is met.

@@ -1,4 +1,4 @@
-"""Idempotency keys (`api.md` section 1)."""
+"""Idempotency keys (`docs/spec/api.md` section 1)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The commits that a topic remembers: for how long, how many, and which go first (`crash.md` 23)."""
+"""The commits that a topic remembers: for how long, how many, and which go first (`docs/spec/crash.md` 23)."""
 
 from __future__ import annotations
 

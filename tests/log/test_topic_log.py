@@ -1,4 +1,4 @@
-"""Floors, holes and tombstones, one story each (`semantics.md` sections 3 and 4)."""
+"""Floors, holes and tombstones, one story each (`docs/spec/semantics.md` sections 3 and 4)."""
 
 from __future__ import annotations
 

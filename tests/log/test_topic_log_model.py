@@ -1,7 +1,7 @@
 """`TopicLog` against a model that keeps every seq in a dict and knows no arrays, floors or indexes.
 
-The floors, the reasons and the estimates are derived here from the fate of each single seq, as `semantics.md` section 3
-words them. Spans, runs and strides are tiny, so that every border is met in a few records.
+The floors, the reasons and the estimates are derived here from the fate of each single seq, as `docs/spec/semantics.md`
+section 3 words them. Spans, runs and strides are tiny, so that every border is met in a few records.
 """
 
 from __future__ import annotations

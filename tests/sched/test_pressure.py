@@ -1,4 +1,4 @@
-"""Pressure and what is done at it, by example and by property (`runtime.md` section 4)."""
+"""Pressure and what is done at it, by example and by property (`docs/spec/runtime.md` section 4)."""
 
 from __future__ import annotations
 

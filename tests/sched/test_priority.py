@@ -1,4 +1,4 @@
-"""Effective priority, by example (`semantics.md` section 7)."""
+"""Effective priority, by example (`docs/spec/semantics.md` section 7)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`SimFs`: the `Fs` seam in memory, as the most pessimistic disk that `crash.md` allows.
+"""`SimFs`: the `Fs` seam in memory, as the most pessimistic disk that `docs/spec/crash.md` allows.
 
 Theory of operation. Everything exists twice: as it is *visible* (the page cache, what every read answers) and as it
 is *durable* (what a power cut leaves for certain). Between the two stand *pending* changes, in the order they were

@@ -1,4 +1,5 @@
-"""What clients were told, and the judgement of what a recovery shows them afterwards (`semantics.md` section 8).
+"""What clients were told, and the judgement of what a recovery shows them afterwards (`docs/spec/semantics.md` section
+8).
 
 Knows nothing of `topics.log`: a `Client` writes down what it sent, what was answered and what it read; `Oracle` folds
 the first n entries of that history into what must, may and must not be there, and compares it with a complete read of

@@ -1,5 +1,5 @@
 """A cold store whose calls never return: everything that is hot goes on, the daemon starts and stops, and nothing is
-lost (`semantics.md` 8 rule 7, `crash.md` 12 and 17; `docs/design/cold_store.md`).
+lost (`docs/spec/semantics.md` 8 rule 7, `docs/spec/crash.md` 12 and 17; `docs/design/cold_store.md`).
 
 That no other call than one of the cold kinds ever waits for it is judged by `InlineOffload` itself.
 """

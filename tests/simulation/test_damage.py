@@ -1,5 +1,5 @@
-"""Damage: synced bytes that are not there any more. Reported, bounded, and never mistaken for a torn end (`storage.md`
-section 3).
+"""Damage: synced bytes that are not there any more. Reported, bounded, and never mistaken for a torn end
+(`docs/spec/storage.md` section 3).
 
 Strict recovery refuses and names what is affected. Salvage gives up the damaged range and nothing else, says so to
 readers, and leaves a directory on which the next strict start finds nothing wrong.

@@ -1,4 +1,4 @@
-"""The simulated disk keeps what `crash.md` lets storage rely on, and takes every liberty it leaves."""
+"""The simulated disk keeps what `docs/spec/crash.md` lets storage rely on, and takes every liberty it leaves."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""A disk that fails: EIO, ENOSPC and short writes at every operation of appends, rotation and snapshots (`storage.md`
-section 2, "Failure").
+"""A disk that fails: EIO, ENOSPC and short writes at every operation of appends, rotation and snapshots
+(`docs/spec/storage.md` section 2, "Failure").
 
 The shard goes read-only, waiting appends get 503, what was acked stays readable, the other shard goes on, and no ack
 was given before its sync. The restart decides by what is on disk.

@@ -1,4 +1,5 @@
-"""Records that hold frames (`storage.md` section 6): after a crash that tears such a record nothing in it is believed.
+"""Records that hold frames (`docs/spec/storage.md` section 6): after a crash that tears such a record nothing in it is
+believed.
 
 A frame that is whole is skipped as a whole, so what a client has put into it is never looked at. Of one that was torn
 the search for frames sees everything.

@@ -1,6 +1,6 @@
 """Crash everywhere, with queues: workers of every kind at queues of every class, poison jobs, dead-letter topics, caps,
 deletions, changes of class, routers, checkpoints, reclaim and relocation, and a wall clock that is set while the daemon
-is down (`semantics.md` 6 and 8, `crash.md` 6, 8, 24 to 26).
+is down (`docs/spec/semantics.md` 6 and 8, `docs/spec/crash.md` 6, 8, 24 to 26).
 
 As in `test_crash_sweep`, a run takes a sample of the points; `-m slow` a larger one; with TOPICS_TEST_EVERYTHING=1 in
 the environment it takes all of them, which is hours.

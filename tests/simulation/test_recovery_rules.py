@@ -1,5 +1,5 @@
-"""The rules of `crash.md` that apply before there are routers and queues, and the bugs that the sweeps have found: one
-story each.
+"""The rules of `docs/spec/crash.md` that apply before there are routers and queues, and the bugs that the sweeps have
+found: one story each.
 
 Rules 10, 12 and 13 are about segments and holds and have their own tests, 16 to 23 and 26 are about copies, stages and
 queues; 15 is in `test_damage`. Of 11 there is that a deletion counts from its commit point.

@@ -1,5 +1,6 @@
 """Crash everywhere, with routers: copies from every class into every class, chains, fan-out, rings, mirrors, beside
-deletions, caps, changes of class, checkpoints, reclaim and relocation (`crash.md` 15 to 22, `semantics.md` 5 and 8).
+deletions, caps, changes of class, checkpoints, reclaim and relocation (`docs/spec/crash.md` 15 to 22,
+`docs/spec/semantics.md` 5 and 8).
 
 As in `test_crash_sweep`, a run takes a sample of the points; `-m slow` a larger one; with TOPICS_TEST_EVERYTHING=1 in
 the environment it takes all of them, which is hours.

@@ -1,5 +1,5 @@
 """Crash everywhere, with segments: checkpoints, flags, drops, rewrites, merges, relocation, removal, changes of class
-and of the shard count, holds; and disks that fail meanwhile (`crash.md` 1 to 15 and 24).
+and of the shard count, holds; and disks that fail meanwhile (`docs/spec/crash.md` 1 to 15 and 24).
 
 As in `test_crash_sweep`, a run takes a sample of the points; with TOPICS_TEST_EVERYTHING=1 in the
 environment it takes all of them, which is hours.

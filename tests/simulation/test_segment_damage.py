@@ -1,4 +1,5 @@
-"""Damage in segments, manifests and snapshots, and a cold directory that is away (`storage.md` sections 3 and 4).
+"""Damage in segments, manifests and snapshots, and a cold directory that is away (`docs/spec/storage.md` sections 3 and
+4).
 
 What is read afterwards is what was written, or announced as `corrupt`; nothing is made up, no live record is missing in
 silence, and what is in files that are as they were is all there.

@@ -1,5 +1,6 @@
 """A `.data` that is shorter than it was: what it does not have any more is announced, not taken for deleted, and the
-start finds it. What was found to be damaged stays announced, whatever is deleted afterwards (`crash.md` 10)."""
+start finds it. What was found to be damaged stays announced, whatever is deleted afterwards (`docs/spec/crash.md`
+10)."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 """Crash everywhere, with stages: appends to them, commits, deletions, expiry, beside checkpoints, reclaim and a change
-of the shard count (`crash.md` 23, `semantics.md` 8.3).
+of the shard count (`docs/spec/crash.md` 23, `docs/spec/semantics.md` 8.3).
 
 What has to hold after any crash: a commit is there whole or not at all, once, and says so when it is repeated; a stage
 holds all that was acked, in order, or there is no such stage; nothing else of it is ever seen.

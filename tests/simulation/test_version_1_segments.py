@@ -1,5 +1,5 @@
 """Segments that were written before `.data` files had a header: they are read, closed, and become new when they are
-rewritten or merged (`storage.md` section 6)."""
+rewritten or merged (`docs/spec/storage.md` section 6)."""
 
 from __future__ import annotations
 

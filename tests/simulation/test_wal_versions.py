@@ -1,4 +1,4 @@
-"""Directories of version 1: read, and replaced file by file (`storage.md` section 6)."""
+"""Directories of version 1: read, and replaced file by file (`docs/spec/storage.md` section 6)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What clients were told, and what follows from it for what a recovery may show (`semantics.md` section 8).
+"""What clients were told, and what follows from it for what a recovery may show (`docs/spec/semantics.md` section 8).
 
 Knows nothing of how the daemon works: clients tell it what they ask for and what they get, restarts tell it what is
 there. It keeps three things of each topic: which record is at which seq, as far as anybody was told; how much each of
@@ -466,7 +466,7 @@ class Truth:
             instance.promised = dict.fromkeys(view.records, Promise.ALL)
         expires = any(config.ttl_ms for config in instance.configs)
         absent = (seq for seq in range(1, view.head + 1) if seq not in view.records)
-        # What has expired is back where the clock goes back before the floor was written (crash.md 6).
+        # What has expired is back where the clock goes back before the floor was written (docs/spec/crash.md 6).
         gone = (seq for seq in absent if not (expires and view.gap_of(seq) in ("ttl", "mixed")))
         instance.remove(gone, Promise.ALL, self.tick())
         found = {record.data: seq for seq, record in view.records.items()}

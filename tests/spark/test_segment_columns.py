@@ -44,7 +44,7 @@ def some_records(chance: random.Random) -> list[Record]:
 
 
 def framed(record: Record, seq: int, seed: int = 0) -> bytes:
-    """A frame, by the table in `storage.md` section 4."""
+    """A frame, by the table in `docs/spec/storage.md` section 4."""
     node, tag = (str(record[name] or "").encode() for name in ("node", "tag"))
     meta = json.dumps(record["meta"]).encode() if record["meta"] is not None else b""
     flags = HAS_NODE * bool(node) | HAS_TAG * bool(tag) | HAS_ORIGIN * bool(record["origin"])
@@ -63,7 +63,7 @@ def file_of(given: Sequence[Record]) -> list[bytes]:
 
 
 def salted(given: Sequence[Record], salt: int) -> bytes:
-    """A file of version 2, by `storage.md` section 6."""
+    """A file of version 2, by `docs/spec/storage.md` section 6."""
     head = b"TOPICS2\0" + struct.pack("<QQ", salt, 1)
     content = head + struct.pack("<Q", xxhash.xxh3_64_intdigest(head))
     for seq, record in enumerate(given, 1):

@@ -1,4 +1,4 @@
-"""API keys: what one may do, and how it is recognised (`api.md` section 12). Without I/O.
+"""API keys: what one may do, and how it is recognised (`docs/spec/api.md` section 12). Without I/O.
 
 Of a key nothing but its SHA-256 digest is kept. A token is compared with all of them in constant time, and no error
 says anything of an entry but where it stands. Which call needs what is in the table of routes.

@@ -1,4 +1,4 @@
-"""The offline commands: `topics inspect DIR` and `topics verify DIR` (`storage.md`).
+"""The offline commands: `topics inspect DIR` and `topics verify DIR` (`docs/spec/storage.md`).
 
 Responsible for options, progress and what is printed; the facts are `topics.storage.offline.inspect`'s, the findings
 `topics.storage.offline.verify`'s. Nothing is ever written. Results go to stdout, progress and refusals to stderr.

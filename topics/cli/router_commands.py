@@ -1,4 +1,4 @@
-"""`topics router ls|show|create|set|rm` (`api.md` section 7)."""
+"""`topics router ls|show|create|set|rm` (`docs/spec/api.md` section 7)."""
 
 from __future__ import annotations
 

@@ -145,7 +145,7 @@ def truncated(metrics: Metrics) -> bool:
 
 def snapshot(before: Look | None, now: Look, wanted: Wanted) -> Snapshot:
     """What there is to show. Rates are over the time between both looks; none over a restart, after which a head may
-    stand higher than what was appended (`storage.md`)."""
+    stand higher than what was appended (`docs/spec/storage.md`)."""
     if before is not None and number(now.metrics, "uptime_ms") < number(before.metrics, "uptime_ms"):
         before = None
     seconds = math.nan if before is None else max(now.at - before.at, 1e-3)

@@ -1,4 +1,5 @@
-"""`topics ls`, `show`, `create`, `set` and `rm`: topics and their configuration (`api.md` sections 2 and 3)."""
+"""`topics ls`, `show`, `create`, `set` and `rm`: topics and their configuration (`docs/spec/api.md` sections 2 and
+3)."""
 
 from __future__ import annotations
 

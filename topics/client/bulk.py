@@ -1,4 +1,5 @@
-"""Exports and uploads of any length, to stages too (`pipeline.md` section 1): the calls, and what an export knows.
+"""Exports and uploads of any length, to stages too (`docs/spec/pipeline.md` section 1): the calls, and what an export
+knows.
 
 Pure: no I/O. The clients open the streams and hand in the bytes; `Export` says what they mean, and where to go on after
 a break.

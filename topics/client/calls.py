@@ -1,4 +1,4 @@
-"""The calls of `/v0`, as values (`api.md`).
+"""The calls of `/v0`, as values (`docs/spec/api.md`).
 
 One function for each call. It checks nothing that the daemon checks and sends nothing: it returns a `Call`, which says
 what is sent, what the answer is decoded as, and whether it may be sent again when nobody knows what became of it. The
@@ -23,7 +23,7 @@ from topics.client.results import NewRecord
 T = TypeVar("T")
 
 Match = str | Sequence[str]
-"""`["tag", "Eq", "x"]`, `["tag", "Glob", "x*"]`, or a bare string, which means Eq (`api.md` section 1)."""
+"""`["tag", "Eq", "x"]`, `["tag", "Glob", "x*"]`, or a bare string, which means Eq (`docs/spec/api.md` section 1)."""
 
 JSON: Final = "application/json"
 AUTO: Final = "auto"
@@ -54,7 +54,7 @@ class Call(Generic[T]):
 
 
 class TopicSettings(TypedDict, total=False):
-    """The configuration of a topic (`api.md` section 2). What is absent is the default, or stays as it is."""
+    """The configuration of a topic (`docs/spec/api.md` section 2). What is absent is the default, or stays as it is."""
 
     type: Literal["log", "queue"]
     ttl_ms: int
@@ -76,7 +76,7 @@ class TopicSettings(TypedDict, total=False):
 
 
 class RouterSettings(TypedDict, total=False):
-    """The settings of a router beside source and dest (`api.md` section 7). `from_` is `from` on the wire."""
+    """The settings of a router beside source and dest (`docs/spec/api.md` section 7). `from_` is `from` on the wire."""
 
     preserve_node: bool
     preserve_tag: bool
@@ -137,7 +137,7 @@ def ready() -> Call[results.Ready]:
 
 
 def metrics() -> Call[dict[str, results.Metric]]:
-    """All metrics (`api.md` section 11) by their names."""
+    """All metrics (`docs/spec/api.md` section 11) by their names."""
     return Call(method="GET", target="/v0/metrics", answer=dict[str, results.Metric], repeatable=True)
 
 
@@ -152,7 +152,7 @@ def openapi() -> Call[dict[str, Any]]:
 
 
 def checkpoint(*, hold_ms: int = 0) -> Call[results.Checkpoint]:
-    """Take a checkpoint now, and keep every file that it names for `hold_ms` (`api.md` section 11)."""
+    """Take a checkpoint now, and keep every file that it names for `hold_ms` (`docs/spec/api.md` section 11)."""
     where = target("/v0/admin/checkpoint", hold_ms=hold_ms)
     return Call(method="POST", target=where, answer=results.Checkpoint, repeatable=True, waits=300.0)
 
@@ -161,7 +161,7 @@ def checkpoint(*, hold_ms: int = 0) -> Call[results.Checkpoint]:
 
 
 def create(topic: str, **config: Unpack[TopicSettings]) -> Call[results.TopicChanged]:
-    """Create a topic, or change the settings named of one that is there (`api.md` section 3)."""
+    """Create a topic, or change the settings named of one that is there (`docs/spec/api.md` section 3)."""
     return Call(
         method="PUT",
         target=topic_path(topic),
@@ -230,7 +230,7 @@ def append(
     disable_backpressure: bool = False,
     return_seqs: bool = True,
 ) -> Call[results.Appended]:
-    """Append records, all or none (`api.md` section 4).
+    """Append records, all or none (`docs/spec/api.md` section 4).
 
     An item is a NewRecord, or a JSON value, which becomes the data of a record. The idempotency key is a new one
     unless one is given; with None there is none, and an append whose answer was lost is not repeated.
@@ -277,8 +277,8 @@ def diff(
     wait_ms: int = 0,
     max_batch_bytes: int | None = None,
 ) -> Call[results.Page]:
-    """One page of what comes after `from_seq` (`api.md` section 5). `node`: writers whose records are left out;
-    `wait_ms`: how long to wait for the first record or tombstone, if there is none."""
+    """One page of what comes after `from_seq` (`docs/spec/api.md` section 5). `node`: writers whose records are left
+    out; `wait_ms`: how long to wait for the first record or tombstone, if there is none."""
     where = target(
         topic_path(topic, "diff"),
         from_seq=from_seq,
@@ -296,7 +296,7 @@ def diff(
 def delete_records(
     topic: str, *, before_seq: int | None = None, match: Match | None = None
 ) -> Call[results.RecordsDeletion]:
-    """Delete the records that are there now and have smaller seqs, or match, or both (`api.md` section 6)."""
+    """Delete the records that are there now and have smaller seqs, or match, or both (`docs/spec/api.md` section 6)."""
     return Call(
         method="POST",
         target=topic_path(topic, "delete"),
@@ -310,8 +310,8 @@ def delete_records(
 
 
 def commit(topic: str, stages: Iterable[str], idempotency_key: str) -> Call[results.Committed]:
-    """Publish what stages hold, all at once, in the order in which they are named; once for each key (`pipeline.md`
-    section 1). Raises NotFound if one of them is not there: then nothing is published."""
+    """Publish what stages hold, all at once, in the order in which they are named; once for each key
+    (`docs/spec/pipeline.md` section 1). Raises NotFound if one of them is not there: then nothing is published."""
     return Call(
         method="POST",
         target=topic_path(topic, "commit"),
@@ -334,7 +334,7 @@ def delete_stage(topic: str, stage: str) -> Call[results.StageDeletion]:
 def create_router(
     router: str, source: str, dest: str, **settings: Unpack[RouterSettings]
 ) -> Call[results.RouterChanged]:
-    """Create a router, or change the settings named of one that is there (`api.md` section 7)."""
+    """Create a router, or change the settings named of one that is there (`docs/spec/api.md` section 7)."""
     fields = {name.rstrip("_"): value for name, value in settings.items()}
     return Call(
         method="PUT",
@@ -390,8 +390,8 @@ def delete_router(router: str) -> Call[results.RouterDeletion]:
 def claim(
     topic: str, node: str, *, max: int = 1, lease_ms: int | None = None, wait_ms: int = 0
 ) -> Call[results.Claimed]:
-    """Lease up to `max` jobs, and wait for the first if there is none (`api.md` section 9). Not repeated when its
-    answer is lost: the jobs that were leased come back when their leases are over."""
+    """Lease up to `max` jobs, and wait for the first if there is none (`docs/spec/api.md` section 9). Not repeated when
+    its answer is lost: the jobs that were leased come back when their leases are over."""
     return Call(
         method="POST",
         target=topic_path(topic, "claim"),
@@ -441,7 +441,7 @@ def extend(
 
 
 def open_work(topic: str, node: str, *, max: int = 1, lease_ms: int | None = None) -> Call[bytes]:
-    """The stream of jobs that are leased to its connection (`api.md` section 9)."""
+    """The stream of jobs that are leased to its connection (`docs/spec/api.md` section 9)."""
     where = target(topic_path(topic, "work"), node=node, max=max, lease_ms=lease_ms)
     return Call(method="GET", target=where, accept="text/event-stream", repeatable=False)
 
@@ -462,7 +462,8 @@ def create_watch(
     include_tags: bool = True,
     consistency: Literal["eventual", "strong"] = "eventual",
 ) -> Call[results.Watch]:
-    """Make a watch session; `topics` maps names to `{"from_seq": n}` or `{"tail": true}` (`api.md` section 8)."""
+    """Make a watch session; `topics` maps names to `{"from_seq": n}` or `{"tail": true}` (`docs/spec/api.md` section
+    8)."""
     return Call(
         method="POST",
         target=target("/v0/watch", lenient=lenient or None),

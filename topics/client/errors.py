@@ -1,4 +1,4 @@
-"""What a call of the client raises (`api.md` section 1).
+"""What a call of the client raises (`docs/spec/api.md` section 1).
 
 Responsible for the types and for turning an answer that is a failure into one of them. What is done about it is
 `topics.client.retry`'s business. No exception holds a token or the request that was sent.
@@ -16,7 +16,7 @@ class TopicsError(Exception):
     closed client is a RuntimeError, and waiting for a producer raises TimeoutError."""
 
     code: str = "error"
-    """Of `api.md` section 1, or one of the client's own."""
+    """Of `docs/spec/api.md` section 1, or one of the client's own."""
     detail: dict[str, Any]
     retry_after: float | None = None
     """Seconds after which it may work, where the daemon has said so."""
@@ -46,7 +46,7 @@ class ProtocolError(TopicsError):
 
 
 class ApiError(TopicsError):
-    """The daemon's refusal. `status` is that of HTTP; `code` and `detail` are those of `api.md` section 1."""
+    """The daemon's refusal. `status` is that of HTTP; `code` and `detail` are those of `docs/spec/api.md` section 1."""
 
     def __init__(
         self, status: int, code: str, message: str, detail: dict[str, Any], retry_after: float | None = None

@@ -20,7 +20,7 @@ T = TypeVar("T")
 
 DEFAULT_HEARTBEAT_MS: Final = 15_000
 HEARTBEAT_MS: Final = (1_000, 60_000)
-"""What the daemon clamps the setting to (`api.md` section 8)."""
+"""What the daemon clamps the setting to (`docs/spec/api.md` section 8)."""
 
 HEARTBEATS_MISSED: Final = 3
 """A stream that has not brought a byte for as many heartbeats is broken."""

@@ -1,4 +1,4 @@
-"""What the calls of the client return: the answers of `api.md`, as types.
+"""What the calls of the client return: the answers of `docs/spec/api.md`, as types.
 
 Responsible for names and types only. Fields that a newer daemon adds are ignored. The block `performance` is left out,
 except that nothing is lost by it: whoever measures asks the daemon's metrics.
@@ -41,7 +41,7 @@ class Record(Struct, kw_only=True, gc=False):
 
 
 class Job(Record, kw_only=True, gc=False):
-    """A record that is leased (`api.md` section 9)."""
+    """A record that is leased (`docs/spec/api.md` section 9)."""
 
     lease_id: str
     deadline: int
@@ -62,7 +62,8 @@ class NewRecord(Struct):
 
 
 class Tombstone(Struct, kw_only=True):
-    """The records `gap_from` to `gap_to`, both included, are gone, and nobody has deleted them (`api.md` section 5)."""
+    """The records `gap_from` to `gap_to`, both included, are gone, and nobody has deleted them (`docs/spec/api.md`
+    section 5)."""
 
     topic: str = ""
     gap_from: int
@@ -91,7 +92,7 @@ class CaughtUp(Struct, kw_only=True):
 
 
 class TopicConfig(Struct, kw_only=True):
-    """All settings of a topic (`api.md` section 2)."""
+    """All settings of a topic (`docs/spec/api.md` section 2)."""
 
     type: Literal["log", "queue"]
     ttl_ms: int
@@ -223,8 +224,8 @@ class StageDeletion(Struct, kw_only=True):
 
 
 class Page(Struct, kw_only=True):
-    """One read (`api.md` section 5). `next_from_seq` is where the next one begins; `caught_up`, and never an empty
-    `records`, says that there is no more."""
+    """One read (`docs/spec/api.md` section 5). `next_from_seq` is where the next one begins; `caught_up`, and never an
+    empty `records`, says that there is no more."""
 
     topic: str
     epoch: int

@@ -1,4 +1,4 @@
-"""Server-sent events out of bytes (`api.md` section 8).
+"""Server-sent events out of bytes (`docs/spec/api.md` section 8).
 
 Pure: bytes in, events out, whatever the pieces are that the bytes come in. What is not finished waits here and in
 `topics.client.lines`, at most `MAX_EVENT_BYTES` in each.

@@ -1,8 +1,8 @@
 """What a stream of jobs knows: the jobs that have come and were not taken, and how it goes on after a break.
 
-A job of the stream is leased to its connection (`api.md` section 9). When that breaks, the daemon gives all of its jobs
-to others at once, those included that somebody is at work on: the ack of such a job is skipped. Nothing is resumed, so
-there is nothing to remember: the next connection is given what is ready then.
+A job of the stream is leased to its connection (`docs/spec/api.md` section 9). When that breaks, the daemon gives all
+of its jobs to others at once, those included that somebody is at work on: the ack of such a job is skipped. Nothing is
+resumed, so there is nothing to remember: the next connection is given what is ready then.
 
 Pure, like `topics.client.following`, and driven in the same way.
 """

@@ -1,4 +1,5 @@
-"""The reserve of seqs that topics keep ahead of their head (`semantics.md` section 1): raised, lowered, given back.
+"""The reserve of seqs that topics keep ahead of their head (`docs/spec/semantics.md` section 1): raised, lowered, given
+back.
 
 `memory`, `disk` and `ephemeral` topics hand out seqs below a synced ceiling, so that no crash can make one be given out
 twice. Whether an append then waits for a sync is answered here (`gate`); which seqs it gets is
@@ -72,7 +73,7 @@ class Ceilings:
 
     def gate(self, topic: Topic, last_seq: int, ts: int) -> Gate:
         """What a commit of records up to `last_seq` waits for: what its class says, and for a sync where the ceiling
-        has to be raised first (`semantics.md` section 1). Keeps the ceiling ahead."""
+        has to be raised first (`docs/spec/semantics.md` section 1). Keeps the ceiling ahead."""
         gate = topic.gate
         if gate is Gate.SYNCED:
             return gate
@@ -109,7 +110,7 @@ class Ceilings:
 
     def _lower(self, topic: Topic) -> None:
         """Fall back to the head. Only while everything assigned is synced, and in the step that queues the frame
-        (`crash.md` 1)."""
+        (`docs/spec/crash.md` 1)."""
         topic.ceiling = topic.ceiling_queued = topic.assigned
         topic.ceiling_block = MIN_CEILING_BLOCK
         topic.mark_changed()

@@ -108,13 +108,13 @@ log = get_logger(__name__)
 
 METRIC_ROUTERS: Final = 1000
 METRIC_TOPICS: Final = 1000
-"""Routers and topics with figures of their own in the metrics (`api.md` section 11)."""
+"""Routers and topics with figures of their own in the metrics (`docs/spec/api.md` section 11)."""
 
 CENSUS_STEP: Final = 1000
 """Topics and segments that are counted in one step of the loop, which is below a millisecond."""
 
 BAND: Final = 250
-"""Between two bands of priority (`runtime.md` section 4)."""
+"""Between two bands of priority (`docs/spec/runtime.md` section 4)."""
 
 
 class Engine:
@@ -497,7 +497,7 @@ class Engine:
     # -- records -----------------------------------------------------------------------------------------------------
 
     async def append(self, name: str, request: AppendRequest, perf: Performance) -> AppendResult:
-        """Append a checked batch (`api.md` section 4); returns at its commit point.
+        """Append a checked batch (`docs/spec/api.md` section 4); returns at its commit point.
 
         Raises the `ApiError`s of that section. Cancelling before seqs are assigned leaves nothing; after that the
         batch is committed all the same and only the answer is lost.
@@ -507,18 +507,18 @@ class Engine:
     async def delete_records(
         self, name: str, before_seq: int | None, match: Match | None, perf: Performance
     ) -> DeleteResult:
-        """Delete records that are present now (`api.md` section 6); returns at the commit point. Silent for readers,
-        always."""
+        """Delete records that are present now (`docs/spec/api.md` section 6); returns at the commit point. Silent for
+        readers, always."""
         return await self._deleting.delete_records(name, before_seq, match, perf)
 
     async def read(self, name: str, request: ReadRequest, perf: Performance) -> ReadResult:
-        """One diff, with its long poll (`api.md` section 5). Raises 404, and 503 when the daemon stops while it
-        waits."""
+        """One diff, with its long poll (`docs/spec/api.md` section 5). Raises 404, and 503 when the daemon stops while
+        it waits."""
         await self.catch_up((name,))
         return await self._reading.read(name, request, perf)
 
     async def export(self, name: str, request: ExportRequest) -> Export:
-        """All of a range of a topic, to be taken slice by slice (`pipeline.md` section 1). Raises 404."""
+        """All of a range of a topic, to be taken slice by slice (`docs/spec/pipeline.md` section 1). Raises 404."""
         await self.catch_up((name,))
         return await self._exporting.open(name, request)
 
@@ -530,7 +530,8 @@ class Engine:
     # -- stages ------------------------------------------------------------------------------------------------------
 
     async def stage(self, topic: str, stage: str, request: CheckedAppend, perf: Performance) -> StageResult:
-        """Append a checked batch to a stage of a topic, which is made where there is none (`pipeline.md` section 1).
+        """Append a checked batch to a stage of a topic, which is made where there is none (`docs/spec/pipeline.md`
+        section 1).
 
         Raises what an append raises, and `409 stage_closed`.
         """
@@ -545,8 +546,8 @@ class Engine:
         *,
         disable_backpressure: bool = False,
     ) -> CommitResult:
-        """Publish what stages hold, one after another, all of it at once and once (`pipeline.md` section 1); on disk
-        when it returns.
+        """Publish what stages hold, one after another, all of it at once and once (`docs/spec/pipeline.md` section 1);
+        on disk when it returns.
 
         Raises `404 topic_not_found`, `404 stage_not_found`, and what an append of all of it would raise. Cancelling
         stops only the waiting.
@@ -567,8 +568,8 @@ class Engine:
     # -- routers -----------------------------------------------------------------------------------------------------
 
     async def put_router(self, name: str, patch: RouterPatch, *, create: bool = True) -> tuple[RouterState, bool]:
-        """Create or update a router (`api.md` section 7); its state, and whether it was created. Synced when it
-        returns. Without `create`, raises 404 for a router that is missing."""
+        """Create or update a router (`docs/spec/api.md` section 7); its state, and whether it was created. Synced when
+        it returns. Without `create`, raises 404 for a router that is missing."""
         return await self._routers.put(name, patch, create=create)
 
     async def router_state(self, name: str) -> RouterState:
@@ -596,13 +597,15 @@ class Engine:
         return await self._routers.delete(name)
 
     async def catch_up(self, names: Iterable[str]) -> None:
-        """Before these topics are read: forward to them what is due now, within a second (`api.md` section 7)."""
+        """Before these topics are read: forward to them what is due now, within a second (`docs/spec/api.md` section
+        7)."""
         await self._routers.catch_up(names)
 
     # -- queues ------------------------------------------------------------------------------------------------------
 
     async def claim(self, name: str, request: ClaimRequest, perf: Performance) -> ClaimResult:
-        """Lease jobs to a node (`api.md` section 9). Cancelling leaves nothing leased that nobody has heard of."""
+        """Lease jobs to a node (`docs/spec/api.md` section 9). Cancelling leaves nothing leased that nobody has heard
+        of."""
         await self.catch_up((name,))
         return await self.queueing.claim(name, request, perf)
 
@@ -650,17 +653,17 @@ class Engine:
         return self.registry.topic(name)
 
     async def put_topic(self, name: str, patch: TopicConfigPatch, *, create: bool = True) -> tuple[TopicConfig, bool]:
-        """Create or reconfigure a topic (`api.md` section 3); the resolved config and whether it was created. Synced
-        when it returns. Without `create`, raises 404 for a topic that is missing."""
+        """Create or reconfigure a topic (`docs/spec/api.md` section 3); the resolved config and whether it was created.
+        Synced when it returns. Without `create`, raises 404 for a topic that is missing."""
         return await self._configuring.put(name, patch, create=create)
 
     async def delete_topic(self, name: str, *, if_empty: bool) -> tuple[bool, list[str]]:
-        """Delete a topic with all it has (`api.md` section 3); whether it was there, and the routers that went with
-        it."""
+        """Delete a topic with all it has (`docs/spec/api.md` section 3); whether it was there, and the routers that
+        went with it."""
         return await self._configuring.delete(name, if_empty=if_empty)
 
     async def topic_state(self, name: str, *, touch: bool) -> TopicState:
-        """The state of a topic as of now (`api.md` section 3). Raises 404."""
+        """The state of a topic as of now (`docs/spec/api.md` section 3). Raises 404."""
         await self.catch_up((name,))
         topic = self.registry.topic(name)
         while True:
@@ -824,8 +827,8 @@ class Engine:
             await self.compactor.announce()
 
     async def checkpoint(self, hold_ms: int) -> tuple[list[str], dict[int, list[int]]]:
-        """A checkpoint now, and every file kept as it is for `hold_ms` (`api.md` section 11): the files it consists of,
-        and where replay begins by shard.
+        """A checkpoint now, and every file kept as it is for `hold_ms` (`docs/spec/api.md` section 11): the files it
+        consists of, and where replay begins by shard.
 
         Raises `503 read_only` on a failed shard or disk.
         """

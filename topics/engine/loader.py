@@ -141,7 +141,7 @@ class Loader:
             raise _unavailable(topic, error) from error
 
     async def expire(self, topic: Topic) -> None:
-        """Advance the floors to now (`crash.md` 7)."""
+        """Advance the floors to now (`docs/spec/crash.md` 7)."""
         await self.prepared(topic, partial(self._registry.expire, topic))
 
     async def candidates(self, topic: Topic, match: Match, bound: int) -> array[int]:

@@ -109,7 +109,7 @@ class Registry:
 
     def copied_files(self) -> set[int]:
         """Ids of the files that copies are made of: they must stay as they are until the copies are in segments of
-        their own (`crash.md` 18)."""
+        their own (`docs/spec/crash.md` 18)."""
         files: set[int] = set().union(*self._pinned.values())
         for topic in self.common.copying:
             if topic.copies is not None:
@@ -219,7 +219,7 @@ class Registry:
         return self._clock.perf_ns() - self.common.committed_ns < LIVE_MS * 1_000_000
 
     def expire(self, topic: Topic) -> None:
-        """Advance the floors to now (`crash.md` 7). Raises NotLoaded."""
+        """Advance the floors to now (`docs/spec/crash.md` 7). Raises NotLoaded."""
         if topic.config.ttl_ms and topic.log.expire(self.now_ms(), topic.config.ttl_ms):
             self.account(topic)
 
@@ -229,7 +229,7 @@ class Registry:
         topic.last_read_ms = self.now_ms()
 
     def priority(self, topic: Topic) -> int:
-        """Its effective priority now, without waiting time (`semantics.md` section 7)."""
+        """Its effective priority now, without waiting time (`docs/spec/semantics.md` section 7)."""
         config = topic.config
         return effective_priority(config.priority, config.auto_priority, topic.touched_ms, self._clock.monotonic_ms())
 

@@ -159,7 +159,7 @@ class Topic:
         """The last seq given out; what lies between it and `log.head_seq` is on its way."""
         self.last_ts = 0
         self.ceiling = 0
-        """Seqs up to it are reserved on disk (`semantics.md` section 1)."""
+        """Seqs up to it are reserved on disk (`docs/spec/semantics.md` section 1)."""
         self.ceiling_queued = 0
         self.ceiling_block = MIN_CEILING_BLOCK
         self.last_raise_ms = 0
@@ -336,7 +336,7 @@ class Topic:
 
     def note_synced(self, last_seq: int, leans: Leans = ()) -> None:
         """A sync has covered what was written up to `last_seq`. Copies count only when the bytes they are made of are
-        on disk as well (`crash.md` 16): until then neither they nor what follows."""
+        on disk as well (`docs/spec/crash.md` 16): until then neither they nor what follows."""
         is_synced = self.common.is_synced
         missing = [lean for lean in leans if is_synced is not None and not is_synced(*lean)]
         if not missing and not self.lagging:

@@ -1,4 +1,4 @@
-"""What calls are answered with, as types (`api.md` sections 3 to 11).
+"""What calls are answered with, as types (`docs/spec/api.md` sections 3 to 11).
 
 Some answers are put together from bytes, because the records in them were encoded when they were committed. Their types
 encode nothing; they are what the description of the daemon says of them, and a test decodes real answers with all of

@@ -216,7 +216,7 @@ def json_response(value: Any, status: int = 200) -> Response:
 
 
 def error_response(error: ApiError) -> Response:
-    """The error envelope (`api.md` section 1)."""
+    """The error envelope (`docs/spec/api.md` section 1)."""
     body = {"error": {"code": error.code, "message": error.message, "detail": error.detail}}
     headers = [(name.lower().encode(), value.encode()) for name, value in error.headers.items()]
     if error.retry_after_s is not None:
@@ -230,7 +230,7 @@ def with_line_end(response: Response) -> bytes:
 
 
 def append_answer(result: AppendResult, performance: Performance, *, return_seqs: bool) -> bytes:
-    """What an append is answered with, over whatever connection (`api.md` section 4)."""
+    """What an append is answered with, over whatever connection (`docs/spec/api.md` section 4)."""
     return encode(
         AppendAnswer(
             topic=result.topic,

@@ -24,7 +24,7 @@ MAX_LOGGED: Final = 300
 
 
 class Plane(Enum):
-    """Who answers: thin ASGI handlers, or the Quart-Trio application (`runtime.md` section 3)."""
+    """Who answers: thin ASGI handlers, or the Quart-Trio application (`docs/spec/runtime.md` section 3)."""
 
     DATA = "data"
     CONTROL = "control"

@@ -1,5 +1,5 @@
-"""Where the copies in a topic come from: what a router made them of, and how they differ from it (`semantics.md`
-section 5, `crash.md` 16 to 19).
+"""Where the copies in a topic come from: what a router made them of, and how they differ from it
+(`docs/spec/semantics.md` section 5, `docs/spec/crash.md` 16 to 19).
 
 A copy is a record like any other, but for two things. It has an *origin*, the topic instance and seq under which it was
 first appended, and a count of the routers it has come through. And until it is in a segment of its own topic it is

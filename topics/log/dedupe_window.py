@@ -1,4 +1,4 @@
-"""The idempotency keys a topic remembers, and the appends they stand for (`api.md` section 1, "Idempotency").
+"""The idempotency keys a topic remembers, and the appends they stand for (`docs/spec/api.md` section 1, "Idempotency").
 
 Only what was published is in here. A repeat that arrives while the first call is still committing is the engine's
 affair, and so is the limit on the number of keys in all topics together.

@@ -1,4 +1,4 @@
-"""The names that clients choose: topics, routers, nodes (`api.md` section 1, "Names").
+"""The names that clients choose: topics, routers, nodes (`docs/spec/api.md` section 1, "Names").
 
 A bad name is 400 wherever it appears, so whoever takes one from a client checks it here and says in which field it was.
 """

@@ -26,9 +26,9 @@ deletions in `unflagged`, until the storage layer has written them; losses in th
 over what it attaches. Slots that were dropped stay where they are in a stored span, below `start`, because its columns
 come back with them.
 
-26 bytes a raw record and 22 a loaded stored one, no object per record (`storage.md` section 5 allows 32). Everything
-that an append, an eviction or a read of a run does is a slice, a `find` or a `count` over arrays; the only loops per
-record are those over single seqs that a caller names.
+26 bytes a raw record and 22 a loaded stored one, no object per record (`docs/spec/storage.md` section 5 allows 32).
+Everything that an append, an eviction or a read of a run does is a slice, a `find` or a `count` over arrays; the only
+loops per record are those over single seqs that a caller names.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
 """What a topic knows of its stages: whose a stage is, and which commits are remembered, with the names of the stages
-that they have closed (`pipeline.md` section 1, `crash.md` 23).
+that they have closed (`docs/spec/pipeline.md` section 1, `docs/spec/crash.md` 23).
 
 A key is remembered for `WINDOW_MS`, whatever the topic's own window is, and so are its stages' names: a stage of a
 finished commit accepts nothing more. Both are bounded. Writers that commit again and again use keys `<query>/<epoch>`:

@@ -1,4 +1,5 @@
-"""Which records have which tag: the ordered index that deletions by match go through (`semantics.md` section 4).
+"""Which records have which tag: the ordered index that deletions by match go through (`docs/spec/semantics.md` section
+4).
 
 A tag has its *postings*, the seqs of its records, ascending: a plain int while there is one, an array of u64 from the
 second on. So a topic costs an object per distinct tag and none per record. Names are kept in order beside it, in

@@ -1,4 +1,5 @@
-"""Selecting records by tag: what a deletion, a router filter or an export means by a match (`api.md` section 1)."""
+"""Selecting records by tag: what a deletion, a router filter or an export means by a match (`docs/spec/api.md` section
+1)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""A topic's configuration: how a patch changes it, and its form in snapshots and the WAL (`api.md` section 2).
+"""A topic's configuration: how a patch changes it, and its form in snapshots and the WAL (`docs/spec/api.md` section
+2).
 
 Rules that need to know other topics (an `ephemeral` `dead_letter`) are the engine's.
 """

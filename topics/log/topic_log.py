@@ -1,6 +1,6 @@
 """A topic in memory: which records there are, which are gone, and what a reader is told about those.
 
-Theory of operation (`semantics.md` sections 3 and 4)
+Theory of operation (`docs/spec/semantics.md` sections 3 and 4)
 -----------------------------------------------------
 
 A seq up to `head_seq` is in one of three states; a live one becomes one of the other two, which are final:

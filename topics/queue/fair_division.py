@@ -1,4 +1,4 @@
-"""The even division of a coalescing window (`semantics.md` section 6): who of a cohort gets how many jobs.
+"""The even division of a coalescing window (`docs/spec/semantics.md` section 6): who of a cohort gets how many jobs.
 
 Round robin: the claimers of a window take one job each in turn, in the order in which they came, each until it has its
 `max`, until there are no more. That is *filling up to a level*: everybody gets `min(max, level)`, where level is the

@@ -1,4 +1,5 @@
-"""Lease events: what can happen to jobs, as the projection takes it and as a Lease frame keeps it (`storage.md` 2).
+"""Lease events: what can happen to jobs, as the projection takes it and as a Lease frame keeps it
+(`docs/spec/storage.md` 2).
 
 An event says what was decided about some seqs; it takes effect in `leases.Leases.apply`, at its commit point and again
 in replay. Times are pairs: leases run on the monotonic clock, which means nothing after a restart, and the clock of

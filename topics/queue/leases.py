@@ -1,4 +1,5 @@
-"""Who holds what in a queue: the projection of its lease events (`semantics.md` section 6, `api.md` section 9).
+"""Who holds what in a queue: the projection of its lease events (`docs/spec/semantics.md` section 6, `docs/spec/api.md`
+section 9).
 
 Pure: it is told the time, what is live in the jobs log, and what goes from there. When events are logged and synced,
 who waits for jobs, and what a lease id looks like, is the engine's.

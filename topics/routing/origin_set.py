@@ -1,4 +1,4 @@
-"""Which originals a dest has taken, so that `exactly_once` takes each only once (`semantics.md` section 5).
+"""Which originals a dest has taken, so that `exactly_once` takes each only once (`docs/spec/semantics.md` section 5).
 
 An original is an origin: the id of the topic instance in which the record was first appended, and its seq there. The
 set only grows. When to ask it, and when an origin counts as taken, is the forwarder's affair.

@@ -1,4 +1,5 @@
-"""A router's configuration: how a patch changes it, and its form in snapshots and the WAL (`api.md` section 7).
+"""A router's configuration: how a patch changes it, and its form in snapshots and the WAL (`docs/spec/api.md` section
+7).
 
 What needs to know other routers is `graph`'s, what needs to know topics (whether a dest may be created) the engine's.
 """

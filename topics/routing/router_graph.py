@@ -1,4 +1,5 @@
-"""Which routers lead where, which further one is refused, and in which order a read catches up (`api.md` section 7).
+"""Which routers lead where, which further one is refused, and in which order a read catches up (`docs/spec/api.md`
+section 7).
 
 Topics are the vertices and routers the edges; two topics may have several routers between them, with different
 filters. The graph knows names only: whether a topic exists, and what a router copies, is not its business. A topic

@@ -1,4 +1,5 @@
-"""A router as its dest knows it: the durable part of it, which travels with the dest's log (`crash.md` 18 to 20).
+"""A router as its dest knows it: the durable part of it, which travels with the dest's log (`docs/spec/crash.md` 18 to
+20).
 
 What it is configured to is `router`'s business, which copies come of it is decided by whoever forwards.
 """

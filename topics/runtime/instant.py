@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Final, NamedTuple
 
-# The longest lease, and the longest delay, that the contract allows (`api.md` sections 2 and 9). After a restart with a
-# wall clock that has gone wrong no job is kept from its claimers for longer than that.
+# The longest lease, and the longest delay, that the contract allows (`docs/spec/api.md` sections 2 and 9). After a
+# restart with a wall clock that has gone wrong no job is kept from its claimers for longer than that.
 MAX_AHEAD_MS: Final = 86_400_000
 
 

@@ -17,7 +17,7 @@ T = TypeVar("T")
 
 
 class Kind(Enum):
-    """What a blocking call is for; each kind has threads of its own (`runtime.md` section 2)."""
+    """What a blocking call is for; each kind has threads of its own (`docs/spec/runtime.md` section 2)."""
 
     WAL = "wal"
     HOT_READ = "hot_read"

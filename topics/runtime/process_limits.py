@@ -8,7 +8,8 @@ import resource
 from typing import Final
 
 ENOUGH_FILES: Final = 10_000
-"""Below this many descriptors the start warns: the caps on connections cannot be reached (`runtime.md` section 1)."""
+"""Below this many descriptors the start warns: the caps on connections cannot be reached (`docs/spec/runtime.md`
+section 1)."""
 
 LEAST_OWN_FILES: Final = 64
 """Descriptors that clients leave in any case: listeners, the log's and the audit log's files, segments being read."""

@@ -1,4 +1,5 @@
-"""How pressed the daemon is, and what is done about it at which pressure: the governor's pure part (`runtime.md` 4).
+"""How pressed the daemon is, and what is done about it at which pressure: the governor's pure part
+(`docs/spec/runtime.md` 4).
 
 Signals go in, a pressure in 0..1 comes out, and the ladder makes steps of it. Only when things are done is decided
 here, never whether. To measure the signals, to call every 100 ms and to carry the steps out is the governor's.

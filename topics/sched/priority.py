@@ -1,4 +1,4 @@
-"""The priority that orders delivery, and nothing else (`semantics.md` section 7)."""
+"""The priority that orders delivery, and nothing else (`docs/spec/semantics.md` section 7)."""
 
 from __future__ import annotations
 

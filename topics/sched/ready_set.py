@@ -1,4 +1,4 @@
-"""Which topics wait to be served, and which of them is next (`runtime.md` section 4).
+"""Which topics wait to be served, and which of them is next (`docs/spec/runtime.md` section 4).
 
 Pure: it is told the time, and decides; workers and the governor act. What is served, how, and what it cost is theirs.
 
@@ -115,7 +115,7 @@ class ReadySet(Generic[T]):
     def add(self, item: T, priority: int, now_ms: float) -> bool:
         """Let `item` wait from now on; False if it does already, and then nothing changes, its priority neither.
 
-        `priority` is the effective one as of now, without waiting time (`semantics.md` section 7).
+        `priority` is the effective one as of now, without waiting time (`docs/spec/semantics.md` section 7).
         """
         if item in self:
             return False

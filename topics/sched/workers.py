@@ -1,4 +1,5 @@
-"""The delivery workers: they serve topics that have news, in the order of the ready set (`runtime.md` section 4).
+"""The delivery workers: they serve topics that have news, in the order of the ready set (`docs/spec/runtime.md` section
+4).
 
 Theory of operation. A topic with news is *marked* ready, once; it waits in the ready set of its shard, which is one of
 `S`, each with a worker. The worker takes the topic that is next, has it served for a bounded piece of work, and marks

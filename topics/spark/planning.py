@@ -11,7 +11,8 @@ the same partitions, at any time. Three things that can happen to a topic of a s
   end says where retention had taken seqs before the stream knew of the topic: those were never the stream's to lose.
 - It has another epoch in the end, or a smaller seq: it was deleted and made again, or the daemon has gone back to a
   backup. What was to come is loss, and what there is now is read like a topic that has joined.
-- It is as it was: it has nothing new, or is gone. That somebody has deleted it is no loss (`semantics.md` section 3),
+- It is as it was: it has nothing new, or is gone. That somebody has deleted it is no loss (`docs/spec/semantics.md`
+section 3),
   and if it comes back, it comes with another epoch.
 """
 
@@ -27,7 +28,7 @@ from topics.spark.options import Bound, Edge
 
 RECREATED: Final = "recreated"
 DELETED: Final = "deleted"
-"""The reason, beside those of `api.md` section 5, for a topic that was there when the range was planned."""
+"""The reason, beside those of `docs/spec/api.md` section 5, for a topic that was there when the range was planned."""
 
 
 class Known(NamedTuple):

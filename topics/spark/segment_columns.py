@@ -1,4 +1,4 @@
-"""One `.data` file of a segment as Arrow columns, decoded in bulk (`storage.md` section 4).
+"""One `.data` file of a segment as Arrow columns, decoded in bulk (`docs/spec/storage.md` section 4).
 
 Responsible for verifying every frame and for taking frames apart; their layout is in
 `topics.storage.segments.segment_format`. Which of the records are to be shown, and what is announced where bytes are

@@ -302,7 +302,7 @@ class Store:
     ) -> tuple[Unsealed, int]:
         """Cut the torn end and make a writer. Returns the frames of the verdict, and how many they are.
 
-        Once they are synced a second crash decides the same (`crash.md` 2).
+        Once they are synced a second crash decides the same (`docs/spec/crash.md` 2).
         """
         fs = self._fs
         writer = self._make_writer(number, shards)
@@ -447,8 +447,8 @@ class Store:
             await batch.wait_synced()
 
     def _shard_failed(self, shard: int) -> None:
-        """Note the failure where the next recovery sees it: "the machine stayed up" is no excuse then (`crash.md`
-        3)."""
+        """Note the failure where the next recovery sees it: "the machine stayed up" is no excuse then
+        (`docs/spec/crash.md` 3)."""
         for other in self.writers:
             if other.failed is None:
                 note = frames.encode_control(FrameType.SHARD_OPEN, {"failed": [shard]}, ts=self._clock.now_ms())

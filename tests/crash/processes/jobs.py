@@ -1,4 +1,5 @@
-"""What workers were told about the jobs of a queue (`semantics.md` 6 and 8.9), on top of what is known of its records.
+"""What workers were told about the jobs of a queue (`docs/spec/semantics.md` 6 and 8.9), on top of what is known of its
+records.
 
 A `QueueLedger` is the ledger of a queue's topic, in which acks and dead letters are what deletions are elsewhere. It
 knows who holds which job until when, and that a job has one holder at a time: within a life of the daemon, and over

@@ -1,4 +1,5 @@
-"""What clients were told about records, and what must, may and must not be there after a restart (`semantics.md` 8).
+"""What clients were told about records, and what must, may and must not be there after a restart
+(`docs/spec/semantics.md` 8).
 
 A record is a number, and its content follows from that, so what is kept of a batch is its first number and first seq:
 memory is bounded by what is live. `TopicLedger` is for topics that clients append to, `CopyLedger` for those that

@@ -1,4 +1,4 @@
-"""Deletion of records (`api.md` section 6)."""
+"""Deletion of records (`docs/spec/api.md` section 6)."""
 
 from __future__ import annotations
 

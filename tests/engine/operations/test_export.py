@@ -1,4 +1,4 @@
-"""Exports (`pipeline.md` section 1): what happens to a topic between two slices, and to the loop."""
+"""Exports (`docs/spec/pipeline.md` section 1): what happens to a topic between two slices, and to the loop."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Reads (`api.md` section 5): what they deliver, what they announce, when they wake, and what the disk gives back."""
+"""Reads (`docs/spec/api.md` section 5): what they deliver, what they announce, when they wake, and what the disk gives
+back."""
 
 from __future__ import annotations
 

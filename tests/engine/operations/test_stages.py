@@ -1,4 +1,5 @@
-"""Stages: private until they are committed, then all of it at once, in order, and once (`pipeline.md` section 1)."""
+"""Stages: private until they are committed, then all of it at once, in order, and once (`docs/spec/pipeline.md` section
+1)."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Who may call what: every route, for every set of scopes, within the prefix of the key and outside of it.
 
-The table is written down from `api.md` section 12 and knows nothing of the one in `topics.http.routes`: a route that is
-not in it fails, and so does one that lets in whom it should not, or refuses whom it should let in.
+The table is written down from `docs/spec/api.md` section 12 and knows nothing of the one in `topics.http.routes`: a
+route that is not in it fails, and so does one that lets in whom it should not, or refuses whom it should let in.
 """
 
 from __future__ import annotations

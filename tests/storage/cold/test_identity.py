@@ -277,7 +277,7 @@ def _starts(world: World) -> list[Wreck]:
 
 
 def test_a_cold_directory_that_fails_at_the_start_is_joined_later() -> None:
-    """crash.md 17: a cold store that is missing degrades reads, not the start."""
+    """docs/spec/crash.md 17: a cold store that is missing degrades reads, not the start."""
     fs = SimFs()
     fs.inject(Fault(error=errno.EIO, path=f"{COLD}*", times=3))
 

@@ -1,4 +1,5 @@
-"""Segment files against an independent reading of `storage.md` section 4: `parse` knows nothing of `segments`."""
+"""Segment files against an independent reading of `docs/spec/storage.md` section 4: `parse` knows nothing of
+`segments`."""
 
 from __future__ import annotations
 

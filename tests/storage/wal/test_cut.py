@@ -1,5 +1,5 @@
-"""Cuts: all shards go over to new files at one moment, so that what a hold names is written to no more (`crash.md`
-13)."""
+"""Cuts: all shards go over to new files at one moment, so that what a hold names is written to no more
+(`docs/spec/crash.md` 13)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Frames against an independent reading of `storage.md` section 2: the decoder here knows nothing of `frames`."""
+"""Frames against an independent reading of `docs/spec/storage.md` section 2: the decoder here knows nothing of
+`frames`."""
 
 from __future__ import annotations
 

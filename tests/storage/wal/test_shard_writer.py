@@ -1,6 +1,6 @@
 """Shard writers on a simulated disk: group commit, vouching, rotation, admission, failure, stop.
 
-What is on the disk is read by a reader of its own, written from `storage.md` section 2.
+What is on the disk is read by a reader of its own, written from `docs/spec/storage.md` section 2.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ FILE_BYTES = 4096
 
 
 def salt_in(path: str, content: bytes) -> int:
-    """The salt in the header with which every file begins. The header is what `storage.md` section 6 says."""
+    """The salt in the header with which every file begins. The header is what `docs/spec/storage.md` section 6 says."""
     magic, salt, ordinal, checksum = struct.unpack("<8sQQQ", content[:32])
     assert magic == b"TOPICS2\0"
     assert checksum == xxhash.xxh3_64(content[:24]).intdigest()

@@ -1,4 +1,4 @@
-"""Live delivery: watchers of topics, over whatever connection (`api.md` section 8).
+"""Live delivery: watchers of topics, over whatever connection (`docs/spec/api.md` section 8).
 
     feed                one topic of one watcher: where it is, what it wants
     outbox              what waits for one connection, bounded; the only place where a slow client is felt

@@ -1,4 +1,5 @@
-"""How many streams and sockets there may be at once, of everybody together and of each key (`api.md` section 12)."""
+"""How many streams and sockets there may be at once, of everybody together and of each key (`docs/spec/api.md` section
+12)."""
 
 from __future__ import annotations
 

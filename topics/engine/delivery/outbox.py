@@ -1,4 +1,4 @@
-"""What waits for one connection, and how a slow one is told from a fast one (`api.md` section 8).
+"""What waits for one connection, and how a slow one is told from a fast one (`docs/spec/api.md` section 8).
 
 Theory of operation. Delivery puts frames in. As long as nothing waits, a frame is sent at once, as far as the socket
 takes it; what is left, and what comes after it, the connection's own task takes out and sends. There is room for

@@ -1,4 +1,4 @@
-"""Watch sessions, and the connections that show them (`api.md` section 8).
+"""Watch sessions, and the connections that show them (`docs/spec/api.md` section 8).
 
 A session is a set of feeds that outlives its connections. It has one connection at a time: a newer one takes over, and
 goes on where the older one's client was. Without a connection it lives for `TOPICS_SESSION_TTL_MS`. A stream of one

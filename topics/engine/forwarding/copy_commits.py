@@ -1,4 +1,4 @@
-"""One commit of a router: a batch of copies, a hole, or only a move of its cursor (`semantics.md` section 5).
+"""One commit of a router: a batch of copies, a hole, or only a move of its cursor (`docs/spec/semantics.md` section 5).
 
 Responsible for the one step of the loop in which copies get their seqs and the Forwarded frame is queued, for what its
 publication does to the dest, and for the origins of what is on its way. Which records become copies, and when, is

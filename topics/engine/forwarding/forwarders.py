@@ -1,4 +1,4 @@
-"""Forwarders: they take what is new in a source and make copies of it in a dest (`semantics.md` section 5).
+"""Forwarders: they take what is new in a source and make copies of it in a dest (`docs/spec/semantics.md` section 5).
 
 Theory of operation. A forwarder stands in the fan-out of its source as a watcher stands in its audience: a change of
 the source makes it due, and when it is the fan-out's turn (`topics.sched`) it takes one step. A step is a single step
@@ -79,7 +79,7 @@ MAX_BACKOFF_S: Final = 1.0
 """Pauses of a forwarder whose dest is full or takes nothing: each twice as long as the one before."""
 
 CATCH_UP_S: Final = 1.0
-"""How long a read waits for what is due (`api.md` section 7)."""
+"""How long a read waits for what is due (`docs/spec/api.md` section 7)."""
 
 KEPT_TAKEN: Final = 8
 """Batches of sources that are kept taken apart, for other routers of the same source."""
@@ -289,7 +289,7 @@ class Forwarding:
 
     def _bound(self, forwarder: Forwarder) -> int:
         """The last seq of the source that may be forwarded now: a copy into a stronger class is made of what is synced,
-        any other of what is written (`semantics.md` section 5)."""
+        any other of what is written (`docs/spec/semantics.md` section 5)."""
         source = forwarder.source
         if source.ephemeral or forwarder.dest.ephemeral:
             return source.log.head_seq

@@ -1,4 +1,5 @@
-"""Routers as a whole: created, updated, deleted, listed (`api.md` section 7), each change synced before it is answered.
+"""Routers as a whole: created, updated, deleted, listed (`docs/spec/api.md` section 7), each change synced before it is
+answered.
 
 Responsible for the graph of all routers, which every change is checked against before anything is created, and for
 what happens to routers when topics come and go. Changes take place one at a time. A router belongs to its dest: its
@@ -156,8 +157,8 @@ class Routers:
         """Create or update a router; its state, and whether it was created. Synced when it returns. Without `create`,
         raises 404 for a router that is missing.
 
-        Raises the refusals of `api.md` section 7, all of them before anything is created. Cancelling before the change
-        is decided leaves nothing; after that it takes place all the same.
+        Raises the refusals of `docs/spec/api.md` section 7, all of them before anything is created. Cancelling before
+        the change is decided leaves nothing; after that it takes place all the same.
         """
         return await self._background.finish(partial(self._put, name, patch, create))
 

@@ -1,4 +1,4 @@
-"""One append, from admission to its answer (`api.md` section 4).
+"""One append, from admission to its answer (`docs/spec/api.md` section 4).
 
 Responsible for who may append now (repeats, room in the queue, caps, the quota), for the one step of the loop in which
 an append gets its seqs and becomes a commit, and for what its publication does. The records themselves are taken apart
@@ -86,8 +86,8 @@ class Appending:
     async def append(self, name: str, request: AppendRequest, perf: Performance) -> AppendResult:
         """Append a checked batch to the topic of a name; returns at its commit point.
 
-        Raises the `ApiError`s of `api.md` section 4. Cancelling before seqs are assigned leaves nothing; after that the
-        batch is committed all the same and only the answer is lost.
+        Raises the `ApiError`s of `docs/spec/api.md` section 4. Cancelling before seqs are assigned leaves nothing;
+        after that the batch is committed all the same and only the answer is lost.
         """
         self.check_config(name, request)
         return await self.append_to(partial(self._registry.topics.get, name), partial(self.create, name), request, perf)
@@ -189,8 +189,8 @@ class Appending:
         return await self._commits.admit(writer, budget)
 
     def _check_room(self, topic: Topic, batch: Columns) -> None:
-        """The quota, and caps with `reject`, against what is published and what is on its way (`semantics.md` section
-        2)."""
+        """The quota, and caps with `reject`, against what is published and what is on its way (`docs/spec/semantics.md`
+        section 2)."""
         quota = self._settings.max_total_bytes
         if not quota and topic.config.discard != "reject":
             return

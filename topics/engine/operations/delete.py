@@ -1,4 +1,4 @@
-"""Deleting records (`api.md` section 6): one commit, however many records it takes.
+"""Deleting records (`docs/spec/api.md` section 6): one commit, however many records it takes.
 
 Responsible for deciding a deletion, logging it, and carrying it out in slices where it is large. Which records it hits
 is `topics.log`'s business. Deleting a whole topic is in `topics.engine.operations.topic_lifecycle`.
@@ -57,8 +57,8 @@ class Deleting:
     async def delete_records(
         self, name: str, before_seq: int | None, match: Match | None, perf: Performance
     ) -> DeleteResult:
-        """Delete records that are present now (`api.md` section 6); returns at the commit point. Silent for readers,
-        always."""
+        """Delete records that are present now (`docs/spec/api.md` section 6); returns at the commit point. Silent for
+        readers, always."""
         while True:
             topic = self._registry.topic(name)
             if topic.barrier is not None:

@@ -1,4 +1,5 @@
-"""Exports: all that a topic holds in a range, slice by slice (`pipeline.md` section 1, `docs/design/bulk.md`).
+"""Exports: all that a topic holds in a range, slice by slice (`docs/spec/pipeline.md` section 1,
+`docs/design/bulk.md`).
 
 Responsible for what the range is, for going through it at memory that does not depend on it, and for leaving the loop
 to others. What is deliverable, and in which order, is `topics.engine.record_collector`'s business; how it looks on the
@@ -49,8 +50,8 @@ IDLE_S: Final = 0.0001
 
 
 class ExportRequest(NamedTuple):
-    """What is asked for (`pipeline.md` section 1). Seqs: those after `from_seq` up to `to_seq` (None: the head at the
-    call). Times: both ends inclusive, None for no bound. `nodes` are the writers to leave out."""
+    """What is asked for (`docs/spec/pipeline.md` section 1). Seqs: those after `from_seq` up to `to_seq` (None: the
+    head at the call). Times: both ends inclusive, None for no bound. `nodes` are the writers to leave out."""
 
     from_seq: int = 0
     to_seq: int | None = None

@@ -1,4 +1,4 @@
-"""One read: what is deliverable after a position, and waiting for it (`api.md` section 5).
+"""One read: what is deliverable after a position, and waiting for it (`docs/spec/api.md` section 5).
 
 Responsible for the diff and its long poll. What is gathered, and in which order, is `topics.engine.record_collector`'s
 business, what is not in memory comes from `topics.engine.loader`, and a poll is woken by the delivery workers
@@ -27,8 +27,8 @@ class Reading:
         self._loader = loader
 
     async def read(self, name: str, request: ReadRequest, perf: Performance) -> ReadResult:
-        """One diff, with its long poll (`api.md` section 5). Raises 404, and 503 when the daemon stops while it
-        waits."""
+        """One diff, with its long poll (`docs/spec/api.md` section 5). Raises 404, and 503 when the daemon stops while
+        it waits."""
         topic = self._registry.topic(name)
         self._registry.touch(topic)
         deadline = trio.current_time() + request.wait_ms / 1000

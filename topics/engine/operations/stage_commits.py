@@ -1,5 +1,5 @@
-"""Commits of stages: what they hold becomes part of their topic, all of it at once and once (`pipeline.md` section 1,
-`crash.md` 23).
+"""Commits of stages: what they hold becomes part of their topic, all of it at once and once (`docs/spec/pipeline.md`
+section 1, `docs/spec/crash.md` 23).
 
 Payloads are not written again. Where the records of the stages are is put down in Forwarded frames, as routers do it,
 and from then on the target's records are made of what was staged, until a checkpoint has stored them. With these frames

@@ -1,4 +1,4 @@
-"""Stages: what is appended in private until it is committed (`pipeline.md` section 1).
+"""Stages: what is appended in private until it is committed (`docs/spec/pipeline.md` section 1).
 
 A stage is a topic that nobody can ask for: its records have a log of their own, in the class of its target but at least
 `disk`, and everything that holds for appends (admission, repeats, checkpoints, quotas) holds for them. It has no list,

@@ -1,4 +1,4 @@
-"""Topics as a whole: created, reconfigured, deleted (`api.md` section 3), each synced before it is answered.
+"""Topics as a whole: created, reconfigured, deleted (`docs/spec/api.md` section 3), each synced before it is answered.
 
 Responsible for one change at a time per topic: a *barrier* stands while one takes place, everything decided before it
 is settled first, and whoever wants to change the topic meanwhile waits and then looks it up again by its name. Also for
@@ -102,8 +102,8 @@ class Configuring:
             await making.wait()
 
     async def put(self, name: str, patch: TopicConfigPatch, *, create: bool = True) -> tuple[TopicConfig, bool]:
-        """Create or reconfigure a topic (`api.md` section 3); the resolved config and whether it was created. Synced
-        when it returns. Without `create`, raises 404 for a topic that is missing."""
+        """Create or reconfigure a topic (`docs/spec/api.md` section 3); the resolved config and whether it was created.
+        Synced when it returns. Without `create`, raises 404 for a topic that is missing."""
         while True:
             topic = self._registry.topics.get(name)
             if topic is None:
@@ -125,8 +125,8 @@ class Configuring:
             return await self._carry_out(name, config, partial(self._reconfigure, topic, config)), False
 
     async def delete(self, name: str, *, if_empty: bool) -> tuple[bool, list[str]]:
-        """Delete a topic with all it has (`api.md` section 3); whether it was there, and the routers that went with
-        it."""
+        """Delete a topic with all it has (`docs/spec/api.md` section 3); whether it was there, and the routers that
+        went with it."""
         while True:
             topic = self._registry.topics.get(name)
             if topic is None:
@@ -142,7 +142,7 @@ class Configuring:
             return True, await self._background.finish(partial(self._delete_synced, topic, if_empty))
 
     def check_dead_letter(self, name: str, config: TopicConfig) -> None:
-        """A dead-letter topic must survive a restart (`semantics.md` section 6)."""
+        """A dead-letter topic must survive a restart (`docs/spec/semantics.md` section 6)."""
         named = self._dead_letters.get(name) or any(other.dead_letter == name for _, other in self._intended)
         if config.durability == "ephemeral" and named:
             raise ApiError(
@@ -300,7 +300,8 @@ class Configuring:
                 ceiling = max(topic.ceiling, topic.ceiling_queued)
             caps = partial(topic.log.eviction_watermark, config.cap_records, config.cap_bytes, [])
             below = await self._loader.prepared(topic, caps)
-            # The floors are latched before the new ttl and caps can change what they would have been (`crash.md` 6).
+            # The floors are latched before the new ttl and caps can change what they would have been
+            # (`docs/spec/crash.md` 6).
             update: dict[str, Any] = {"config": config_to_wire(config), "ceiling": ceiling}
             if old.durability == "ephemeral" and config.durability != "ephemeral":
                 update["log"] = topic.log.dump()
@@ -358,8 +359,8 @@ class Configuring:
             self.on_changed(topic)
 
     async def _write_out(self, topic: Topic) -> None:
-        """Log the live records of an `ephemeral` topic that is about to be stored (`crash.md` 24); a barrier keeps new
-        ones out. What segments hold from before it became `ephemeral` stays there.
+        """Log the live records of an `ephemeral` topic that is about to be stored (`docs/spec/crash.md` 24); a barrier
+        keeps new ones out. What segments hold from before it became `ephemeral` stays there.
 
         The records mean nothing until the ConfigUpdate that follows them, which carries the structure they belong to.
         """

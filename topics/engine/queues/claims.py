@@ -1,10 +1,10 @@
 """Who gets which jobs: the line of claimers of a queue, windows, and what a claimer does with its hand.
 
-Theory of operation (`semantics.md` section 6). A claim, and a `/work` stream with room for more, is a *claimer*. It
-stands in the line of its queue, behind those who came before, and is *dealt* jobs in a pass. A pass is one decision for
-all who stand there: it reserves jobs and gives each claimer its part. The claimer's own task then fetches the records,
-for which it may have to read a disk, commits the claim, and has its answer when that is published. What it cannot use
-it aborts, and the jobs are there for the next one.
+Theory of operation (`docs/spec/semantics.md` section 6). A claim, and a `/work` stream with room for more, is a
+*claimer*. It stands in the line of its queue, behind those who came before, and is *dealt* jobs in a pass. A pass is
+one decision for all who stand there: it reserves jobs and gives each claimer its part. The claimer's own task then
+fetches the records, for which it may have to read a disk, commits the claim, and has its answer when that is published.
+What it cannot use it aborts, and the jobs are there for the next one.
 
     no window          a pass whenever somebody arrives, and when there may be more jobs: first come, first served
     claim_jitter_ms    the pass comes so long after the first claimer has arrived, or the first job for those who wait;

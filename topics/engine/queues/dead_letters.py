@@ -1,4 +1,5 @@
-"""Moving jobs that have had all their deliveries to the dead-letter topic (`semantics.md` section 6, `crash.md` 26).
+"""Moving jobs that have had all their deliveries to the dead-letter topic (`docs/spec/semantics.md` section 6,
+`docs/spec/crash.md` 26).
 
 Such jobs are parked: no claim sees them, and nobody waits for their move. One task for each queue that has some appends
 them to the dead-letter topic, waits until that is synced, and only then deletes them here; a crash in between leaves

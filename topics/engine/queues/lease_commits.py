@@ -1,10 +1,11 @@
-"""Lease events on their way: what was decided about jobs becomes a commit of their topic (`semantics.md` section 6).
+"""Lease events on their way: what was decided about jobs becomes a commit of their topic (`docs/spec/semantics.md`
+section 6).
 
 Each is a commit like an append or a deletion, so a claim is published after the append that it is about, and an ack
 after the claim. Claims, nacks and extensions are Lease frames that wait for nothing (with `leases_durable`: for the
 sync that covers them). An ack is a deletion, in the topic's class. Lease frames take no room in the shard's queue that
-appends could be waiting for (`crash.md` 25). An `ephemeral` queue logs nothing but what it has moved to its dead-letter
-topic, which it counts over its life.
+appends could be waiting for (`docs/spec/crash.md` 25). An `ephemeral` queue logs nothing but what it has moved to its
+dead-letter topic, which it counts over its life.
 """
 
 from __future__ import annotations

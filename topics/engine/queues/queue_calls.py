@@ -1,4 +1,4 @@
-"""The calls of a queue: claim, ack, nack, extend, and what a `/work` stream does (`api.md` section 9).
+"""The calls of a queue: claim, ack, nack, extend, and what a `/work` stream does (`docs/spec/api.md` section 9).
 
 Every call looks at the queue as of now, decides in one step what of it is the caller's (`topics.queue.leases`), and
 answers when that is published (`topics.engine.queues.lease_commits`). A seq with an event on its way is decided about

@@ -1,4 +1,4 @@
-"""Who asks, what they may do, and how much of it (`api.md` section 12, `docs/design/guardrails.md`).
+"""Who asks, what they may do, and how much of it (`docs/spec/api.md` section 12, `docs/design/guardrails.md`).
 
 The gate asks here before it reads a body, and hands on `call.key`; names that stand in bodies are checked by those who
 decode them. Where there are no keys everybody is `OPEN`, and nothing is counted.

@@ -1,4 +1,4 @@
-"""Pages of other origins (`TOPICS_CORS_ORIGINS`, `api.md` section 12): what a browser may send and show them.
+"""Pages of other origins (`TOPICS_CORS_ORIGINS`, `docs/spec/api.md` section 12): what a browser may send and show them.
 
 Theory of operation. Where there are no keys, nothing but the browser tells a page of a stranger from the owner of the
 machine, so `check` refuses every request that a stranger's page can make a browser send. There are two ways to send

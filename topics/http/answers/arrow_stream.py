@@ -1,4 +1,4 @@
-"""Exports as Arrow streams (`pipeline.md` section 1): runs of records in, the bytes of record batches out.
+"""Exports as Arrow streams (`docs/spec/pipeline.md` section 1): runs of records in, the bytes of record batches out.
 
 Responsible for the columns and for what a batch without rows says. It is the only module of the daemon that needs
 pyarrow, which is not a dependency: whoever wants it imports it where that may fail, and not on the loop, since that

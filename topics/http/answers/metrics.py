@@ -1,5 +1,5 @@
-"""Figures for people and machines (`api.md` section 11): what the gate counts, what the engine tells, and their two
-formats.
+"""Figures for people and machines (`docs/spec/api.md` section 11): what the gate counts, what the engine tells, and
+their two formats.
 
 Nothing is kept in prometheus-client's registry between scrapes: the engine is read when somebody asks, so that no
 append pays for a metric that nobody looks at. A thousand topics are some 200 KiB of text: they are rendered in steps of

@@ -1,4 +1,5 @@
-"""How live delivery looks as server-sent events (`api.md` section 8): the frames, and nothing about connections.
+"""How live delivery looks as server-sent events (`docs/spec/api.md` section 8): the frames, and nothing about
+connections.
 
 A frame is made without its `id`, so that all watchers of a topic can share it; the id, which is different for each
 session, is put in front of it for each. Names of topics and JSON hold no line ends, so every field is one line.

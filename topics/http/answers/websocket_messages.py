@@ -1,4 +1,4 @@
-"""How live delivery looks as WebSocket messages (`api.md` section 8); `sse` is its counterpart."""
+"""How live delivery looks as WebSocket messages (`docs/spec/api.md` section 8); `sse` is its counterpart."""
 
 from __future__ import annotations
 

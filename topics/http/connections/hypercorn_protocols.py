@@ -1,4 +1,5 @@
-"""Hypercorn's protocols, where they fall short of `api.md` section 1 or leak: subclasses of 0.18, each with its reason.
+"""Hypercorn's protocols, where they fall short of `docs/spec/api.md` section 1 or leak: subclasses of 0.18, each with
+its reason.
 
 Nothing is patched in place. HTTP/1.1 and HTTP/2 have their classes here, and WebSockets; the rest is hypercorn's.
 """
@@ -168,7 +169,7 @@ class Protocols(ProtocolWrapper):
 
 
 def _refusal() -> tuple[bytes, list[tuple[bytes, bytes]]]:
-    """Body and headers of the answer to what is not HTTP (`api.md` section 1)."""
+    """Body and headers of the answer to what is not HTTP (`docs/spec/api.md` section 1)."""
     body = msgspec.json.encode(
         {"error": {"code": "invalid_request", "message": "the request is not valid HTTP", "detail": {}}}
     )

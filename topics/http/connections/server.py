@@ -127,7 +127,8 @@ def port_of(sockets: Iterable[socket.socket]) -> int:
 
 
 def hypercorn_config(settings: Settings) -> Config:
-    """Every limit and timeout of the framework that a client could notice, none of them tighter than `api.md`."""
+    """Every limit and timeout of the framework that a client could notice, none of them tighter than
+    `docs/spec/api.md`."""
     config = Config()
     config.h2_max_concurrent_streams = MAX_STREAMS
     config.h2_max_header_list_size = MAX_HEADER_BYTES

@@ -1,4 +1,4 @@
-"""Bulk transfer over HTTP: exports, and ingests of NDJSON (`pipeline.md` section 1, `docs/design/bulk.md`).
+"""Bulk transfer over HTTP: exports, and ingests of NDJSON (`docs/spec/pipeline.md` section 1, `docs/design/bulk.md`).
 
 Theory of operation. Neither is ever in memory as a whole. An export is asked for its next slice when the socket has
 taken the one before. An ingest reads the upload piece by piece; while one batch commits, the next is read and decoded,

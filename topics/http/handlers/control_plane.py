@@ -136,7 +136,8 @@ class ControlPlane:
     def _performance(self) -> Performance:
         return _call().performance(self._engine.clock.perf_ns())
 
-    # --- topics (`api.md` section 3) ---------------------------------------------------------------------------------
+    # --- topics (`docs/spec/api.md` section 3)
+    # ---------------------------------------------------------------------------------
 
     async def put_topic(self, topic: str) -> Response:
         """`PUT /v0/topics/{topic}`."""
@@ -174,7 +175,7 @@ class ControlPlane:
         return json_response(answer)
 
     async def delete_records(self, topic: str) -> Response:
-        """`POST /v0/topics/{topic}/delete` (`api.md` section 6)."""
+        """`POST /v0/topics/{topic}/delete` (`docs/spec/api.md` section 6)."""
         selection = bodies.decode_delete(_call().body, self._engine.settings)
         perf = _call().perf
         result = await self._engine.delete_records(topic, selection.before_seq, selection.match, perf)
@@ -189,7 +190,8 @@ class ControlPlane:
         )
         return json_response(answer)
 
-    # --- routers (`api.md` section 7) --------------------------------------------------------------------------------
+    # --- routers (`docs/spec/api.md` section 7)
+    # --------------------------------------------------------------------------------
 
     async def put_router(self, router: str) -> Response:
         """`PUT /v0/routers/{router}`."""
@@ -260,7 +262,8 @@ class ControlPlane:
                 after = page[-1].router if page else None
         return found
 
-    # --- the daemon (`api.md` section 11) ----------------------------------------------------------------------------
+    # --- the daemon (`docs/spec/api.md` section 11)
+    # ----------------------------------------------------------------------------
 
     async def root(self) -> Response:
         """`GET /`: for somebody who has only the address."""

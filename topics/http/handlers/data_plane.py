@@ -1,6 +1,6 @@
 """Append, stages, diff, queues and streams: what is called most or lasts longest, answered without Quart.
 
-Quart costs 0.3 ms a request (`runtime.md` section 3), which is as much as everything else that happens here.
+Quart costs 0.3 ms a request (`docs/spec/runtime.md` section 3), which is as much as everything else that happens here.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class DataPlane:
         }
 
     async def append(self, call: Call) -> Response:
-        """`POST /v0/topics/{topic}` (`api.md` section 4)."""
+        """`POST /v0/topics/{topic}` (`docs/spec/api.md` section 4)."""
         engine = self._engine
         topic = call.params["topic"]
         query = bodies.decode_append_query(call.query)
@@ -71,7 +71,7 @@ class DataPlane:
         return Response(201 if result.created else 200, answer)
 
     async def diff_post(self, call: Call) -> Response:
-        """`POST /v0/topics/{topic}/diff` (`api.md` section 5)."""
+        """`POST /v0/topics/{topic}/diff` (`docs/spec/api.md` section 5)."""
         return await self._diff(call, bodies.decode_read(call.body, self._engine.settings))
 
     async def diff_get(self, call: Call) -> Response:

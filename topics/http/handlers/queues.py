@@ -1,4 +1,4 @@
-"""The calls of a queue over HTTP (`api.md` section 9): claim, ack, nack, extend, and the `/work` stream."""
+"""The calls of a queue over HTTP (`docs/spec/api.md` section 9): claim, ack, nack, extend, and the `/work` stream."""
 
 from __future__ import annotations
 

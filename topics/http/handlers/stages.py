@@ -1,4 +1,4 @@
-"""Staging over HTTP (`pipeline.md` section 1): appends to a stage, commits, and what is dropped.
+"""Staging over HTTP (`docs/spec/pipeline.md` section 1): appends to a stage, commits, and what is dropped.
 
 What a stage is, and what makes a commit all or nothing, is `topics.engine.operations.stage_lifecycle`'s business.
 Uploads of NDJSON to a stage are `bulk`'s.

@@ -1,4 +1,4 @@
-"""Server-sent events: opening a watch session, showing it, and streams of one topic (`api.md` section 8).
+"""Server-sent events: opening a watch session, showing it, and streams of one topic (`docs/spec/api.md` section 8).
 
 Everything that can be refused is refused before a stream opens, with the error envelope. From then on the task of the
 request does nothing but take frames from its outbox and send them, with a heartbeat when there are none; what the

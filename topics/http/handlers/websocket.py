@@ -1,4 +1,4 @@
-"""`GET /v0/ws`: commands and pushes as JSON text messages (`api.md` section 8).
+"""`GET /v0/ws`: commands and pushes as JSON text messages (`docs/spec/api.md` section 8).
 
 Theory of operation. A socket has two tasks. One reads: it carries out a command at a time, in the order in which they
 came, and stops reading while there is no room for an answer, so that a client that only writes is slowed down by TCP.

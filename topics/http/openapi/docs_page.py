@@ -1,4 +1,4 @@
-"""The page for people, `/v0/docs` (`api.md` section 11): the OpenAPI document as one file of HTML.
+"""The page for people, `/v0/docs` (`docs/spec/api.md` section 11): the OpenAPI document as one file of HTML.
 
 No scripts, no fonts, no pictures, nothing from elsewhere: it works without internet, and under the content policy that
 goes with it. What the document says is text, and is escaped; of its marks the page knows paragraphs, lists (`- `) and

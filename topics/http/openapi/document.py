@@ -1,4 +1,5 @@
-"""The OpenAPI document of the daemon (`api.md` section 11): made from the table of routes, `description` and the types.
+"""The OpenAPI document of the daemon (`docs/spec/api.md` section 11): made from the table of routes, `description` and
+the types.
 
 What follows from the table stands in `_codes_of` and `_security_of`. The document is made once, when somebody first
 asks for it, and does not depend on the settings: limits are named with their variables and defaults.

@@ -1,4 +1,5 @@
-"""What requests carry: decoding, and every limit, range and type that `api.md` sections 1 to 7 and 10 set for them.
+"""What requests carry: decoding, and every limit, range and type that `docs/spec/api.md` sections 1 to 7 and 10 set for
+them.
 
 Bytes and query strings in, checked requests of `topics.model` out; no I/O, no engine. Whatever is wrong is an
 `ApiError` that names the field. Rules of a topic's configuration are `topics.log.topic_config`'s, those of a router
@@ -232,8 +233,8 @@ _encode: Final = msgspec.json.encode
 def decode_append(
     raw: bytes, settings: Settings, header_key: str | None = None, *, strict: bool = False
 ) -> CheckedAppend:
-    """The body of an append (`api.md` section 4). `header_key` is the `Idempotency-Key` header; the body's wins.
-    `strict` refuses unknown keys of it and of its records.
+    """The body of an append (`docs/spec/api.md` section 4). `header_key` is the `Idempotency-Key` header; the body's
+    wins. `strict` refuses unknown keys of it and of its records.
 
     Raises 400 `invalid_request`, `batch_too_large` or `record_too_large`. An inline config has its types checked, not
     its ranges.
@@ -516,8 +517,8 @@ def decode_plain(values: list[bytes], settings: Settings) -> CheckedAppend | Non
 
 
 def decode_lines(lines: list[bytes], settings: Settings, *, strict: bool = False) -> CheckedAppend:
-    """The records of a batch, each a line (`pipeline.md` section 1). Raises `BadLine` for the first that is none.
-    `strict` refuses unknown keys.
+    """The records of a batch, each a line (`docs/spec/pipeline.md` section 1). Raises `BadLine` for the first that is
+    none. `strict` refuses unknown keys.
 
     Each line is decoded by itself: joined, two wrong lines can make a right one.
     """
@@ -613,7 +614,7 @@ _commit_body: Final = msgspec.json.Decoder(CommitBody)
 
 
 def decode_commit(raw: bytes) -> CommitBody:
-    """The body of a commit of stages (`pipeline.md` section 1)."""
+    """The body of a commit of stages (`docs/spec/pipeline.md` section 1)."""
     if not raw:
         raise invalid("stages", "is required")
     check_utf8(raw)
@@ -652,7 +653,7 @@ class ExportQuery(msgspec.Struct, kw_only=True):
 
 
 def decode_export(query: bytes, settings: Settings) -> ExportRequest:
-    """The query of an export (`pipeline.md` section 1); `node` may be repeated."""
+    """The query of an export (`docs/spec/pipeline.md` section 1); `node` may be repeated."""
     values = Query(query)
     nodes = values.all("node")
     check_nodes(nodes, settings)
@@ -694,7 +695,7 @@ _read_body: Final = msgspec.json.Decoder(ReadBody)
 
 
 def decode_read(raw: bytes, settings: Settings) -> ReadRequest:
-    """The body of a diff (`api.md` section 5), clamped."""
+    """The body of a diff (`docs/spec/api.md` section 5), clamped."""
     body = ReadBody()
     if raw:
         check_utf8(raw)
@@ -773,7 +774,7 @@ _router_body: Final = msgspec.json.Decoder(RouterPatch)
 
 
 def decode_delete(raw: bytes, settings: Settings) -> DeleteSelection:
-    """The body of a record deletion (`api.md` section 6)."""
+    """The body of a record deletion (`docs/spec/api.md` section 6)."""
     if not raw:
         raise _nothing_selected()
     check_utf8(raw)
@@ -795,7 +796,8 @@ def _nothing_selected() -> ApiError:
 
 
 def decode_config_patch(raw: bytes) -> TopicConfigPatch:
-    """The body of a topic's PUT (`api.md` section 2); types and keys, ranges are checked where it is merged."""
+    """The body of a topic's PUT (`docs/spec/api.md` section 2); types and keys, ranges are checked where it is
+    merged."""
     if not raw:
         return TopicConfigPatch()
     check_utf8(raw)
@@ -803,7 +805,7 @@ def decode_config_patch(raw: bytes) -> TopicConfigPatch:
 
 
 def decode_router_patch(raw: bytes, settings: Settings) -> RouterPatch:
-    """The body of a router's PUT (`api.md` section 7): types, keys, names, and what its filter is.
+    """The body of a router's PUT (`docs/spec/api.md` section 7): types, keys, names, and what its filter is.
 
     What a router needs is checked where it is merged.
     """
@@ -863,7 +865,7 @@ class Page(NamedTuple):
 
 
 def decode_list_query(query: bytes) -> Page:
-    """`prefix`, `cursor`, `page_size` and `touch` of a topic list (`api.md` sections 1 and 3)."""
+    """`prefix`, `cursor`, `page_size` and `touch` of a topic list (`docs/spec/api.md` sections 1 and 3)."""
     values = Query(query)
     return _page(values, TOPIC_CURSORS, touch=values.boolean("touch", False))
 
@@ -877,7 +879,7 @@ class RouterSelection(NamedTuple):
 
 
 def decode_router_list_query(query: bytes) -> RouterSelection:
-    """`prefix`, `source`, `dest`, `cursor` and `page_size` of a router list (`api.md` sections 1 and 7)."""
+    """`prefix`, `source`, `dest`, `cursor` and `page_size` of a router list (`docs/spec/api.md` sections 1 and 7)."""
     values = Query(query)
     return RouterSelection(page=_page(values, ROUTER_CURSORS), source=values.topic("source"), dest=values.topic("dest"))
 
@@ -976,7 +978,7 @@ def decode_touch(query: bytes) -> bool:
 
 
 def decode_hold_ms(query: bytes) -> int:
-    """`hold_ms` of a checkpoint; the longest hold there is (`crash.md` 13) for anything above it."""
+    """`hold_ms` of a checkpoint; the longest hold there is (`docs/spec/crash.md` 13) for anything above it."""
     return int(Query(query).integer("hold_ms", 0))
 
 

@@ -1,4 +1,5 @@
-"""The lines of an upload, in batches (`pipeline.md` section 1): bytes in, as they come, complete batches of lines out.
+"""The lines of an upload, in batches (`docs/spec/pipeline.md` section 1): bytes in, as they come, complete batches of
+lines out.
 
 Where a batch ends depends on the lines alone and not on how they came, so that an upload that is repeated breaks into
 the same batches, and their idempotency keys find them. What a line means is for `bodies` to say.

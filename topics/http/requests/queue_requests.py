@@ -1,4 +1,4 @@
-"""What the calls of a queue carry: decoding and checks of `api.md` section 9. Like `bodies`, without I/O.
+"""What the calls of a queue carry: decoding and checks of `docs/spec/api.md` section 9. Like `bodies`, without I/O.
 
 Numbers called clamped are clamped from both sides. A lease id is opaque to clients, so a text that is none fits no
 lease, and its seq is skipped like one whose lease is another.

@@ -1,4 +1,5 @@
-"""What requests for live delivery carry: decoding and checks of `api.md` section 8. Like `bodies`, without I/O.
+"""What requests for live delivery carry: decoding and checks of `docs/spec/api.md` section 8. Like `bodies`, without
+I/O.
 
 Numbers are clamped as in a diff; what is not a number in range at all, an unknown field or a bad name is a 400 that
 names the field. `tail` wins over `from_seq`.

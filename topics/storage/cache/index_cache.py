@@ -1,4 +1,5 @@
-"""Columns and tags of stored spans in memory: one LRU for all topics, bounded in bytes (`storage.md` section 5).
+"""Columns and tags of stored spans in memory: one LRU for all topics, bounded in bytes (`docs/spec/storage.md` section
+5).
 
 What is in here can be dropped between any two steps of the loop: whoever needs it asks, uses it in the same step, and
 asks again later. The newest entry always stays, however large it is, and so does what is being gathered for an

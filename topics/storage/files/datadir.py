@@ -1,4 +1,4 @@
-"""The layout of the data directory, its FORMAT and its LOCK (`storage.md` section 1).
+"""The layout of the data directory, its FORMAT and its LOCK (`docs/spec/storage.md` section 1).
 
 Responsible for the names of everything below `TOPICS_DATA_DIR`, for creating the directories durably, for refusing a
 directory that this version cannot read, and for keeping a second daemon out. What is inside the files is left to
@@ -28,7 +28,7 @@ import msgspec
 from topics.storage.files.fs import Fs, LockHandle, LockHeld, join, parent, write_atomic
 
 FORMAT: Final = {"wal": 2, "segment": 2, "snapshot": 2}
-"""The formats this version writes. Any change of bytes bumps one of them (`storage.md` section 6)."""
+"""The formats this version writes. Any change of bytes bumps one of them (`docs/spec/storage.md` section 6)."""
 
 READABLE: Final = (1, 2)
 """The formats this version reads, of each part. A directory of the older one holds files of both once it was opened."""

@@ -1,4 +1,4 @@
-"""The header of WAL files and of `.data` files, and the seed of a frame's checksum (`storage.md` section 6).
+"""The header of WAL files and of `.data` files, and the seed of a frame's checksum (`docs/spec/storage.md` section 6).
 
     off  size  field
       0     8  magic    b"TOPICS2\\0"

@@ -1,5 +1,5 @@
 """Room on the disk, looked at twice a second: below a limit of bytes or of inodes appends are refused, so that
-deletions, acks, checkpoints and reclaiming have a reserve (`crash.md` 27).
+deletions, acks, checkpoints and reclaiming have a reserve (`docs/spec/crash.md` 27).
 
 So are they while the data directory is not at its path: somebody has moved it, or put another one in its place. Then
 nothing is done to files by their paths either, as they would be another directory's.

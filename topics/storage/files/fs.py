@@ -4,7 +4,7 @@ Responsible for one thing: saying precisely what is visible, what is durable and
 write, when to sync and what a failure means for a shard is left to the callers; the simulated disk
 (`tests/simulation/disk.py`) implements the same contract and takes every liberty the contract leaves.
 
-What is promised, and what is not (`crash.md`, first paragraph):
+What is promised, and what is not (`docs/spec/crash.md`, first paragraph):
 
 - A write is visible to every later read at once. It is *durable* only when a later `fdatasync` of that file (or
   `sync_all`) returned.
@@ -35,9 +35,9 @@ from typing import Final, Protocol
 from topics.storage.files.mounts import mount_of
 
 FILE_MODE = 0o600
-"""Mode of every file (`storage.md` section 1)."""
+"""Mode of every file (`docs/spec/storage.md` section 1)."""
 DIRECTORY_MODE = 0o700
-"""Mode of every directory (`storage.md` section 1)."""
+"""Mode of every directory (`docs/spec/storage.md` section 1)."""
 TEMPORARY_SUFFIX = ".tmp"
 """What `write_atomic` appends while a file is not complete: recovery ignores and may remove such files."""
 

@@ -1,4 +1,5 @@
-"""The witness: what proves to the next life that the page cache has kept all that this one has written (`crash.md` 3).
+"""The witness: what proves to the next life that the page cache has kept all that this one has written
+(`docs/spec/crash.md` 3).
 
 A record that is acked by write(2) alone is safe while the machine stays up. That the next life finds it there takes
 more than the same boot: the file system must not have been unmounted, as its page cache goes with that, and no write

@@ -176,7 +176,8 @@ class Compactor:
         return checkpoint
 
     async def change_layout(self) -> None:
-        """At the start, before anything is written: go over to the number of shards in the settings (`crash.md` 14).
+        """At the start, before anything is written: go over to the number of shards in the settings
+        (`docs/spec/crash.md` 14).
 
         Everything goes into segments first, so that no frame of the old layout is needed any more; then two snapshots
         name the new one; then the old one goes.
@@ -263,9 +264,9 @@ class Compactor:
     async def announce(self) -> None:
         """Leave in the log what a checkpoint is about to take for granted; synced when it returns.
 
-        ttl moves floors without a frame; they are logged before any file goes (`semantics.md` section 3). A topic that
-        has changed without any frame gets a mark, so that a recovery which comes before the snapshot looks at its
-        manifest. Raises ApiError on a failed shard.
+        ttl moves floors without a frame; they are logged before any file goes (`docs/spec/semantics.md` section 3). A
+        topic that has changed without any frame gets a mark, so that a recovery which comes before the snapshot looks
+        at its manifest. Raises ApiError on a failed shard.
         """
         last: dict[int, ControlBatch] = {}
         for topic in list(self._source.changed):

@@ -1,4 +1,5 @@
-"""Who may change the files of a topic, and when: what compactor, reclaimer and relocator share (`crash.md` 12, 13).
+"""Who may change the files of a topic, and when: what compactor, reclaimer and relocator share (`docs/spec/crash.md`
+12, 13).
 
 A *hold* keeps every file as it is while somebody copies the directory: no checkpoint, no reclaim, no relocation, no
 removal begins while one lasts. Work that replaces files outside of a checkpoint first leaves a CheckpointMark with the
@@ -23,7 +24,7 @@ from topics.storage.wal.frames import FrameType, encode_control
 from topics.storage.wal.shard_writer import ControlBatch
 
 MAX_HOLD_MS: Final = 600_000
-"""A hold is never longer (`crash.md` 13)."""
+"""A hold is never longer (`docs/spec/crash.md` 13)."""
 
 COLD_WAIT_S: Final = 5.0
 """How long a hold waits for work on cold files. What goes on behind that, at a store that hangs, leaves at every moment
@@ -54,7 +55,7 @@ class Upkeep:
 
     def needed_segments(self, topic_id: int) -> set[int]:
         """The first seqs of those segments of a topic that copies in other topics are made of. They stay as they are
-        until the copies are in segments of their own (`crash.md` 18)."""
+        until the copies are in segments of their own (`docs/spec/crash.md` 18)."""
         places = map(self._store.files.place_of, self._source.copied_files())
         return {first for kind, owner, first in places if kind == "segment" and owner == topic_id}
 

@@ -1,4 +1,5 @@
-"""The reclaimer: gives back what deleted, evicted and expired records take up on disk (`storage.md` section 4).
+"""The reclaimer: gives back what deleted, evicted and expired records take up on disk (`docs/spec/storage.md` section
+4).
 
 The kinds of work, each on one topic at a time and crash-safe at every step (`docs/design/segments.md` section 4):
 
@@ -476,8 +477,8 @@ class Reclaimer:
                 return None
             first = work.old[0].first
             copies = [segment_name(first, "idx.cold"), segment_name(first, "tags.cold")]
-            # Derived files go before what they are derived from is replaced (`crash.md` 12); those that are hot as late
-            # as can be, because without them the columns of these records are where the payloads are.
+            # Derived files go before what they are derived from is replaced (`docs/spec/crash.md` 12); those that are
+            # hot as late as can be, because without them the columns of these records are where the payloads are.
             ready = partial(delete_all, tiers.hot, topic.id, copies)
             write = partial(_write_replacement, tiers.cold, work, ready)
             try:
@@ -638,8 +639,9 @@ async def _plan(group: Sequence[_Frozen]) -> _Plan:
 
 
 def _write_replacement(store: SegmentStore, work: _Replacement, ready: Callable[[], None] | None = None) -> list[bytes]:
-    """Blocking, in the order of `crash.md` 12: derived files go, `.data` is replaced, derived files are made anew.
-    Returns those, `.idx` and `.tags`. `ready` is called when all of `.data` has been written, before it counts."""
+    """Blocking, in the order of `docs/spec/crash.md` 12: derived files go, `.data` is replaced, derived files are made
+    anew. Returns those, `.idx` and `.tags`. `ready` is called when all of `.data` has been written, before it
+    counts."""
     plan, first = work.plan, work.old[0]
     offsets, at = array("I"), FILE_HEADER_BYTES
     for size, flag, was in zip(plan.frame_len, plan.flags, plan.offset, strict=True):

@@ -1,13 +1,13 @@
-"""The relocator: moves the oldest sealed segments of a topic from the hot to the cold directory (`storage.md` section
-4).
+"""The relocator: moves the oldest sealed segments of a topic from the hot to the cold directory (`docs/spec/storage.md`
+section 4).
 
 Copy (`.data` last), flip the tier in the part on disk, remove the hot copy. Before the flip the hot one counts, after
 it the cold one; a crash in between leaves a copy too many, which the next relocation overwrites, or `cold_upkeep`
 removes behind the next start.
 
 While it is copied, a segment is nobody's: its topic's hot files may be written to, flagged, rewritten and dropped. What
-was flagged meanwhile is flagged in the copy before the flip (`crash.md` 12), and a segment that is another one by then
-stays where it is. So a cold store that is slow, or hangs, delays this and nothing else.
+was flagged meanwhile is flagged in the copy before the flip (`docs/spec/crash.md` 12), and a segment that is another
+one by then stays where it is. So a cold store that is slow, or hangs, delays this and nothing else.
 """
 
 from __future__ import annotations

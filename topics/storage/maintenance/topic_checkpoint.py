@@ -824,7 +824,8 @@ class Storing:
     # -- delete flags ------------------------------------------------------------------------------------------------
 
     async def _write_flags(self, captured: _Captured, files: UnsyncedFiles) -> None:
-        """Flag deleted records of hot segments in `.data`. Their Delete frames are synced by now (`crash.md` 11).
+        """Flag deleted records of hot segments in `.data`. Their Delete frames are synced by now (`docs/spec/crash.md`
+        11).
 
         Those of cold segments stay in the part until the reclaimer has written them.
         """

@@ -1,6 +1,6 @@
 """Verifying what routers and commits of stages leave: Forwarded frames by themselves and one after another, and the
-frames that copies are made of as long as no checkpoint has put those into segments of their own (`semantics.md` section
-5, `crash.md` 16 to 20 and 23).
+frames that copies are made of as long as no checkpoint has put those into segments of their own
+(`docs/spec/semantics.md` section 5, `docs/spec/crash.md` 16 to 20 and 23).
 
 A recipe counts if a start would replay it: its frame stands in a whole batch behind the newest part of its topic. What
 it names has to be there, byte for byte, in the WAL or in a segment. Two things are no damage: bytes behind the end of

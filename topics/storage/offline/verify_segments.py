@@ -1,5 +1,5 @@
 """Verifying one segment: `.data` frame by frame, `.idx` and `.tags` against it, and what the part says about it
-(`storage.md` section 4, `docs/design/segments.md`).
+(`docs/spec/storage.md` section 4, `docs/design/segments.md`).
 
 `.data` is the truth; the others are compared with columns that are made from it. Columns are compared as a whole, and
 looked at slot by slot only where they differ. Memory is that of one segment's columns and tags.

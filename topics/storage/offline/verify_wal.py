@@ -1,5 +1,5 @@
-"""Verifying the WAL of one shard: every frame of every file, and how the files join (`storage.md` section 2, `crash.md`
-4 and 5).
+"""Verifying the WAL of one shard: every frame of every file, and how the files join (`docs/spec/storage.md` section 2,
+`docs/spec/crash.md` 4 and 5).
 
 Theory of operation. Each file is read once, from its first byte to its last, in windows. Frames are checked one by one;
 what frames say about each other (batches, ordinals, Synced, FileEnd) is checked with what has been read of the file.

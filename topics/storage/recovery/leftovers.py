@@ -1,5 +1,5 @@
 """What an interrupted checkpoint, rewrite, merge, relocation or removal has left behind is cleared away before the
-daemon is ready (`crash.md` 10 and 12): the part decides what belongs to a topic, everything else goes.
+daemon is ready (`docs/spec/crash.md` 10 and 12): the part decides what belongs to a topic, everything else goes.
 
 Blocking. What is hot is tidied before the daemon is ready; what is cold behind that, as the store may not answer
 (`cold_upkeep`).

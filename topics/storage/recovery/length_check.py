@@ -1,5 +1,5 @@
 """Is every hot `.data` as long as the part of its topic says? A sealed file that was cut short, or that is missing, is
-found at the start, not when somebody reads it years later (`crash.md` 10, `semantics.md` 8.4).
+found at the start, not when somebody reads it years later (`docs/spec/crash.md` 10, `docs/spec/semantics.md` 8.4).
 
 The start asks for the lengths of `AT_START` files, those of topics with frames in the log first: one call each, a few
 microseconds where the directory is in memory. The rest follows when the daemon is ready. What a file does not have is

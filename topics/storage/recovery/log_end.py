@@ -1,4 +1,4 @@
-"""Where a shard's log ends, or is damaged (`storage.md` section 3, `crash.md` 4 and 5).
+"""Where a shard's log ends, or is damaged (`docs/spec/storage.md` section 3, `docs/spec/crash.md` 4 and 5).
 
 Replay stops at bytes that are no frame. Here it is decided whether they are the torn end of writes that no sync has
 covered, or damage: bytes that were on disk and are not any more. What is vouched for decides; what stands behind the

@@ -313,7 +313,7 @@ class Recovered(NamedTuple):
 
 
 def shard_of(topic_id: int, shards: int) -> int:
-    """A topic's shard (`storage.md` section 2)."""
+    """A topic's shard (`docs/spec/storage.md` section 2)."""
     return frames.digest(topic_id.to_bytes(8, "little")) % shards
 
 

@@ -1,5 +1,5 @@
-"""Recovery: from a data directory to topics in memory, and the judgement between a torn end and damage (`storage.md`
-section 3).
+"""Recovery: from a data directory to topics in memory, and the judgement between a torn end and damage
+(`docs/spec/storage.md` section 3).
 
 Theory of operation
 -------------------
@@ -409,7 +409,8 @@ class _Replay:
             )
 
     def drop_superseded(self) -> None:
-        """For one name the highest id wins (`semantics.md` 1), whether that topic is still there or was deleted.
+        """For one name the highest id wins (`docs/spec/semantics.md` 1), whether that topic is still there or was
+        deleted.
 
         There are two if a creation failed and was found on the disk all the same, and another one in a shard that had
         not failed succeeded.
@@ -842,8 +843,8 @@ class _Replay:
                     topic.origins.add(kind.topic_id, seq)
 
     def resolve_copies(self, shards: Mapping[int, RecoveredShard]) -> dict[int, list[tuple[int, int, LossReason]]]:
-        """Now that the ends of all shards are known: copies whose bytes are not there are lost (`crash.md` 16), or were
-        damaged."""
+        """Now that the ends of all shards are known: copies whose bytes are not there are lost (`docs/spec/crash.md`
+        16), or were damaged."""
         found: dict[int, list[tuple[int, int, LossReason]]] = {}
         filled = any(shard.fillers for shard in shards.values())
         if filled:
@@ -910,8 +911,8 @@ class _Replay:
         return found.file is None or (ordinal, end) > (found.file.ordinal, found.end)
 
     def check_routers(self) -> None:
-        """Routers between instances that are not both there are gone (`crash.md` 20); no cursor stands above its
-        source's head."""
+        """Routers between instances that are not both there are gone (`docs/spec/crash.md` 20); no cursor stands above
+        its source's head."""
         for topic in self.topics.values():
             gone = [name for name, router in topic.incoming.items() if router.source_id not in self.topics]
             for name in gone:

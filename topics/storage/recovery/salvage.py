@@ -1,5 +1,5 @@
-"""Salvage: giving up a damaged range of a WAL file so that the rest can be used (`storage.md` section 3, `crash.md`
-15).
+"""Salvage: giving up a damaged range of a WAL file so that the rest can be used (`docs/spec/storage.md` section 3,
+`docs/spec/crash.md` 15).
 
 The bad range is replaced by one *filler*: a ShardOpen frame of exactly its length, whose payload says what was lost.
 No other byte of the file moves, so every position that snapshots, Synced frames and the index know stays what it was.

@@ -1,4 +1,5 @@
-"""What stands in for a snapshot when none can be read and the log was cut: what the manifests say (`storage.md` 3).
+"""What stands in for a snapshot when none can be read and the log was cut: what the manifests say
+(`docs/spec/storage.md` 3).
 
 A WAL file goes only when every topic with a frame in it has been stored behind that frame, and a topic that has ever
 had a segment was stored into its manifest. So its manifest and what is left of the log are all of it, and replay from

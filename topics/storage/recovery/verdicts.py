@@ -1,4 +1,5 @@
-"""What recovery decides beyond what the log says, and the end of the log made durable (`crash.md` 2, 3 and 16)."""
+"""What recovery decides beyond what the log says, and the end of the log made durable (`docs/spec/crash.md` 2, 3 and
+16)."""
 
 from __future__ import annotations
 
@@ -66,8 +67,8 @@ def decide(
 
 
 def _stages_gone(recovered: Recovered) -> list[RecoveredTopic]:
-    """The stages that may not go on (`crash.md` 23): the target is gone, or the stage was committed and its deletion
-    has not come to the disk; or something of it was lost, or may have been: no commit may publish the rest."""
+    """The stages that may not go on (`docs/spec/crash.md` 23): the target is gone, or the stage was committed and its
+    deletion has not come to the disk; or something of it was lost, or may have been: no commit may publish the rest."""
     gone: list[RecoveredTopic] = []
     newest: dict[StageOf, RecoveredTopic] = {}
     for topic in recovered.topics.values():

@@ -1,5 +1,5 @@
-"""Copies on disk: the Forwarded frame, and what a copy looks like, given the frame that it is made of (`semantics.md`
-section 5, `crash.md` 16 to 19).
+"""Copies on disk: the Forwarded frame, and what a copy looks like, given the frame that it is made of
+(`docs/spec/semantics.md` section 5, `docs/spec/crash.md` 16 to 19).
 
 A Forwarded frame is a router's cursor and the recipe of what it has made in one: which seqs of the source were looked
 at, which of them became copies, and for each copy where its bytes are, how long they are, and what its origin is. With

@@ -1,4 +1,5 @@
-"""Segment files: their byte layouts, and the only functions that write and read them (`storage.md` section 4).
+"""Segment files: their byte layouts, and the only functions that write and read them (`docs/spec/storage.md` section
+4).
 
 A `.data` of version 2 begins with a header (`file_header`), whose salt and the offset of each frame are the seed of
 that frame's checksum; one of version 1 has no header, its frames begin at offset 0 and their checksums have no seed

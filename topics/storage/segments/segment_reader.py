@@ -1,4 +1,4 @@
-"""Reading segments back: the columns and tags of a span, and the bytes of records (`storage.md` section 4).
+"""Reading segments back: the columns and tags of a span, and the bytes of records (`docs/spec/storage.md` section 4).
 
 An `.idx` or `.tags` that is missing or does not verify is rebuilt from `.data`; what `.data` does not give back either
 is reported as damaged, never made up. So are records that `.idx` or the part know of and that a shortened `.data` does

@@ -1,5 +1,5 @@
 """Reading a whole `.data` file from front to back: its header, its frames, and where they go on behind bad bytes
-(`storage.md` sections 4 and 6).
+(`docs/spec/storage.md` sections 4 and 6).
 
 Theory of operation. The header says the salt of the file's checksums; the part has the same salt in the segment's
 entry, for a file whose header is damaged. A header that holds decides, since a crash may have left a part that is older

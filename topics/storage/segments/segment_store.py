@@ -1,4 +1,5 @@
-"""The `SegmentStore` seam: where sealed segments live, and a directory as the first implementation (`storage.md` 4).
+"""The `SegmentStore` seam: where sealed segments live, and a directory as the first implementation
+(`docs/spec/storage.md` 4).
 
 A store holds *objects*: the files of a topic's segments and its manifest, by topic id and name. Responsible for objects
 that appear whole, stay as they are but for patches, and go for good; which segment is in which store, and which copy

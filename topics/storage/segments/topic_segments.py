@@ -1,10 +1,10 @@
-"""A topic's segments as the running daemon knows them, and how raw records are divided among them (`storage.md` section
-4).
+"""A topic's segments as the running daemon knows them, and how raw records are divided among them
+(`docs/spec/storage.md` section 4).
 
 A `Segment` says which files hold a run of seqs; how many of them are live is in the span of `topics.log` that points to
 it. A `Shelf` is what a topic has of them, those that no span points to any more included: their files have yet to go.
-All work on the files of a topic is serialised by the shelf's locks, one for each tier (`crash.md` 12). Pure but for
-those.
+All work on the files of a topic is serialised by the shelf's locks, one for each tier (`docs/spec/crash.md` 12). Pure
+but for those.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
-"""Snapshots and manifests: what they hold, and reading and writing their files (`storage.md` section 1, `crash.md` 8 to
-10).
+"""Snapshots and manifests: what they hold, and reading and writing their files (`docs/spec/storage.md` section 1,
+`docs/spec/crash.md` 8 to 10).
 
 A snapshot file is one CBOR map `{"snapshot": bytes, "xxh3": u64}`; the bytes are a CBOR map themselves (`Snapshot`,
 listed in `docs/storage.md`) and the checksum is over them. Topic parts are byte strings within, each encoded on its

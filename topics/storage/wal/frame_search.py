@@ -1,5 +1,5 @@
 """The search for frames behind bytes that are none: for telling a torn end from damage, and for going on behind damage
-(`storage.md` section 3).
+(`docs/spec/storage.md` section 3).
 
 Theory of operation
 -------------------

@@ -1,4 +1,4 @@
-"""WAL frames: the byte layout, and the only functions that write and read it (`storage.md` section 2).
+"""WAL frames: the byte layout, and the only functions that write and read it (`docs/spec/storage.md` section 2).
 
     off  size  field
       0     4  frame_len   bytes after this field; 0 is preallocated space, the clean end of a log

@@ -1,5 +1,5 @@
-"""Shard writers: group commit, rotation, preallocation, vouching and failure (`storage.md` section 2, `crash.md` 3 to
-5, 25).
+"""Shard writers: group commit, rotation, preallocation, vouching and failure (`docs/spec/storage.md` section 2,
+`docs/spec/crash.md` 3 to 5, 25).
 
 Theory of operation
 -------------------
@@ -84,7 +84,7 @@ QUEUE_BATCHES: Final = 4096
 """Bounds of a shard's queue. At the bound an append waits (admission) and is refused with 429 after
 `TOPICS_ADMISSION_MS`.
 
-Control frames use room beyond it, as they must never wait for an append (`crash.md` 25).
+Control frames use room beyond it, as they must never wait for an append (`docs/spec/crash.md` 25).
 """
 
 
@@ -502,8 +502,8 @@ class ShardWriter:
             self._handle = None
 
     def write_opening(self, opening: Unsealed, count: int) -> None:
-        """Blocking: write and sync the frames with which this life of the log begins (`crash.md` 2). Called before
-        `run`."""
+        """Blocking: write and sync the frames with which this life of the log begins (`docs/spec/crash.md` 2). Called
+        before `run`."""
         handle, file = self._handle, self.file
         assert handle is not None
         with refused_outright():
@@ -941,8 +941,8 @@ class ShardWriter:
         cut.on_synced()
 
     def _end_file(self, handle: File, ending: bytes, at: int) -> None:
-        """In a worker thread. FileEnd and all before it are synced before the next file gets its name (`crash.md`
-        5)."""
+        """In a worker thread. FileEnd and all before it are synced before the next file gets its name
+        (`docs/spec/crash.md` 5)."""
         write_all(handle, ending, at)
         handle.fdatasync()
         handle.truncate(at + len(ending))  # behind the sync: a file without FileEnd never ends before its zeros

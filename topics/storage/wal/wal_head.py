@@ -1,4 +1,4 @@
-"""How a WAL file begins: which version it is of, and the salt of its frames (`storage.md` sections 2 and 6).
+"""How a WAL file begins: which version it is of, and the salt of its frames (`docs/spec/storage.md` sections 2 and 6).
 
 Responsible for the answer that everybody who reads WAL files needs before the first frame: a file of version 2 has a
 header that holds, one of version 1 begins with a frame, and any other beginning is damage. What becomes of a file whose
