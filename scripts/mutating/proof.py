@@ -136,7 +136,17 @@ TARGETS: Final[Mapping[str, tuple[str, ...]]] = {
         "simulation/test_staging_crashes.py",
         "simulation/test_unguarded_rules.py",
     ),
+    "topics/storage/wal/shard_log.py": (
+        "storage/wal/test_shard_writer.py",
+        "storage/wal/test_stall.py",
+        "simulation/test_crash_sweep.py",
+    ),
     "topics/storage/wal/shard_writer.py": (
+        "storage/wal/test_shard_writer.py",
+        "storage/wal/test_stall.py",
+        "simulation/test_crash_sweep.py",
+    ),
+    "topics/storage/wal/write_queue.py": (
         "storage/wal/test_shard_writer.py",
         "storage/wal/test_stall.py",
         "simulation/test_crash_sweep.py",

@@ -14,7 +14,7 @@ WAL: Final = (
     Mutation(
         "wal-sync-skipped",
         "wal",
-        "topics/storage/wal/shard_writer.py",
+        "topics/storage/wal/shard_log.py",
         """
             handle.fdatasync()
             return self._clock.perf_ns() - file.written_ns
@@ -89,7 +89,7 @@ WAL: Final = (
     Mutation(
         "header-not-synced",
         "wal",
-        "topics/storage/wal/shard_writer.py",
+        "topics/storage/wal/shard_log.py",
         """
                 write_all(handle, encode_file_header(self._spare_salt, ordinal), 0)
                 handle.fdatasync()
@@ -113,7 +113,7 @@ WAL: Final = (
     Mutation(
         "rotation-without-sync",
         "wal",
-        "topics/storage/wal/shard_writer.py",
+        "topics/storage/wal/shard_log.py",
         """
             write_all(handle, ending, at)
             handle.fdatasync()
@@ -130,12 +130,12 @@ WAL: Final = (
         "wal",
         "topics/storage/wal/shard_writer.py",
         """
-            if end + 2 * TAIL_BYTES > self._allocated:
-                assert self._handle is not None
+            if not self._log.has_room(end):
+                await self._offload.run(Kind.WAL, partial(self._log.make_room, end))
         """,
         """
             if end < 0:
-                assert self._handle is not None
+                await self._offload.run(Kind.WAL, partial(self._log.make_room, end))
         """,
         "8.1, rule 27: a full disk is met before the log is written, where nothing is uncertain",
         "unit",
@@ -148,13 +148,13 @@ WAL: Final = (
             except OSError as error:
                 self._fail(error)
 
-        def _put_back(self, group: Sequence[Batch]) -> None:
+        def _is_full_for(self, batch: Batch) -> bool:
         """,
         """
             except OSError as error:
                 self._synced()
 
-        def _put_back(self, group: Sequence[Batch]) -> None:
+        def _is_full_for(self, batch: Batch) -> bool:
         """,
         "8.1, rule 27: after a failed sync nothing is acked any more",
         "unit",
@@ -165,7 +165,7 @@ DIRECTORIES: Final = (
     Mutation(
         "wal-name-not-synced",
         "directories",
-        "topics/storage/wal/shard_writer.py",
+        "topics/storage/wal/shard_log.py",
         """
                 self._fs.sync_dir(self._directory)
                 self._name_current(name)
@@ -1411,12 +1411,10 @@ PRESSURE: Final = (
         "pressure",
         "topics/storage/wal/shard_writer.py",
         """
-        self._queue_bytes -= total
-        self._in_group = group
+        self._in_group = group = self.queue.take_group(max(self._file_bytes - self.file.end, 0))
         """,
         """
-        self._queue_bytes -= total
-        self._in_group = []
+        group = self.queue.take_group(max(self._file_bytes - self.file.end, 0))
         """,
         "8.8: whose batch is in a group for which no room is made hears of it",
         "unit",
@@ -1435,12 +1433,10 @@ PRESSURE: Final = (
         "pressure",
         "topics/storage/wal/shard_writer.py",
         """
-                return
-        self._settle_requests()
+            self.queue.settle_requests(self.stall.refusal)
         """,
         """
-                return
-        pass
+            pass
         """,
         "8.8: a checkpoint does not keep its topics locked while there is no room",
         "unit",
@@ -1448,17 +1444,17 @@ PRESSURE: Final = (
     Mutation(
         "room-not-told",
         "pressure",
-        "topics/storage/wal/shard_writer.py",
+        "topics/storage/wal/write_queue.py",
         """
-            self._urgent = bool(self._queue)
-            if not self.full:
-                self._room.unpark_all()
+            self.is_urgent = bool(self._batches)
+            if not self.is_full:
+                self.wake_waiting()
             return group
         """,
         """
-            self._urgent = bool(self._queue)
-            if self.failed:
-                self._room.unpark_all()
+            self.is_urgent = bool(self._batches)
+            if self._closed:
+                self.wake_waiting()
             return group
         """,
         "8.8: an append that waits for room gets it",
@@ -1473,7 +1469,7 @@ PRESSURE: Final = (
                 raise ApiError("shutting_down", "the daemon is shutting down", retry_after_s=1)
         """,
         """
-            if self._stopping or self.full:
+            if self._stopping or self.queue.is_full:
                 raise ApiError("shutting_down", "the daemon is shutting down", retry_after_s=1)
         """,
         "rule 25: control frames use reserved room",

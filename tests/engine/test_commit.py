@@ -435,7 +435,7 @@ async def test_a_full_queue_is_429_after_the_admission_time_and_no_wait_with_bac
         offload.hold()
         calls = [Called(nursery, lambda: life.append("t", "x" * 900_000)) for _ in range(40)]
         await settle()
-        assert life.engine.store.writers[0].full
+        assert life.engine.store.writers[0].queue.is_full
         patient = Called(nursery, lambda: life.append("t", "patient", disable_backpressure=True))
         gone = Called(nursery, lambda: life.append("t", "gone", disable_backpressure=True))
         started = trio.current_time()
@@ -470,7 +470,7 @@ async def test_an_append_that_waits_for_room_ends_when_its_key_is_withdrawn(auto
         for _ in range(40):
             Called(nursery, lambda: life.append("t", "x" * 900_000, disable_backpressure=True))
         await settle()
-        assert life.engine.store.writers[0].full
+        assert life.engine.store.writers[0].queue.is_full
 
         async def append() -> None:
             CURRENT.set(withdrawal)
@@ -492,7 +492,7 @@ async def test_a_log_that_checkpoints_do_not_keep_up_with_is_429_until_one_does(
     """What no checkpoint has covered is in memory, as an index, and on the disk: it is bounded like any queue."""
     async with living(settings(wal_backlog_bytes=4000, admission_ms=50)) as life:
         appended = 0
-        while not life.engine.store.writers[0].full:
+        while not life.engine.store.writers[0].queue.is_full:
             appended = (await life.append("t", "x" * 500)).last_seq
         assert 5 <= appended <= 8
         error = await refusal(life.append("t", "x"))
@@ -507,7 +507,7 @@ async def test_an_append_that_waits_for_a_checkpoint_goes_on_after_it(
     autojump_clock: Any, nursery: trio.Nursery
 ) -> None:
     async with living(settings(wal_backlog_bytes=4000, admission_ms=1000)) as life:
-        while not life.engine.store.writers[0].full:
+        while not life.engine.store.writers[0].queue.is_full:
             await life.append("t", "x" * 500)
         waiting = Called(nursery, partial(life.append, "t", "y"))
         await trio.sleep(0.5)

@@ -29,7 +29,7 @@ from topics.storage.recovery.recovered_state import Damage
 from topics.storage.recovery.restored_copy import SKIPPED_SEQS
 from topics.storage.wal import frames
 from topics.storage.wal.frames import Frame, FrameType
-from topics.storage.wal.shard_writer import ShardWriter
+from topics.storage.wal.write_queue import WriteQueue
 
 FIRST = "/data/wal/wal-00000000000000000000.log"
 
@@ -777,7 +777,7 @@ def test_rule_25_a_full_queue_holds_up_no_control_frame(monkeypatch: pytest.Monk
     async def script(life: Life, client: Client) -> None:
         await client.create("safe", durability="fsync")
         await client.append("safe", 2)
-        monkeypatch.setattr(ShardWriter, "full", True)
+        monkeypatch.setattr(WriteQueue, "is_full", True)
         with trio.fail_after(1):
             await client.configure("safe", cap_records=5)
             await client.create("other", durability="fsync")

@@ -15,7 +15,7 @@ from tests.storage.data_file import rows_of
 from topics.log.tag_match import Match
 from topics.model import AppendRequest, Performance, RecordIn, TopicConfigPatch
 from topics.storage.recovery.length_check import AT_START
-from topics.storage.wal.shard_writer import Position
+from topics.storage.wal.wal_files import Position
 
 RECORDS = 30
 PER_SEGMENT = 10

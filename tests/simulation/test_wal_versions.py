@@ -19,7 +19,8 @@ from topics.storage import store
 from topics.storage.files import datadir
 from topics.storage.files.datadir import DataDir
 from topics.storage.recovery.recovered_state import Damage
-from topics.storage.wal import shard_writer
+from topics.storage.wal import shard_log, shard_writer
+from topics.storage.wal.batches import Batch
 from topics.storage.wal.frames import FrameType
 from topics.storage.wal.wal_head import HEADLESS, WalHead
 
@@ -34,14 +35,14 @@ def old_daemon() -> Iterator[None]:
     def enter(salt: int) -> WalHead:
         return HEADLESS
 
-    def is_full(self: shard_writer.ShardWriter, batch: shard_writer.Batch) -> bool:
+    def is_full(self: shard_writer.ShardWriter, batch: Batch) -> bool:
         return bool(self.file.end) and self.file.end + len(batch.data) > self._file_bytes
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(datadir, "FORMAT", OLD)
         patch.setattr(store, "raise_format", lambda fs, layout: None)
-        patch.setattr(shard_writer, "new_head", enter)
-        patch.setattr(shard_writer.ShardWriter, "_write_header", lambda self, handle, ordinal: None)
+        patch.setattr(shard_log, "new_head", enter)
+        patch.setattr(shard_log.ShardLog, "_write_header", lambda self, handle, ordinal: None)
         patch.setattr(shard_writer.ShardWriter, "_is_full_for", is_full)
         yield
 

@@ -22,9 +22,9 @@ from tests.simulator.clients import Clients
 from tests.simulator.plan import Plan, decode, encode, make
 from tests.simulator.running import run
 from tests.simulator.shrinking import shrink
-from topics.storage.files.fs import File
 from topics.storage.wal.frames import NOTHING, Unsealed
-from topics.storage.wal.shard_writer import ShardWriter, WalFile
+from topics.storage.wal.shard_log import ShardLog
+from topics.storage.wal.wal_files import WalFile
 
 QUICK = range(12)
 SLOW = range(100, 1100 if EVERYTHING else 220)
@@ -109,20 +109,18 @@ def test_a_disk_that_says_synced_and_is_not_is_noticed(monkeypatch: pytest.Monke
 
 def test_a_log_that_forgets_what_was_acked_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     """Every second group is acknowledged and not written; zeros stay in its place."""
-    original = ShardWriter._write_blocking
+    original = ShardLog.write
     groups: list[int] = []
 
-    def forget(
-        self: ShardWriter, file: WalFile, handle: File, pieces: Sequence[Unsealed], *args: Any, **named: Any
-    ) -> int:
+    def forget(self: ShardLog, file: WalFile, pieces: Sequence[Unsealed], *args: Any, **named: Any) -> int:
         size = sum(map(len, pieces))
         if size:
             groups.append(size)
             if len(groups) % 2:
                 pieces = [NOTHING]
-        return original(self, file, handle, pieces, *args, **named)
+        return original(self, file, pieces, *args, **named)
 
-    monkeypatch.setattr(ShardWriter, "_write_blocking", forget)
+    monkeypatch.setattr(ShardLog, "write", forget)
     assert failures(range(12))
     assert groups, "nothing was forgotten"
 

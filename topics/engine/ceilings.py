@@ -15,7 +15,7 @@ from topics.engine.topic import MAX_CEILING_BLOCK, MIN_CEILING_BLOCK, Gate, Topi
 from topics.errors import ApiError
 from topics.runtime.clock import Clock
 from topics.storage.wal.frames import FrameType, encode_control
-from topics.storage.wal.shard_writer import WalFile
+from topics.storage.wal.wal_files import WalFile
 
 IDLE_MS = 1000
 """A topic without an append for so long gives its reserve back; raises closer together than this double the block."""

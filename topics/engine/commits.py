@@ -16,8 +16,9 @@ from topics.errors import ApiError, read_only
 from topics.model import Performance
 from topics.runtime.withdrawal import interruptible
 from topics.storage.store import Store
+from topics.storage.wal.batches import ControlBatch
 from topics.storage.wal.frames import NOTHING, FrameType, Unsealed, seal_batch
-from topics.storage.wal.shard_writer import ControlBatch, ShardWriter
+from topics.storage.wal.shard_writer import ShardWriter
 
 
 class Commits:
@@ -68,7 +69,7 @@ class Commits:
             budget_ms = 0
         try:
             with interruptible():
-                return await writer.admit(budget_ms)
+                return await writer.queue.admit(budget_ms)
         except ApiError as error:
             if error.code == "throttled":
                 self._registry.count_throttled(error.detail["limit"])

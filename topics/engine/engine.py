@@ -99,8 +99,9 @@ from topics.storage.segments.segment_store import SegmentStore
 from topics.storage.segments.topic_segments import Shelf
 from topics.storage.snapshots.snapshot import KEPT
 from topics.storage.store import Store
+from topics.storage.wal.batches import ControlBatch
 from topics.storage.wal.frames import NOTHING
-from topics.storage.wal.shard_writer import ControlBatch, Position
+from topics.storage.wal.wal_files import Position
 from topics.telemetry.figures import DeliveryFigures, EngineFigures, TopicFigures, WalFigures
 from topics.telemetry.logs import get_logger
 
@@ -744,7 +745,7 @@ class Engine:
         census = await self._take_census()
         wal = WalFigures()
         for writer in self.store.writers:
-            writer.figures.queue_depth = writer.queue_depth
+            writer.figures.queue_depth = len(writer.queue)
             wal.add(writer.figures)
         names = list(islice(names_with(self.topics, key.covered(""), None), METRIC_TOPICS + 1))
         routers, routers_truncated = self._routers.samples(METRIC_ROUTERS, key)

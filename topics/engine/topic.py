@@ -30,7 +30,7 @@ from topics.sched.audience import Audience
 from topics.storage.cache.payload_cache import BlockList, PayloadCache
 from topics.storage.segments.topic_segments import Shelf
 from topics.storage.wal.frames import NOTHING, Unsealed, offsets_of
-from topics.storage.wal.shard_writer import Position, WalFile
+from topics.storage.wal.wal_files import Position, WalFile
 
 MIN_CEILING_BLOCK: Final = 1024
 MAX_CEILING_BLOCK: Final = 262_144

@@ -46,8 +46,10 @@ from topics.storage.snapshots.clock_mark import read_mark, write_mark
 from topics.storage.snapshots.manifests import Manifests
 from topics.storage.snapshots.snapshot import ShardPosition, set_damaged_aside
 from topics.storage.wal import frames
+from topics.storage.wal.batches import ControlBatch, SyncRequest
 from topics.storage.wal.frames import FrameType, Unsealed, joined
-from topics.storage.wal.shard_writer import ControlBatch, Position, ShardWriter, SyncRequest, WalFiles
+from topics.storage.wal.shard_writer import ShardWriter
+from topics.storage.wal.wal_files import Position, WalFiles
 from topics.telemetry.figures import WalFigures
 from topics.telemetry.logs import get_logger
 

@@ -29,7 +29,8 @@ from topics.model import ClaimRequest, ClaimResult, HeldRequest, HeldResult, Job
 from topics.runtime.offload import Kind
 from topics.storage.files.datadir import DataDir
 from topics.storage.wal.frames import FrameType
-from topics.storage.wal.shard_writer import PATIENCE_MS, ShardWriter
+from topics.storage.wal.shard_log import ShardLog
+from topics.storage.wal.write_queue import PATIENCE_MS
 
 T = TypeVar("T")
 
@@ -167,7 +168,7 @@ class Disk(HeldOffload):
             self.passes -= 1
             return await InlineOffload.run(self, kind, call)
         writer = getattr(getattr(call, "func", None), "__self__", None)
-        if kind is Kind.WAL and isinstance(writer, ShardWriter) and writer.shard == self._shard:
+        if kind is Kind.WAL and isinstance(writer, ShardLog) and writer.shard == self._shard:
             with trio.CancelScope(shield=True):
                 await self._moves.wait()
         return await super().run(kind, call)

@@ -26,9 +26,11 @@ from tests.simulation.offload import InlineOffload
 from tests.storage.wal.test_frames import Seen, parse
 from topics.errors import ApiError
 from topics.runtime.offload import Kind
-from topics.storage.wal import shard_writer
+from topics.storage.wal import write_queue
+from topics.storage.wal.batches import ControlBatch
 from topics.storage.wal.frames import NOTHING, FrameType, encode_appends, encode_control
-from topics.storage.wal.shard_writer import ControlBatch, ShardWriter, WalFile, WalFiles
+from topics.storage.wal.shard_writer import ShardWriter
+from topics.storage.wal.wal_files import WalFile, WalFiles
 from topics.storage.wal.wal_head import TAIL_BYTES
 from topics.telemetry.figures import WalFigures
 
@@ -397,7 +399,7 @@ async def test_an_ephemeral_commit_is_not_in_file_end(autojump_clock: Any) -> No
 
 @pytest.fixture
 def small_queue(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(shard_writer, "QUEUE_BATCHES", 3)
+    monkeypatch.setattr(write_queue, "QUEUE_BATCHES", 3)
 
 
 @pytest.mark.usefixtures("small_queue")
@@ -405,35 +407,35 @@ async def test_admission(autojump_clock: Any) -> None:
     offload = HeldOffload()
     async with running(offload=offload) as shard, trio.open_nursery() as nursery:
         writer = shard.writer
-        assert await writer.admit(0) == 0.0
+        assert await writer.queue.admit(0) == 0.0
         offload.hold()
         writer.submit(Batch(1))
         await idle()
         for seq in (2, 3, 4):
-            assert not writer.full
+            assert not writer.queue.is_full
             writer.submit(Batch(seq))
-        assert writer.full
-        assert (writer.queue_depth, shard.figures.queue_depth_peak) == (3, 3)
+        assert writer.queue.is_full
+        assert (len(writer.queue), shard.figures.queue_depth_peak) == (3, 3)
         writer.submit(ControlBatch(encode_control(FrameType.HEAD_WATERMARK, {"ceiling": 1}), 1))
         started = trio.current_time()
-        error = await refusal(writer.admit(250))
+        error = await refusal(writer.queue.admit(250))
         assert trio.current_time() - started == pytest.approx(0.25)
         assert (error.status, error.code, error.detail["limit"]) == (429, "throttled", "wal_queue")
-        endless = Called(nursery, partial(writer.admit, None))
-        gone = Called(nursery, partial(writer.admit, None))
-        short = Called(nursery, partial(writer.admit, 60_000))
+        endless = Called(nursery, partial(writer.queue.admit, None))
+        gone = Called(nursery, partial(writer.queue.admit, None))
+        short = Called(nursery, partial(writer.queue.admit, 60_000))
         await trio.sleep(30)
         assert not endless.done
         gone.scope.cancel()
         await idle()
         assert gone.cancelled
-        assert len(writer._room) == 2
+        assert len(writer.queue._waiting) == 2
         offload.let_go()
         await idle()
         assert endless.result == pytest.approx(30_000)
         assert short.result == pytest.approx(30_000)
         assert shard.figures.submit_full == 4
-        assert len(writer._room) == 0
+        assert len(writer.queue._waiting) == 0
 
 
 @pytest.mark.usefixtures("small_queue")
@@ -445,14 +447,14 @@ async def test_a_failure_wakes_who_waits_for_room(autojump_clock: Any) -> None:
         await idle()
         for seq in (2, 3, 4):
             shard.writer.submit(Batch(seq))
-        waiting = Called(nursery, partial(shard.writer.admit, None))
+        waiting = Called(nursery, partial(shard.writer.queue.admit, None))
         await idle()
         fs.inject(Fault(error=errno.EIO, name="pwrite", path="*.log"))
         offload.let_go()
         await idle()
         assert waiting.error is not None
         assert waiting.error.code == "read_only"
-        assert (await refusal(shard.writer.admit(None))).code == "read_only"
+        assert (await refusal(shard.writer.queue.admit(None))).code == "read_only"
 
 
 # -- failure -----------------------------------------------------------------------------------------------------------

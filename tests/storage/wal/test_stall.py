@@ -14,8 +14,9 @@ from tests.simulation.disk import Fault, SimFs
 from tests.storage.wal.test_shard_writer import FILE_BYTES, Batch, Shard, idle, running
 from topics.errors import ApiError
 from topics.runtime.offload import Kind
+from topics.storage.wal.batches import SyncRequest
 from topics.storage.wal.frames import FrameType
-from topics.storage.wal.shard_writer import MOST_GROWTH, SyncRequest
+from topics.storage.wal.shard_writer import MOST_GROWTH
 from topics.storage.wal.stall import LONGEST_RETRY_MS
 
 pytestmark = pytest.mark.trio
@@ -68,7 +69,7 @@ async def test_it_goes_on_by_itself(operation: str, path: str, number: int, auto
         await trio.sleep(LONGEST_RETRY_MS / 1000 + 0.1)
         assert [batch.diary[-2:] for batch in batches] == [[f"written {n}", f"synced {n}"] for n in range(seq, seq + 8)]
         assert shard.writer.stall.refusal is None
-        assert await shard.writer.admit(None) == 0.0
+        assert await shard.writer.queue.admit(None) == 0.0
         assert shard.failures == []
         assert shard.seqs(durable=True) == list(range(1, seq + 8))
         assert len(shard.names()) > 1
@@ -78,11 +79,11 @@ async def test_it_goes_on_by_itself(operation: str, path: str, number: int, auto
 
 async def _admitted(shard: Shard) -> None:
     """An append that finds the queue full."""
-    shard.writer._queue_bytes += 1 << 40
+    shard.writer.queue._bytes += 1 << 40
     try:
-        await shard.writer.admit(None)
+        await shard.writer.queue.admit(None)
     finally:
-        shard.writer._queue_bytes -= 1 << 40
+        shard.writer.queue._bytes -= 1 << 40
 
 
 async def test_a_refusal_that_comes_when_the_log_is_silent_is_tried_again(autojump_clock: Any) -> None:

@@ -31,7 +31,7 @@ from topics.storage.segments.copy_frames import Forwarded, Recipe, encode_forwar
 from topics.storage.store import Store
 from topics.storage.wal import frames
 from topics.storage.wal.frames import NOTHING, Appends, FrameType, seal_batch
-from topics.storage.wal.shard_writer import Position
+from topics.storage.wal.wal_files import Position
 from topics.telemetry.logs import get_logger
 
 log = get_logger(__name__)

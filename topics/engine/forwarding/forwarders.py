@@ -49,8 +49,8 @@ from topics.sched.ready_set import MAX_COST
 from topics.sched.workers import Scheduler, Served
 from topics.storage.segments.topic_segments import Segment
 from topics.storage.store import Store
+from topics.storage.wal.batches import ControlBatch
 from topics.storage.wal.frames import NOTHING
-from topics.storage.wal.shard_writer import ControlBatch
 from topics.telemetry.logs import get_logger
 
 log = get_logger(__name__)
@@ -365,7 +365,7 @@ class Forwarding:
             raise Wait(dest.barrier.wait)
         writer = self._commits.check_writable(dest)
         self._commits.check_space(writer)
-        if writer.full:
+        if writer.queue.is_full:
             raise Wait(partial(self._commits.admit, writer, None))
         if dest.pending and evicts(dest) and not only_appends(dest):
             raise Wait(partial(_deletions_over, dest))

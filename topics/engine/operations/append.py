@@ -126,7 +126,7 @@ class Appending:
                     await first.wait()
                     continue
             self._commits.check_space(writer)
-            if writer.full and not topic.ephemeral:
+            if writer.queue.is_full and not topic.ephemeral:
                 waited += await self.admit(writer, waited, disable_backpressure=request.disable_backpressure)
                 continue
             if topic.pending and evicts(topic) and not only_appends(topic):

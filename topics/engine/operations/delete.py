@@ -65,7 +65,7 @@ class Deleting:
                 await topic.barrier.wait()
                 continue
             writer = self._commits.check_writable(topic)
-            if writer.full and not topic.ephemeral:
+            if writer.queue.is_full and not topic.ephemeral:
                 await self._commits.admit(writer, self._settings.admission_ms)
                 continue
             seqs = await self._selected(topic, before_seq, match)

@@ -359,7 +359,7 @@ class StageCommits:
                 continue
             writer = self._commits.check_writable(target)
             self._commits.check_space(writer)
-            if writer.full:
+            if writer.queue.is_full:
                 waited += await self._appending.admit(writer, waited, disable_backpressure=disable_backpressure)
                 continue
             if target.pending and evicts(target) and not only_appends(target):

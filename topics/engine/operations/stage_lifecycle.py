@@ -25,8 +25,8 @@ from topics.log.topic_config import config_to_wire
 from topics.model import AppendRequest, CheckedAppend, Performance, StageResult, TopicConfig
 from topics.runtime.background import Background
 from topics.storage.store import Store
+from topics.storage.wal.batches import ControlBatch
 from topics.storage.wal.frames import FrameType, Unsealed, encode_control
-from topics.storage.wal.shard_writer import ControlBatch
 from topics.telemetry.logs import get_logger
 
 log = get_logger(__name__)

@@ -34,8 +34,8 @@ from topics.runtime.background import Background
 from topics.storage.segments.topic_segments import Shelf
 from topics.storage.store import Store
 from topics.storage.wal import frames
+from topics.storage.wal.batches import ControlBatch
 from topics.storage.wal.frames import FrameType, encode_control, joined, offsets_of, seal_batch
-from topics.storage.wal.shard_writer import ControlBatch
 
 T = TypeVar("T")
 

@@ -174,7 +174,7 @@ class Queueing:
         while True:
             topic, queue = await self._lease_commits.current(name)
             writer = self._commits.writer(topic)
-            if takes_room and writer.full and not topic.ephemeral:
+            if takes_room and writer.queue.is_full and not topic.ephemeral:
                 await self._commits.admit(writer, self._settings.admission_ms)
                 continue
             decision = decide(queue, seqs, lease_ids)

@@ -27,8 +27,10 @@ from topics.storage.maintenance.topic_checkpoint import LiveTopic, Source, Stori
 from topics.storage.segments.topic_segments import Segment, Shelf
 from topics.storage.snapshots.snapshot import KEPT, Snapshot, snapshot_numbers, write_reserve, write_snapshot
 from topics.storage.store import Start, Store
+from topics.storage.wal.batches import ControlBatch
 from topics.storage.wal.frames import FrameType, encode_control
-from topics.storage.wal.shard_writer import ControlBatch, ShardWriter, WalFile
+from topics.storage.wal.shard_writer import ShardWriter
+from topics.storage.wal.wal_files import WalFile
 from topics.telemetry.logs import get_logger
 
 log = get_logger(__name__)
@@ -161,7 +163,7 @@ class Compactor:
             starts[topic.shard] = self._previous(topic.shard)
         checkpoint = await self._write_snapshot(starts)
         for writer, covered in zip(self._store.writers, written, strict=True):
-            writer.stored(covered)
+            writer.queue.note_stored(covered)
         if marks:
             self._mark(checkpoint.number)
             await self._drop_files()

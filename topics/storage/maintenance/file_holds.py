@@ -20,8 +20,8 @@ from topics.storage.files.free_space import LOOK_MS
 from topics.storage.maintenance.topic_checkpoint import LiveTopic, Source
 from topics.storage.segments.topic_segments import Segment, Shelf
 from topics.storage.store import Store
+from topics.storage.wal.batches import ControlBatch
 from topics.storage.wal.frames import FrameType, encode_control
-from topics.storage.wal.shard_writer import ControlBatch
 
 MAX_HOLD_MS: Final = 600_000
 """A hold is never longer (`docs/spec/crash.md` 13)."""

@@ -64,7 +64,7 @@ from topics.storage.snapshots.snapshot import TopicPart, encode_part, is_large
 from topics.storage.store import Store
 from topics.storage.wal.damage_notes import DamageNotes
 from topics.storage.wal.frames import Seeds
-from topics.storage.wal.shard_writer import Position
+from topics.storage.wal.wal_files import Position
 from topics.telemetry.logs import get_logger
 
 log = get_logger(__name__)

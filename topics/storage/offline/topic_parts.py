@@ -16,7 +16,7 @@ from topics.storage.recovery.recovered_state import NO_LEASES_RUN
 from topics.storage.segments.topic_segments import Segment
 from topics.storage.snapshots.queue_dump import load_queue
 from topics.storage.snapshots.snapshot import SnapshotDamaged, TopicPart
-from topics.storage.wal.shard_writer import Position
+from topics.storage.wal.wal_files import Position
 
 
 class Part(NamedTuple):

@@ -66,7 +66,7 @@ from topics.storage.snapshots.snapshot import (
     snapshot_numbers,
 )
 from topics.storage.wal.frames import UnknownFrameType
-from topics.storage.wal.shard_writer import Position, WalFiles
+from topics.storage.wal.wal_files import Position, WalFiles
 from topics.storage.wal.wal_head import read_heads, wal_format
 
 MANIFEST: Final = "topic.cbor"

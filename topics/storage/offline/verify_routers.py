@@ -24,7 +24,7 @@ from topics.storage.segments.copy_frames import decode_forwarded, decode_recipe,
 from topics.storage.segments.segment_reader import Tiers
 from topics.storage.wal import frames
 from topics.storage.wal.frames import Frame, OpenedRecord
-from topics.storage.wal.shard_writer import Place, Position, WalFiles
+from topics.storage.wal.wal_files import Place, Position, WalFiles
 
 _COLUMNS: Final = ("kinds", "files", "extents", "lens", "sizes", "flags")
 _U32: Final = 2**32

@@ -32,7 +32,7 @@ from topics.storage.recovery.recovered_state import NO_LEASES_RUN, shard_of
 from topics.storage.wal import frames
 from topics.storage.wal.frame_search import FrameSearch, LogFile, vouched_behind
 from topics.storage.wal.frames import CONTINUES, MORE, Frame, FrameType, Row, Scan
-from topics.storage.wal.shard_writer import Position
+from topics.storage.wal.wal_files import Position
 from topics.storage.wal.wal_head import HEADLESS, WalHead
 
 _MORE: Final = bytes(bool(flags & MORE) for flags in range(256))

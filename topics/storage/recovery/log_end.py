@@ -23,7 +23,7 @@ from topics.storage.wal.frame_search import (
     vouched_behind,
 )
 from topics.storage.wal.frames import FrameType
-from topics.storage.wal.shard_writer import Position, WalFile, WalFiles
+from topics.storage.wal.wal_files import Position, WalFile, WalFiles
 from topics.storage.wal.wal_head import TAIL_BYTES, WalHead, scans
 from topics.telemetry.logs import get_logger
 

@@ -27,7 +27,7 @@ from topics.storage.segments.segment_reader import Tiers, load_columns
 from topics.storage.segments.topic_segments import Segment
 from topics.storage.snapshots.snapshot import ShardPosition
 from topics.storage.wal import frames
-from topics.storage.wal.shard_writer import Position, WalFile, WalFiles
+from topics.storage.wal.wal_files import Position, WalFile, WalFiles
 from topics.storage.wal.wal_head import WalHead
 from topics.telemetry.logs import get_logger
 

@@ -90,7 +90,7 @@ from topics.storage.snapshots.snapshot import (
 )
 from topics.storage.wal import frames
 from topics.storage.wal.frames import HAS_ORIGIN, HAS_TAG, Frame, FrameType, Row, Scan
-from topics.storage.wal.shard_writer import Position, WalFile, WalFiles
+from topics.storage.wal.wal_files import Position, WalFile, WalFiles
 from topics.storage.wal.wal_head import read_heads, scans, wal_format
 from topics.telemetry.logs import get_logger
 

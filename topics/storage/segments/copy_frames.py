@@ -28,7 +28,7 @@ from topics.storage.segments.segment_reader import Tiers
 from topics.storage.segments.segment_scan import layout_of
 from topics.storage.segments.segment_store import SegmentStore
 from topics.storage.wal.frames import OpenedRecord, Seeds, StoredRecord, are_appends, open_append
-from topics.storage.wal.shard_writer import Place, WalFiles
+from topics.storage.wal.wal_files import Place, WalFiles
 
 READ_GAP: Final = 4096
 READ_BYTES: Final = 1 << 20

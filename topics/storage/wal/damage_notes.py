@@ -15,8 +15,9 @@ from typing import Protocol
 from topics.errors import ApiError
 from topics.model import TopicConfig
 from topics.storage.wal import frames
+from topics.storage.wal.batches import ControlBatch
 from topics.storage.wal.frames import FrameType
-from topics.storage.wal.shard_writer import ControlBatch, ShardWriter
+from topics.storage.wal.shard_writer import ShardWriter
 
 
 class Damaged(Protocol):

@@ -1,0 +1,216 @@
+"""The files of one shard's log on disk: the active one, which is open, and the next one, which is made ahead of need.
+
+Everything here blocks: it runs in a worker thread, one call at a time (the making of the next file beside another
+call), or before the writer does. What fails before anything of the log was written raises `NoRoom`, and may be tried
+again; after an OSError nobody knows what is on the disk. Which frames are written when is `shard_writer`'s business.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from typing import NamedTuple
+
+from topics.runtime.clock import Clock
+from topics.storage.files.datadir import wal_name
+from topics.storage.files.file_header import encode_file_header
+from topics.storage.files.fs import File, Fs, write_all
+from topics.storage.wal import frames
+from topics.storage.wal.frames import Unsealed
+from topics.storage.wal.stall import NoRoom
+from topics.storage.wal.wal_files import WalFile
+from topics.storage.wal.wal_head import TAIL_BYTES, WalHead, new_head
+from topics.telemetry.logs import get_logger
+
+log = get_logger(__name__)
+
+
+class Entered(NamedTuple):
+    """A file that has just got its name."""
+
+    ordinal: int
+    path: str
+    head: WalHead
+    handle: File
+
+
+class ShardLog:
+    """See the module. Of one shard."""
+
+    def __init__(self, shard: int, directory: str, fs: Fs, clock: Clock, file_bytes: int) -> None:
+        self.allocated = 0
+        """Bytes of the active file that are on the disk, as frames or as zeros."""
+        self.is_spare_ready = False
+        """Return True if the next file is there, preallocated, under its temporary name."""
+        self.shard = shard
+        self._directory = directory
+        self._fs = fs
+        self._clock = clock
+        self._file_bytes = file_bytes
+        self._handle: File | None = None
+        self._spare_salt = 0
+        """In the header of the next file, once it has one."""
+        self._home: str | None = None
+        """Which directory `directory` is (`Fs.identity`), in case somebody puts another one there."""
+        self._current_told = False
+
+    @property
+    def handle(self) -> File:
+        """The active file."""
+        assert self._handle is not None
+        return self._handle
+
+    def resume(self, path: str) -> None:
+        """Open the last file of a recovered log. Raises OSError."""
+        self._home = self._fs.identity(self._directory)
+        self._handle = self._fs.open(path)
+        self.allocated = self._handle.size()
+
+    def create(self, ordinal: int) -> Entered:
+        """Make and enter the first file of a log. Raises NoRoom and OSError."""
+        self._home = self._fs.identity(self._directory)
+        self.make_spare()
+        return self.enter_spare(ordinal)
+
+    def begin(self, entered: Entered) -> None:
+        """Make a file that was entered the active one, and close the one before."""
+        self.close()
+        self._handle = entered.handle
+        self.allocated = self._file_bytes + 2 * TAIL_BYTES
+
+    def close(self) -> None:
+        """Close the active file, if there is one. May be repeated."""
+        handle, self._handle = self._handle, None
+        if handle is not None:
+            handle.close()
+
+    def has_room(self, end: int) -> bool:
+        """Return True if frames up to `end` can be written without asking the disk for room."""
+        return end + 2 * TAIL_BYTES <= self.allocated
+
+    def make_room(self, end: int) -> None:
+        """see to it that zeros are on the disk behind `end`, up to where frames will be written. So a file
+        that has no FileEnd and does not end in zeros has lost its end (`log_end`). Raises NoRoom, and OSError if what
+        was written before cannot be synced."""
+        if not self.has_room(end):
+            handle = self.handle
+            try:
+                handle.preallocate(end + 2 * TAIL_BYTES)
+            except OSError as error:
+                raise NoRoom(error) from error
+            handle.fdatasync()
+            self.allocated = end + 2 * TAIL_BYTES
+
+    @property
+    def _spare_path(self) -> str:
+        return f"{self._directory}/next.tmp"
+
+    def make_spare(self) -> None:
+        """the next file, preallocated under a temporary name. Its zeros are on disk before it is
+        used."""
+        self._check_home()
+        handle = self._fs.open(self._spare_path, create=True)
+        try:
+            handle.truncate(0)
+            handle.preallocate(self._file_bytes + 2 * TAIL_BYTES)
+            handle.fdatasync()
+        except OSError:
+            with suppress(OSError):  # what it takes is needed, and the next attempt is one with another file
+                self._fs.unlink(self._spare_path)
+            raise
+        finally:
+            handle.close()
+
+    def _check_home(self) -> None:
+        """raises OSError where another directory is in the place of the shard's."""
+        if self._fs.identity(self._directory) != self._home:
+            raise OSError(errno.ESTALE, os.strerror(errno.ESTALE), self._directory)
+
+    def write(
+        self,
+        file: WalFile,
+        pieces: Sequence[Unsealed],
+        start: int,
+        sync: bool,
+        after_write: Callable[[], None] | None,
+    ) -> int:
+        """Compute the checksums of `pieces` and write them at `start`, call `after_write`, then sync if `sync` says so.
+        Returns the ns of the sync. Raises NoRoom before anything is written, and OSError."""
+        handle = self.handle
+        bodies = pieces[0].bodies if len(pieces) == 1 else [body for piece in pieces for body in piece.bodies]
+        if bodies:
+            self.make_room(start + sum(map(len, pieces)))
+            write_all(handle, frames.seal(bodies, file.head.salt, start), start)
+        file.written_ns = self._clock.perf_ns()
+        if not sync:
+            return 0
+        if after_write is not None:
+            after_write()
+        handle.fdatasync()
+        return self._clock.perf_ns() - file.written_ns
+
+    def end_file(self, ending: bytes, at: int) -> None:
+        """FileEnd and all before it are synced before the next file gets its name
+        (`docs/spec/crash.md` 5)."""
+        handle = self.handle
+        write_all(handle, ending, at)
+        handle.fdatasync()
+        handle.truncate(at + len(ending))  # behind the sync: a file without FileEnd never ends before its zeros
+
+    def enter_spare(self, ordinal: int, *, again: bool = False) -> Entered:
+        """give the preallocated file its header and its name, both durably, and open it. Raises
+        NoRoom where it has not got them, and may be called `again`; OSError where that is not known."""
+        name = wal_name(ordinal)
+        path = f"{self._directory}/{name}"
+        try:
+            self._check_home()
+            renamed = again and self._fs.exists(path)  # what was answered by an error may have been done
+            handle = self._fs.open(path if renamed else self._spare_path)
+        except OSError as error:
+            raise NoRoom(error) from error
+        try:
+            try:
+                if not renamed:
+                    self._write_header(handle, ordinal)
+                    self._fs.rename(self._spare_path, path)
+            except OSError as error:
+                raise NoRoom(error) from error
+            self._fs.sync_dir(self._directory)
+            self._name_current(name)
+        except BaseException:
+            handle.close()
+            raise
+        return Entered(ordinal, path, new_head(self._spare_salt), handle)
+
+    def _write_header(self, handle: File, ordinal: int) -> None:
+        """Give the spare a salt. The header is synced before anybody can find the file."""
+        self._spare_salt = self._fs.salt()
+        try:
+            write_all(handle, encode_file_header(self._spare_salt, ordinal), 0)
+            handle.fdatasync()
+        except OSError:
+            self.is_spare_ready = False  # the next attempt is one with another file
+            raise
+
+    def _name_current(self, name: str) -> None:
+        """say in CURRENT which file is active. It is for people, so it may fail."""
+        try:
+            write_current(self._fs, self._directory, name)
+        except OSError as error:
+            if not self._current_told:
+                log.warning("wal_current_not_written", shard=self.shard, error=str(error), consequence="none")
+            self._current_told = True
+
+
+def write_current(fs: Fs, directory: str, name: str) -> None:
+    """Advisory: names the active file for people. The listing decides, so it is not synced."""
+    path = f"{directory}/CURRENT"
+    handle = fs.open(path + ".tmp", create=True)
+    try:
+        handle.truncate(0)
+        write_all(handle, name.encode() + b"\n", 0)
+    finally:
+        handle.close()
+    fs.rename(path + ".tmp", path)

@@ -1,0 +1,96 @@
+"""The files of all shards, and places in them: the ids that the index of records stores."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from typing import NamedTuple
+
+from topics.storage.wal.wal_head import WalHead
+
+
+class WalFile:
+    """One file of a shard's log. `file_id` is what the index stores; 0 is never used."""
+
+    __slots__ = ("end", "file_id", "head", "ordinal", "path", "shard", "written_ns")
+
+    def __init__(self, file_id: int, shard: int, ordinal: int, path: str, head: WalHead, end: int = 0) -> None:
+        self.file_id = file_id
+        self.head = head
+        self.shard = shard
+        self.ordinal = ordinal
+        self.path = path
+        self.end = end
+        """Offset behind the last frame written."""
+        self.written_ns = 0
+        """When the last write to it returned, by `Clock.perf_ns`."""
+
+
+class Position(NamedTuple):
+    """A place in a shard's log. Positions of one shard are ordered as the log is."""
+
+    ordinal: int
+    """Of the file's first frame."""
+    offset: int
+
+
+Place = tuple[str, int, int]
+"""A file by what it is called on disk: ("wal", shard, ordinal), or ("segment", topic id, first seq)."""
+
+
+class WalFiles:
+    """The files of all shards by the id that the index stores; and segments that copies are made of."""
+
+    def __init__(self) -> None:
+        self._by_id: dict[int, WalFile] = {}
+        self._segments: dict[int, tuple[int, int]] = {}
+        self._ids: dict[Place, int] = {}
+        self.salts: dict[int, int | None] = {}
+        """By file id, the salt of a segment's `.data` as it was read last."""
+        self._next_id = 1
+
+    def add(self, shard: int, ordinal: int, path: str, head: WalHead) -> WalFile:
+        """Register a file."""
+        file = self._by_id[self._next_id] = WalFile(self._next_id, shard, ordinal, path, head)
+        self._ids["wal", shard, ordinal] = self._next_id
+        self._next_id += 1
+        return file
+
+    def file_of(self, place: Place, salt: int | None = None) -> int:
+        """The id of a file; 0 for one of the WAL that is not there (any more). A segment gets one when it is first
+        asked for; `salt` is that of its `.data`, if it is known."""
+        kind, owner, first = place
+        known = self._ids.get(place, 0)
+        if not known and kind == "segment":
+            known = self._ids[place] = self._next_id
+            self._segments[known] = (owner, first)
+            self._next_id += 1
+        if salt is not None:
+            self.salts[known] = salt
+        return known
+
+    def keep_segments(self, file_ids: Collection[int]) -> None:
+        """Forget the segments that no copy is made of any more."""
+        for file_id in self._segments.keys() - file_ids:
+            del self._ids["segment", *self._segments.pop(file_id)]
+            self.salts.pop(file_id, None)
+
+    def place_of(self, file_id: int) -> Place:
+        """What a file is called. KeyError when it was dropped."""
+        segment = self._segments.get(file_id)
+        if segment is not None:
+            return ("segment", *segment)
+        file = self._by_id[file_id]
+        return ("wal", file.shard, file.ordinal)
+
+    def get(self, file_id: int) -> WalFile:
+        """The file of an id. KeyError when it was dropped."""
+        return self._by_id[file_id]
+
+    def drop(self, file: WalFile) -> None:
+        """Forget a file that was unlinked."""
+        del self._by_id[file.file_id]
+        del self._ids["wal", file.shard, file.ordinal]
+
+    def of_shard(self, shard: int) -> list[WalFile]:
+        """A shard's files, oldest first."""
+        return sorted((file for file in self._by_id.values() if file.shard == shard), key=lambda file: file.ordinal)

@@ -1,0 +1,191 @@
+"""`WriteQueue`: the batches of one shard that wait to be written, and the appends that wait for room among them.
+
+Bounded by batches, by bytes and by how far checkpoints are behind. At the bound an append waits (`admit`) and is
+refused with 429 after `TOPICS_ADMISSION_MS`; frames that must not wait for an append go in beyond it
+(`docs/spec/crash.md` 25). Nothing here writes: `shard_writer` takes groups out.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Iterator
+from typing import Final
+
+import trio
+
+from topics.errors import ApiError, throttled
+from topics.runtime.clock import Clock
+from topics.storage.wal.batches import Batch, Cut, SyncRequest
+from topics.storage.wal.stall import Stall
+from topics.telemetry.figures import WalFigures
+
+PATIENCE_MS: Final = 5
+"""How long a batch without waiters may be delayed so that it can share a write."""
+
+GROUP_BYTES: Final = 8 << 20
+"""Most bytes of one group: two of them fit into what a disk takes in a few ms, and the next gathers meanwhile."""
+
+QUEUE_BYTES: Final = 32 << 20
+QUEUE_BATCHES: Final = 4096
+"""The bounds of a queue."""
+
+RETRY_AFTER_MS: Final = 500
+"""What a client that found the queue full is told to wait."""
+
+
+class WriteQueue:
+    """See the module. Of one shard."""
+
+    def __init__(self, clock: Clock, figures: WalFigures, backlog_bytes: int, stall: Stall) -> None:
+        self.is_urgent = False
+        """Return True if a batch in the queue has waiters, so that a write must not be delayed."""
+        self._clock = clock
+        self._figures = figures
+        self._backlog_bytes = backlog_bytes
+        self._stall = stall
+        self._closed: ApiError | None = None
+        self._batches: deque[Batch] = deque()
+        self._bytes = 0
+        self._patient_from_ms = 0
+        """Since when the oldest patient batch has been waiting; meaningless while the queue is urgent or empty."""
+        self._stored_bytes = 0
+        self._waiting = trio.lowlevel.ParkingLot()
+
+    def __len__(self) -> int:
+        return len(self._batches)
+
+    def __iter__(self) -> Iterator[Batch]:
+        return iter(self._batches)
+
+    @property
+    def first(self) -> Batch:
+        """The batch that is written next. The queue must not be empty."""
+        return self._batches[0]
+
+    @property
+    def is_full(self) -> bool:
+        """Return True if an append has to wait for room."""
+        return self._bytes >= QUEUE_BYTES or len(self._batches) >= QUEUE_BATCHES or self._is_behind
+
+    @property
+    def _is_behind(self) -> bool:
+        """Return True if checkpoints do not keep up: records that are in no segment take memory and log."""
+        return self._figures.bytes_written - self._stored_bytes >= self._backlog_bytes
+
+    @property
+    def patient_until_ms(self) -> float:
+        """When batches without waiters have to be written (ms, monotonic); infinity for an empty queue."""
+        return self._patient_from_ms + PATIENCE_MS if self._batches else math.inf
+
+    # -- the way in ------------------------------------------------------------------------------------------------
+
+    async def admit(self, admission_ms: int | None) -> float:
+        """Wait for room in the queue, before seqs are assigned; returns the ms waited.
+
+        `None` waits without limit (`disable_backpressure`). Raises `429 throttled` at the limit, `503 read_only` on a
+        shard that takes no appends. Cancellation leaves nothing behind.
+        """
+        if self._closed is not None:
+            raise self._closed
+        if not self.is_full:
+            return 0.0
+        self._raise_refusal()
+        self._figures.submit_full += 1
+        started = self._clock.perf_ns()
+        with trio.move_on_after(math.inf if admission_ms is None else admission_ms / 1000):
+            while self.is_full and self._refusal is None:
+                await self._waiting.park()
+            self._raise_refusal()
+            return (self._clock.perf_ns() - started) / 1e6
+        if self._is_behind:
+            raise throttled("wal_backlog_bytes", self._backlog_bytes, retry_after_ms=RETRY_AFTER_MS)
+        raise throttled("wal_queue", QUEUE_BATCHES, retry_after_ms=RETRY_AFTER_MS)
+
+    def put(self, batch: Batch, *, patient: bool) -> bool:
+        """Queue a batch. Return True if the writer has to wake up: to write, or to look at the clock."""
+        self._batches.append(batch)
+        self._bytes += len(batch.data)
+        depth = len(self._batches)
+        self._figures.queue_depth_peak = max(self._figures.queue_depth_peak, depth)
+        if not patient or depth > QUEUE_BATCHES // 2:
+            self.is_urgent = True
+            return True
+        if depth == 1:
+            self._patient_from_ms = self._clock.monotonic_ms()
+            return True
+        return False
+
+    def note_stored(self, bytes_written: int) -> None:
+        """A checkpoint has covered what the shard had written by `bytes_written` (its figure of that name)."""
+        self._stored_bytes = bytes_written
+        if not self.is_full:
+            self.wake_waiting()
+
+    def wake_waiting(self) -> None:
+        """Have all that wait for room look again."""
+        self._waiting.unpark_all()
+
+    @property
+    def _refusal(self) -> ApiError | None:
+        """Why no append may wait, if none may."""
+        return self._closed or self._stall.refusal
+
+    def _raise_refusal(self) -> None:
+        if self._refusal is not None:
+            raise self._refusal
+
+    # -- the way out -----------------------------------------------------------------------------------------------
+
+    def take_group(self, room: int) -> list[Batch]:
+        """Take the batches of the next write: at most `GROUP_BYTES`, and `room` bytes but for the first batch. A cut
+        ends a group."""
+        group: list[Batch] = []
+        total = 0
+        while self._batches and total < GROUP_BYTES:
+            size = len(self._batches[0].data)
+            if (group and total + size > room) or isinstance(self._batches[0], Cut):
+                break
+            group.append(self._batches.popleft())
+            total += size
+        self._bytes -= total
+        self.is_urgent = bool(self._batches)
+        if not self.is_full:
+            self.wake_waiting()
+        return group
+
+    def put_back(self, group: list[Batch]) -> None:
+        """A group was not written: it is in front again."""
+        self._batches.extendleft(reversed(group))
+        self._bytes += sum(len(batch.data) for batch in group)
+        self.is_urgent = bool(self._batches)
+
+    def take_cut(self) -> Cut:
+        """Take the cut that is first."""
+        cut = self._batches.popleft()
+        assert isinstance(cut, Cut)
+        self.is_urgent = bool(self._batches)
+        return cut
+
+    def settle_requests(self, refusal: ApiError) -> None:
+        """Nothing can be written for now, and what was written is synced: answer the batches that only ask for a sync.
+        Those with nothing to write before them are synced; the others, and cuts, are refused."""
+        waiting: deque[Batch] = deque()
+        for batch in self._batches:
+            if not isinstance(batch, SyncRequest):
+                waiting.append(batch)
+            elif waiting or isinstance(batch, Cut):
+                batch.on_failed(refusal)
+            else:
+                batch.on_synced()
+        self._batches = waiting
+        self.is_urgent = bool(waiting)
+
+    def close(self, error: ApiError) -> list[Batch]:
+        """The shard ends: nobody is admitted any more, for this reason. Returns the batches that were queued."""
+        self._closed = error
+        batches = list(self._batches)
+        self._batches.clear()
+        self._bytes = 0
+        self.wake_waiting()
+        return batches
