@@ -1,14 +1,17 @@
 """Wire types: what requests carry and what the engine answers, as msgspec Structs (`docs/spec/api.md` sections 2 to 6).
 
-No rule is applied here; ranges and sizes are checked in `topics.log.topic_config` and `topics.http.requests.bodies`.
+No rule is applied here; ranges and sizes are checked in `topics.log.topic_config` and `topics.http.requests`.
 """
 
 from __future__ import annotations
 
-from typing import Any, Literal, NamedTuple
+from typing import Any, Final, Literal, NamedTuple
 
 import msgspec
 from msgspec import UNSET, UnsetType
+
+MAX_U64: Final = 2**64 - 1
+"""The highest seq, and the highest value of every count and size on the wire."""
 
 TopicType = Literal["log", "queue"]
 Discard = Literal["old", "reject"]

@@ -20,7 +20,14 @@ from topics.config import Settings
 from topics.errors import ApiError
 from topics.http.answers.sse import accepts_events
 from topics.http.calls import error_response
-from topics.http.requests import bodies, queue_requests, watch_requests
+from topics.http.requests import (
+    append_requests,
+    query_strings,
+    queue_requests,
+    read_requests,
+    topic_requests,
+    watch_requests,
+)
 from topics.http.requests.line_batches import Batches
 from topics.http.routes import RouteTable
 from topics.log.topic_config import resolve_config
@@ -66,7 +73,7 @@ def _body(decode: Callable[[bytes], object], data: bytes) -> None:
 
 
 def _append(data: bytes) -> None:
-    request = checked(partial(bodies.decode_append, data, SETTINGS, "header"))
+    request = checked(partial(append_requests.decode_append, data, SETTINGS, "header"))
     if request is None:
         return
     assert len(request.datas) == len(request.records) <= SETTINGS.max_batch_records
@@ -76,11 +83,11 @@ def _append(data: bytes) -> None:
         msgspec.json.decode(stored, type=msgspec.Raw)  # a number may be larger than any that Python has
         assert b"\n" not in stored
     if request.config is not None:
-        checked(partial(bodies.check_inline_config, "orders", request.config))
+        checked(partial(append_requests.check_inline_config, "orders", request.config))
 
 
 def _config(data: bytes) -> None:
-    patch = checked(partial(bodies.decode_config_patch, data))
+    patch = checked(partial(topic_requests.decode_config_patch, data))
     if patch is not None:
         config = checked(partial(resolve_config, None, patch, topic="orders"))
         if config is not None:
@@ -93,7 +100,7 @@ def _subscribe(message: bytes) -> None:
 
 
 def _router(data: bytes) -> None:
-    patch = checked(partial(bodies.decode_router_patch, data, SETTINGS))
+    patch = checked(partial(topic_requests.decode_router_patch, data, SETTINGS))
     if patch is not None:
         checked(partial(resolve_router, None, patch, router="copying"))
 
@@ -106,7 +113,7 @@ def _lines(data: bytes) -> None:
 
 
 def _batches_of(data: bytes, size: int) -> list[object]:
-    batches = Batches(3, 600, bodies.longest_line(SETTINGS))
+    batches = Batches(3, 600, append_requests.longest_line(SETTINGS))
     seen: list[object] = []
     try:
         for at in range(0, len(data), size):
@@ -121,10 +128,10 @@ def _batches_of(data: bytes, size: int) -> list[object]:
 
 
 def _records_of(items: list[bytes], lines: list[bytes], *, plain: bool) -> object:
-    quick = bodies.decode_plain(items, SETTINGS) if plain else None
+    quick = append_requests.decode_plain(items, SETTINGS) if plain else None
     try:
-        request = bodies.decode_lines(lines, SETTINGS)
-    except bodies.BadLine as error:
+        request = append_requests.decode_lines(lines, SETTINGS)
+    except append_requests.BadLine as error:
         refused = error
     else:
         assert len(request.datas) == len(lines)
@@ -138,17 +145,17 @@ def _records_of(items: list[bytes], lines: list[bytes], *, plain: bool) -> objec
 
 
 _QUERIES: Final[tuple[Callable[[bytes], object], ...]] = (
-    lambda query: bodies.decode_read_query(query, SETTINGS),
-    lambda query: bodies.decode_export(query, SETTINGS),
-    lambda query: bodies.decode_ingest_query(query, SETTINGS),
+    lambda query: read_requests.decode_read_query(query, SETTINGS),
+    lambda query: read_requests.decode_export(query, SETTINGS),
+    lambda query: append_requests.decode_ingest_query(query, SETTINGS),
     lambda query: watch_requests.decode_stream("orders", query, SETTINGS),
     lambda query: queue_requests.decode_work(query, SETTINGS),
-    bodies.decode_list_query,
-    bodies.decode_router_list_query,
-    bodies.decode_if_empty,
-    bodies.decode_touch,
-    bodies.decode_hold_ms,
-    bodies.decode_append_query,
+    topic_requests.decode_list_query,
+    topic_requests.decode_router_list_query,
+    query_strings.decode_if_empty,
+    query_strings.decode_touch,
+    query_strings.decode_hold_ms,
+    append_requests.decode_append_query,
 )
 
 
@@ -160,7 +167,7 @@ def _query(data: bytes) -> None:
 
 def _cursor(data: bytes) -> None:
     text = data.decode("latin-1")
-    for cursors in (bodies.TOPIC_CURSORS, bodies.ROUTER_CURSORS):
+    for cursors in (topic_requests.TOPIC_CURSORS, topic_requests.ROUTER_CURSORS):
         name = checked(partial(cursors.decode, text))
         if name is not None:
             assert cursors.decode(cursors.encode(name)) == name
@@ -219,11 +226,11 @@ _SEEDS: Final[dict[str, list[bytes]]] = {
 
 _DECODERS: Final[dict[str, tuple[str, Callable[[bytes], None]]]] = {
     "append": ("an append", _append),
-    "diff": ("a read", partial(_body, lambda raw: bodies.decode_read(raw, SETTINGS))),
-    "delete": ("a deletion of records", partial(_body, lambda raw: bodies.decode_delete(raw, SETTINGS))),
+    "diff": ("a read", partial(_body, lambda raw: read_requests.decode_read(raw, SETTINGS))),
+    "delete": ("a deletion of records", partial(_body, lambda raw: topic_requests.decode_delete(raw, SETTINGS))),
     "config": ("the configuration of a topic", _config),
     "router": ("a router", _router),
-    "commit": ("a commit of stages", partial(_body, bodies.decode_commit)),
+    "commit": ("a commit of stages", partial(_body, topic_requests.decode_commit)),
     "watch": ("a watch", partial(_body, lambda raw: watch_requests.decode_watch(raw, b"", SETTINGS))),
     "subscribe": ("a subscription", lambda data: _subscribe(data.decode("utf-8", "replace").encode())),
     "claim": ("a claim", partial(_body, lambda raw: queue_requests.decode_claim(raw, SETTINGS))),
@@ -234,7 +241,7 @@ _DECODERS: Final[dict[str, tuple[str, Callable[[bytes], None]]]] = {
 
 
 def _cursors() -> list[bytes]:
-    found = [bodies.TOPIC_CURSORS.encode("orders"), bodies.ROUTER_CURSORS.encode("a>b")]
+    found = [topic_requests.TOPIC_CURSORS.encode("orders"), topic_requests.ROUTER_CURSORS.encode("a>b")]
     return [cursor.encode() for cursor in found] + [urlsafe_b64encode(b"t:\xff")]
 
 

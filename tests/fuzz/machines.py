@@ -19,7 +19,7 @@ from tests.fuzz.framing import header_of
 from tests.simulation.disk import SimFs
 from tests.simulation.wal_content import scan_of
 from tests.simulation.world import COLD, ROOT, Life, World, settings
-from topics.http.requests.bodies import decode_append
+from topics.http.requests.append_requests import decode_append
 from topics.log.tag_match import parse_match
 from topics.model import (
     ClaimRequest,

@@ -29,7 +29,7 @@ from topics.config import ConfigError, load_settings
 from topics.engine.delivery.feed import SHUTTING_DOWN
 from topics.http.accept import qualities
 from topics.http.answers.sse import EVENTS, heartbeat, job_event, with_id
-from topics.http.requests.bodies import check_key
+from topics.http.requests.append_requests import check_key
 from topics.log.names import check_node, check_router_name, check_topic_name
 from topics.log.tag_match import Match, parse_match
 from topics.model import Tombstone

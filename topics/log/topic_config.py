@@ -14,9 +14,8 @@ from msgspec import UNSET
 
 from topics.errors import ApiError, invalid
 from topics.log.names import check_topic_name
-from topics.model import TopicConfig, TopicConfigPatch
+from topics.model import MAX_U64, TopicConfig, TopicConfigPatch
 
-MAX_U64: Final = 2**64 - 1
 MAX_IDEMPOTENCY_WINDOW_MS: Final = 7 * 24 * 3600 * 1000
 MIN_LEASE_MS: Final = 100
 MAX_LEASE_MS: Final = 86_400_000

@@ -13,7 +13,7 @@ from tests.http.conftest import SMALL, Served
 from tests.http.fake_engine import FakeEngine
 from tests.http.requests.test_bodies import nested, refused
 from tests.http.test_gate import error_of
-from topics.http.requests import bodies
+from topics.http.requests import topic_requests
 from topics.model import RouterPatch
 from topics.telemetry.figures import EngineFigures
 
@@ -31,7 +31,7 @@ ENDS = {"source": "in", "dest": "out"}
 
 
 def patch(body: Any) -> RouterPatch:
-    return bodies.decode_router_patch(body if isinstance(body, bytes) else json.dumps(body).encode(), SMALL)
+    return topic_requests.decode_router_patch(body if isinstance(body, bytes) else json.dumps(body).encode(), SMALL)
 
 
 def test_a_router_body_with_everything_comes_through() -> None:
@@ -76,32 +76,32 @@ def test_a_bad_router_names_its_field(body: Any, field: str) -> None:
 
 
 def test_a_list_of_routers_is_asked_for_by_prefix_and_by_either_end() -> None:
-    everything = bodies.RouterSelection(bodies.Page("", None, 100), None, None)
-    assert bodies.decode_router_list_query(b"") == everything
-    assert bodies.decode_router_list_query(b"touch=maybe&colour=red") == everything
-    selection = bodies.decode_router_list_query(b"prefix=a%3Eb>&source=in&dest=out&page_size=7")
-    assert selection == bodies.RouterSelection(bodies.Page("a>b>", None, 7), "in", "out")
+    everything = topic_requests.RouterSelection(topic_requests.Page("", None, 100), None, None)
+    assert topic_requests.decode_router_list_query(b"") == everything
+    assert topic_requests.decode_router_list_query(b"touch=maybe&colour=red") == everything
+    selection = topic_requests.decode_router_list_query(b"prefix=a%3Eb>&source=in&dest=out&page_size=7")
+    assert selection == topic_requests.RouterSelection(topic_requests.Page("a>b>", None, 7), "in", "out")
     for given, taken in ((0, 1), (-5, 1), (1001, 1000)):
-        assert bodies.decode_router_list_query(f"page_size={given}".encode()).page.page_size == taken
+        assert topic_requests.decode_router_list_query(f"page_size={given}".encode()).page.page_size == taken
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_a_cursor_means_routers_after_one(name: str) -> None:
-    cursor = bodies.ROUTER_CURSORS.encode(name)
+    cursor = topic_requests.ROUTER_CURSORS.encode(name)
     assert cursor.replace("-", "").replace("_", "").isalnum()
-    assert bodies.decode_router_list_query(b"cursor=" + cursor.encode()).page.after == name
+    assert topic_requests.decode_router_list_query(b"cursor=" + cursor.encode()).page.after == name
 
 
 def test_a_cursor_of_another_list_is_refused() -> None:
-    topics, routers = bodies.TOPIC_CURSORS.encode("a"), bodies.ROUTER_CURSORS.encode("a")
-    assert refused(bodies.decode_router_list_query, f"cursor={topics}".encode()) == "cursor"
-    assert refused(bodies.decode_list_query, f"cursor={routers}".encode()) == "cursor"
+    topics, routers = topic_requests.TOPIC_CURSORS.encode("a"), topic_requests.ROUTER_CURSORS.encode("a")
+    assert refused(topic_requests.decode_router_list_query, f"cursor={topics}".encode()) == "cursor"
+    assert refused(topic_requests.decode_list_query, f"cursor={routers}".encode()) == "cursor"
 
 
 @pytest.mark.parametrize("name", BAD_NAMES)
 def test_a_cursor_of_no_router_is_refused(name: str) -> None:
     cursor = base64.urlsafe_b64encode(b"r:" + name.encode()).rstrip(b"=")
-    assert refused(bodies.decode_router_list_query, b"cursor=" + cursor) == "cursor"
+    assert refused(topic_requests.decode_router_list_query, b"cursor=" + cursor) == "cursor"
 
 
 BAD_QUERIES = [
@@ -113,7 +113,7 @@ BAD_QUERIES = [
 
 @pytest.mark.parametrize(("query", "field"), BAD_QUERIES)
 def test_a_bad_list_of_routers_names_its_parameter(query: str, field: str) -> None:
-    assert refused(bodies.decode_router_list_query, query.encode()) == field
+    assert refused(topic_requests.decode_router_list_query, query.encode()) == field
 
 
 # --- answers ---------------------------------------------------------------------------------------------------------

@@ -12,7 +12,7 @@ import pytest
 from tests.http.conftest import SMALL
 from topics.config import Settings
 from topics.errors import ApiError
-from topics.http.requests import bodies
+from topics.http.requests import append_requests, json_checks, query_strings, read_requests, topic_requests
 from topics.model import AppendRequest, CheckedAppend, ReadRequest
 
 WIDE = Settings(wal_shards=1)
@@ -20,7 +20,7 @@ WIDE = Settings(wal_shards=1)
 
 def append(body: Any, settings: Settings = SMALL, key: str | None = None) -> CheckedAppend:
     raw = body if isinstance(body, bytes) else json.dumps(body).encode()
-    return bodies.decode_append(raw, settings, key)
+    return append_requests.decode_append(raw, settings, key)
 
 
 def record(**fields: Any) -> dict[str, Any]:
@@ -257,28 +257,28 @@ def test_brackets_in_strings_and_side_by_side_are_not_depth() -> None:
     ("text", "depth"), [(b"1", 0), (b"[]", 1), (b'{"a":[{}],"b":[]}', 3), (b'"[["', 0), (b'["\\"[",[]]', 2)]
 )
 def test_depth(text: bytes, depth: int) -> None:
-    assert bodies.depth_of(text) == depth
+    assert json_checks.depth_of(text) == depth
 
 
 def test_an_inline_config_is_checked_by_the_rules_of_topics() -> None:
     config = append({**record(), "config": {"idempotency_window_ms": 8 * 86_400_000}}).config
     assert config is not None
-    assert refused(bodies.check_inline_config, "jobs", config) == "config.idempotency_window_ms"
+    assert refused(append_requests.check_inline_config, "jobs", config) == "config.idempotency_window_ms"
     config = append({**record(), "config": {"dead_letter": "jobs"}}).config
     assert config is not None
-    assert refused(bodies.check_inline_config, "jobs", config) == "config.dead_letter"
-    bodies.check_inline_config("other", config)
+    assert refused(append_requests.check_inline_config, "jobs", config) == "config.dead_letter"
+    append_requests.check_inline_config("other", config)
 
 
 # --- diff ------------------------------------------------------------------------------------------------------------
 
 
 def read(body: Any) -> ReadRequest:
-    return bodies.decode_read(body if isinstance(body, bytes) else json.dumps(body).encode(), WIDE)
+    return read_requests.decode_read(body if isinstance(body, bytes) else json.dumps(body).encode(), WIDE)
 
 
 def test_a_read_without_a_body_has_the_defaults() -> None:
-    for request in (read(b""), read({}), bodies.decode_read_query(b"", WIDE)):
+    for request in (read(b""), read({}), read_requests.decode_read_query(b"", WIDE)):
         assert request == ReadRequest()
 
 
@@ -293,18 +293,18 @@ def test_a_read_without_a_body_has_the_defaults() -> None:
 )  # fmt: skip
 def test_figures_of_a_read_are_clamped(field: str, given: int, taken: int) -> None:
     assert getattr(read({field: given}), field) == taken
-    assert getattr(bodies.decode_read_query(f"{field}={given}".encode(), WIDE), field) == taken
+    assert getattr(read_requests.decode_read_query(f"{field}={given}".encode(), WIDE), field) == taken
 
 
 def test_the_default_limit_gives_way_to_a_lower_maximum() -> None:
-    assert bodies.decode_read(b"", Settings(wal_shards=1, max_limit=10)).limit == 10
+    assert read_requests.decode_read(b"", Settings(wal_shards=1, max_limit=10)).limit == 10
 
 
 def test_nodes_of_a_read() -> None:
     assert read({"node": "a"}).nodes == {"a"}
     assert read({"node": ["a", "b", "a"]}).nodes == {"a", "b"}
     assert read({"node": None}).nodes == read({"node": []}).nodes == frozenset()
-    assert bodies.decode_read_query(b"node=a&node=%C3%A9+x", WIDE).nodes == {"a", "\u00e9 x"}
+    assert read_requests.decode_read_query(b"node=a&node=%C3%A9+x", WIDE).nodes == {"a", "\u00e9 x"}
 
 
 @pytest.mark.parametrize(
@@ -336,33 +336,35 @@ def test_a_bad_read_names_its_field(body: Any, field: str) -> None:
     ],
 )  # fmt: skip
 def test_a_bad_read_query_names_its_parameter(query: bytes, field: str) -> None:
-    assert refused(bodies.decode_read_query, query, WIDE) == field
+    assert refused(read_requests.decode_read_query, query, WIDE) == field
 
 
 @pytest.mark.parametrize(("text", "value"), [(b"1", True), (b"true", True), (b"0", False), (b"false", False)])
 def test_booleans_in_queries(text: bytes, value: bool) -> None:
-    assert bodies.decode_read_query(b"include_tags=" + text, WIDE).include_tags is value
-    assert bodies.decode_if_empty(b"if_empty=" + text) is value
-    assert bodies.decode_touch(b"touch=" + text) is value
-    assert bodies.decode_append_query(b"return_seqs=" + text).return_seqs is value
+    assert read_requests.decode_read_query(b"include_tags=" + text, WIDE).include_tags is value
+    assert query_strings.decode_if_empty(b"if_empty=" + text) is value
+    assert query_strings.decode_touch(b"touch=" + text) is value
+    assert append_requests.decode_append_query(b"return_seqs=" + text).return_seqs is value
 
 
 @pytest.mark.parametrize("query", [b"stage=", b"stage=-a", b"stage=a%20b", b"stage=a&stage=b", b"stage=%C3%A4"])
 def test_a_stage_has_a_name_like_a_topic(query: bytes) -> None:
-    assert bodies.decode_append_query(b"stage=a:1&return_seqs=0") == (False, "a:1")
-    assert bodies.decode_ingest_query(b"stage=a:1", WIDE).stage == "a:1"
-    assert refused(bodies.decode_append_query, query) == "stage"
-    assert refused(bodies.decode_ingest_query, query, WIDE) == "stage"
+    assert append_requests.decode_append_query(b"stage=a:1&return_seqs=0") == (False, "a:1")
+    assert append_requests.decode_ingest_query(b"stage=a:1", WIDE).stage == "a:1"
+    assert refused(append_requests.decode_append_query, query) == "stage"
+    assert refused(append_requests.decode_ingest_query, query, WIDE) == "stage"
 
 
 # --- staging ---------------------------------------------------------------------------------------------------------
 
 
 def test_a_commit_names_stages_in_their_order_and_a_key() -> None:
-    body = bodies.decode_commit(b'{"stages":["b","a"],"idempotency_key":"k","other":[1]}')
+    body = topic_requests.decode_commit(b'{"stages":["b","a"],"idempotency_key":"k","other":[1]}')
     assert (body.stages, body.idempotency_key) == (["b", "a"], "k")
-    most = [f"s{i}" for i in range(bodies.MAX_STAGES)]
-    assert bodies.decode_commit(json.dumps({"stages": most, "idempotency_key": "k" * 256}).encode()).stages == most
+    most = [f"s{i}" for i in range(topic_requests.MAX_STAGES)]
+    assert (
+        topic_requests.decode_commit(json.dumps({"stages": most, "idempotency_key": "k" * 256}).encode()).stages == most
+    )
 
 
 @pytest.mark.parametrize(
@@ -377,21 +379,21 @@ def test_a_commit_names_stages_in_their_order_and_a_key() -> None:
         ({"stages": "a", "idempotency_key": "k"}, "stages"),
         ({"stages": ["a", "-"], "idempotency_key": "k"}, "stages[1]"),
         ({"stages": ["a", 1], "idempotency_key": "k"}, "stages[1]"),
-        ({"stages": [f"s{i}" for i in range(bodies.MAX_STAGES + 1)], "idempotency_key": "k"}, "stages"),
+        ({"stages": [f"s{i}" for i in range(topic_requests.MAX_STAGES + 1)], "idempotency_key": "k"}, "stages"),
         ({"stages": ["a"], "idempotency_key": ""}, "idempotency_key"),
         ({"stages": ["a"], "idempotency_key": None}, "idempotency_key"),
         ({"stages": ["a"], "idempotency_key": "k" * 257}, "idempotency_key"),
     ],
 )
 def test_a_commit_that_is_none_names_what_is_wrong(body: Any, field: str) -> None:
-    assert refused(bodies.decode_commit, b"" if body is None else json.dumps(body).encode()) == field
+    assert refused(topic_requests.decode_commit, b"" if body is None else json.dumps(body).encode()) == field
 
 
 # --- queries ---------------------------------------------------------------------------------------------------------
 
 
 def test_unknown_parameters_are_ignored() -> None:
-    assert bodies.decode_read_query(b"colour=red&colour=blue&x", WIDE) == ReadRequest()
+    assert read_requests.decode_read_query(b"colour=red&colour=blue&x", WIDE) == ReadRequest()
 
 
 # --- control plane ---------------------------------------------------------------------------------------------------
@@ -399,12 +401,12 @@ def test_unknown_parameters_are_ignored() -> None:
 
 def test_a_deletion_needs_a_condition() -> None:
     for body in (b"", b"{}", b'{"x":1}'):
-        assert refused(bodies.decode_delete, body, WIDE) == "before_seq"
+        assert refused(topic_requests.decode_delete, body, WIDE) == "before_seq"
 
 
 def test_deletions() -> None:
-    assert bodies.decode_delete(b'{"before_seq":0}', WIDE) == bodies.DeleteSelection(0, None)
-    both = bodies.decode_delete(b'{"before_seq":5,"match":["tag","Glob","a*"]}', WIDE)
+    assert topic_requests.decode_delete(b'{"before_seq":0}', WIDE) == topic_requests.DeleteSelection(0, None)
+    both = topic_requests.decode_delete(b'{"before_seq":5,"match":["tag","Glob","a*"]}', WIDE)
     assert both.before_seq == 5
     assert both.match is not None
     assert (both.match.pattern, both.match.prefix) == ("a", True)
@@ -421,15 +423,15 @@ def test_deletions() -> None:
     ],
 )  # fmt: skip
 def test_a_bad_deletion_names_its_field(body: Any, field: str) -> None:
-    assert refused(bodies.decode_delete, json.dumps(body).encode(), WIDE) == field
+    assert refused(topic_requests.decode_delete, json.dumps(body).encode(), WIDE) == field
 
 
 def test_a_config_patch_has_what_was_given() -> None:
-    patch = bodies.decode_config_patch(b'{"priority":null,"ttl_ms":1}')
+    patch = topic_requests.decode_config_patch(b'{"priority":null,"ttl_ms":1}')
     assert patch.priority is None
     assert patch.ttl_ms == 1
     assert patch.discard is msgspec.UNSET
-    assert bodies.decode_config_patch(b"") == bodies.decode_config_patch(b"{}")
+    assert topic_requests.decode_config_patch(b"") == topic_requests.decode_config_patch(b"{}")
 
 
 @pytest.mark.parametrize(
@@ -441,22 +443,22 @@ def test_a_config_patch_has_what_was_given() -> None:
     ],
 )  # fmt: skip
 def test_a_bad_config_names_its_field(body: Any, field: str) -> None:
-    assert refused(bodies.decode_config_patch, json.dumps(body).encode()) == field
+    assert refused(topic_requests.decode_config_patch, json.dumps(body).encode()) == field
 
 
 def test_lists_have_pages() -> None:
-    assert bodies.decode_list_query(b"") == bodies.Page("", None, 100)
-    assert bodies.decode_list_query(b"prefix=a.&page_size=7&touch=false") == bodies.Page("a.", None, 7)
-    assert bodies.decode_list_query(b"touch=1") == bodies.Page("", None, 100, touch=True)
+    assert topic_requests.decode_list_query(b"") == topic_requests.Page("", None, 100)
+    assert topic_requests.decode_list_query(b"prefix=a.&page_size=7&touch=false") == topic_requests.Page("a.", None, 7)
+    assert topic_requests.decode_list_query(b"touch=1") == topic_requests.Page("", None, 100, touch=True)
     for given, taken in ((0, 1), (-5, 1), (1, 1), (1000, 1000), (1001, 1000)):
-        assert bodies.decode_list_query(f"page_size={given}".encode()).page_size == taken
+        assert topic_requests.decode_list_query(f"page_size={given}".encode()).page_size == taken
 
 
 @pytest.mark.parametrize("name", ["a", "a.b:c-d_e", "Z" * 255])
 def test_a_cursor_means_names_after_one(name: str) -> None:
-    cursor = bodies.TOPIC_CURSORS.encode(name)
+    cursor = topic_requests.TOPIC_CURSORS.encode(name)
     assert cursor.replace("-", "").replace("_", "").isalnum()
-    assert bodies.decode_list_query(b"cursor=" + cursor.encode()).after == name
+    assert topic_requests.decode_list_query(b"cursor=" + cursor.encode()).after == name
 
 
 @pytest.mark.parametrize(
@@ -468,16 +470,16 @@ def test_a_cursor_means_names_after_one(name: str) -> None:
         "%ff",
         base64.urlsafe_b64encode(b"jobs").decode(),
         base64.urlsafe_b64encode(b"t:a/b").decode(),
-        bodies.TOPIC_CURSORS.encode("jobs") + "x",
-        bodies.TOPIC_CURSORS.encode("jobs")[:-1] + "~",
+        topic_requests.TOPIC_CURSORS.encode("jobs") + "x",
+        topic_requests.TOPIC_CURSORS.encode("jobs")[:-1] + "~",
     ],
 )
 def test_a_corrupt_cursor_is_refused(cursor: str) -> None:
     with pytest.raises(ApiError) as caught:
-        bodies.decode_list_query(f"cursor={cursor}".encode())
+        topic_requests.decode_list_query(f"cursor={cursor}".encode())
     assert caught.value.status == 400
 
 
 @pytest.mark.parametrize("query", [b"page_size=x", b"page_size=", b"touch=maybe", b"page_size=1&page_size=2"])
 def test_a_bad_list_query_is_refused(query: bytes) -> None:
-    refused(bodies.decode_list_query, query)
+    refused(topic_requests.decode_list_query, query)

@@ -20,7 +20,16 @@ from tests.http.requests.test_bodies import WIDE
 from tests.http.test_gate import error_of
 from topics.engine.delivery.node_lists import NodeLists
 from topics.errors import ApiError, invalid
-from topics.http.requests import bodies, body_reader, queue_requests, watch_requests
+from topics.http.requests import (
+    append_requests,
+    body_reader,
+    json_checks,
+    query_strings,
+    queue_requests,
+    read_requests,
+    topic_requests,
+    watch_requests,
+)
 from topics.http.routes import RouteTable
 from topics.telemetry.audit_log import make_entry
 
@@ -103,30 +112,32 @@ def test_records_beyond_the_limit_are_not_made() -> None:
     for record in (b'{"data":1}', b'{"data":1,"colour":"red"}'):
         # If they were decoded before they are counted, the last one would be the mistake.
         body = b'{"records":[%b{"data":1,"tag":5}]}' % ((record + b",") * 1000)
-        error = error_from(bodies.decode_append, body, few)
+        error = error_from(append_requests.decode_append, body, few)
         assert (error.code, error.detail["max"]) == ("batch_too_large", 10)
     nested = b'{"records":[%b]}' % b",".join([b'{"data":[%b{}]}' % (b"{}," * 100)] * 10)
-    assert len(bodies.decode_append(nested, few).datas) == 10
+    assert len(append_requests.decode_append(nested, few).datas) == 10
 
 
 def test_a_meta_of_many_keys_is_not_made(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(bodies, "_strict_append", None)
-    monkeypatch.setattr(bodies, "_strict_record", None)
+    monkeypatch.setattr(append_requests, "_strict_append", None)
+    monkeypatch.setattr(append_requests, "_strict_record", None)
     keys = b",".join(b'"%x":""' % i for i in range(30_000))
     for name in (b"meta", b"m\\u0065ta"):
-        error = error_from(bodies.decode_append, b'{"records":[{"data":1},{"data":1,"%b":{%b}}]}' % (name, keys), WIDE)
+        error = error_from(
+            append_requests.decode_append, b'{"records":[{"data":1},{"data":1,"%b":{%b}}]}' % (name, keys), WIDE
+        )
         assert error.detail == {"field": "records[1].meta", "max": 64}
-    with pytest.raises(bodies.BadLine) as bad:
-        bodies.decode_lines([b'{"data":1}', b'{"data":1,"meta":{%b}}' % keys], WIDE)
+    with pytest.raises(append_requests.BadLine) as bad:
+        append_requests.decode_lines([b'{"data":1}', b'{"data":1,"meta":{%b}}' % keys], WIDE)
     assert (bad.value.index, bad.value.error.detail["field"]) == (1, "meta")
 
 
 def test_a_meta_may_be_full_of_quotes_and_blanks() -> None:
     meta = {f"k{i}": '"' * 100 for i in range(64)}
     text = json.dumps({"records": [{"data": "x" * 300_000, "meta": meta}]}, indent=40).encode()
-    assert bodies.decode_append(text, WIDE).metas == [msgspec.json.encode(meta)]
+    assert append_requests.decode_append(text, WIDE).metas == [msgspec.json.encode(meta)]
     line = json.dumps({"data": "x" * 300_000, "meta": meta}).encode()
-    assert bodies.decode_lines([line], WIDE).metas == [msgspec.json.encode(meta)]
+    assert append_requests.decode_lines([line], WIDE).metas == [msgspec.json.encode(meta)]
 
 
 def test_text_is_checked_in_pieces() -> None:
@@ -144,12 +155,12 @@ def test_text_is_checked_in_pieces() -> None:
             text: str = self._decoder.decode(bytes(data), final)
             return text
 
-    before = bodies._utf8
+    before = json_checks._utf8
     try:
-        bodies._utf8 = Decoder  # type: ignore[misc, assignment]
-        bodies.check_utf8("\U0001f600".encode() * (1 << 20))
+        json_checks._utf8 = Decoder  # type: ignore[misc, assignment]
+        json_checks.check_utf8("\U0001f600".encode() * (1 << 20))
     finally:
-        bodies._utf8 = before  # type: ignore[misc]
+        json_checks._utf8 = before  # type: ignore[misc]
     assert max(most) == 1 << 20
 
 
@@ -159,19 +170,23 @@ def test_the_first_byte_that_is_no_text_is_named_wherever_it_stands(at: int) -> 
         text = (around * (3 << 20)).encode()
         at_character = at - at % len(around.encode())
         raw = text[:at_character] + b"\xff" + text[at_character : 2 << 20]
-        assert f"byte {at_character})" in error_from(bodies.check_utf8, raw).message
-    assert "byte 5)" in error_from(bodies.check_utf8, b"12345\xf0\x9f").message
+        assert f"byte {at_character})" in error_from(json_checks.check_utf8, raw).message
+    assert "byte 5)" in error_from(json_checks.check_utf8, b"12345\xf0\x9f").message
 
 
 def test_a_huge_unknown_key_is_not_repeated() -> None:
     name = "k" * (60 << 20)
-    error = error_from(bodies.decode_append, b'{"records":[{"data":1}],"config":{"%b":1}}' % name.encode(), WIDE)
+    error = error_from(
+        append_requests.decode_append, b'{"records":[{"data":1}],"config":{"%b":1}}' % name.encode(), WIDE
+    )
     assert error.detail["field"].startswith("config.kkkk")
-    assert error_from(bodies.decode_config_patch, b'{"%b":1}' % name[:1000].encode()).message.endswith("no such field")
+    assert error_from(topic_requests.decode_config_patch, b'{"%b":1}' % name[:1000].encode()).message.endswith(
+        "no such field"
+    )
 
 
 def test_a_key_that_looks_like_a_path_is_none() -> None:
-    error = error_from(bodies.decode_config_patch, b'{"x - at `$.y`":1}')
+    error = error_from(topic_requests.decode_config_patch, b'{"x - at `$.y`":1}')
     assert error.detail["field"] == "x - at `$.y`"
 
 
@@ -186,7 +201,7 @@ def test_errors_repeat_little() -> None:
 
 def test_topics_are_counted_before_any_is_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
     looked_at: list[str] = []
-    monkeypatch.setattr(watch_requests, "decode_json", _counting(bodies.decode_json, looked_at))
+    monkeypatch.setattr(watch_requests, "decode_json", _counting(json_checks.decode_json, looked_at))
     topics: dict[str, dict[str, int]] = {f"t{i}": {} for i in range(10_000)}
     for call, arguments in [
         (watch_requests.decode_watch, (json.dumps({"topics": topics}).encode(), b"", WIDE)),
@@ -222,23 +237,23 @@ def test_a_seq_has_few_lease_ids(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_stages_are_counted_before_they_are_decoded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(bodies, "_commit_body", None)
+    monkeypatch.setattr(topic_requests, "_commit_body", None)
     for many in (b'"",' * 1_000_000, b"1," * 1_000_000):
         body = b'{"stages":[%b],"idempotency_key":"k"}' % many[:-1]
-        assert error_from(bodies.decode_commit, body).detail == {"field": "stages", "max": 10_000}
+        assert error_from(topic_requests.decode_commit, body).detail == {"field": "stages", "max": 10_000}
 
 
 def test_nodes_that_are_left_out_are_few() -> None:
     nodes = [f"n{i}" for i in range(1000)]
     most = json.dumps({"node": nodes}).encode()
-    assert len(bodies.decode_read(most, WIDE).nodes) == 1000
+    assert len(read_requests.decode_read(most, WIDE).nodes) == 1000
     query = "&".join(f"node={node}" for node in nodes).encode()
-    assert len(bodies.decode_read_query(query, WIDE).nodes) == 1000
+    assert len(read_requests.decode_read_query(query, WIDE).nodes) == 1000
     watch = json.dumps({"topics": {"a": {}}, "node": [*nodes, "one"]}).encode()
     for call, arguments in [
-        (bodies.decode_read, (json.dumps({"node": [*nodes, "one"]}).encode(), WIDE)),
-        (bodies.decode_read_query, (query + b"&node=one", WIDE)),
-        (bodies.decode_export, (query + b"&node=one", WIDE)),
+        (read_requests.decode_read, (json.dumps({"node": [*nodes, "one"]}).encode(), WIDE)),
+        (read_requests.decode_read_query, (query + b"&node=one", WIDE)),
+        (read_requests.decode_export, (query + b"&node=one", WIDE)),
         (watch_requests.decode_watch, (watch, b"", WIDE)),
         (watch_requests.decode_subscribe, (watch, WIDE)),
         (watch_requests.decode_stream, ("a", query + b"&node=one", WIDE)),
@@ -267,24 +282,25 @@ def test_node_lists_count_until_nobody_holds_them() -> None:
 
 def test_no_pattern_is_longer_than_a_tag() -> None:
     longest = "t" * WIDE.max_tag_bytes
-    match = bodies.decode_delete(json.dumps({"match": ["tag", "Glob", longest + "*"]}).encode(), WIDE).match
+    match = topic_requests.decode_delete(json.dumps({"match": ["tag", "Glob", longest + "*"]}).encode(), WIDE).match
     assert match is not None
     assert match.pattern == longest
     for pattern in (longest + "t", ["tag", "Eq", longest + "t"], ["tag", "Glob", longest + "t*"]):
         assert (
-            error_from(bodies.decode_delete, json.dumps({"match": pattern}).encode(), WIDE).detail["field"] == "match"
+            error_from(topic_requests.decode_delete, json.dumps({"match": pattern}).encode(), WIDE).detail["field"]
+            == "match"
         )
         body = json.dumps({"source": "a", "dest": "b", "filter": pattern}).encode()
-        assert error_from(bodies.decode_router_patch, body, WIDE).detail["field"] == "filter"
-    assert error_from(bodies.decode_export, f"match={longest}t".encode(), WIDE).detail["field"] == "match"
+        assert error_from(topic_requests.decode_router_patch, body, WIDE).detail["field"] == "filter"
+    assert error_from(read_requests.decode_export, f"match={longest}t".encode(), WIDE).detail["field"] == "match"
 
 
 # --- heads -----------------------------------------------------------------------------------------------------------
 
 
 def test_parameters_are_counted_before_they_are_taken_apart(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(bodies, "parse_qsl", None)
-    assert error_from(bodies.Query, b"a&" * 60_000).detail == {"field": "query", "max": 2000}
+    monkeypatch.setattr(query_strings, "parse_qsl", None)
+    assert error_from(query_strings.Query, b"a&" * 60_000).detail == {"field": "query", "max": 2000}
 
 
 def test_a_path_of_many_segments_is_not_taken_apart(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from topics.config import Settings
 from topics.errors import ApiError
-from topics.http.requests.bodies import BadLine, decode_lines, decode_plain
+from topics.http.requests.append_requests import BadLine, decode_lines, decode_plain
 from topics.http.requests.line_batches import Batch, Batches
 
 SETTINGS = Settings(wal_shards=1)

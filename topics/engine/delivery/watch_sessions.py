@@ -30,7 +30,7 @@ from topics.engine.registry import Registry
 from topics.engine.topic import Topic
 from topics.errors import ApiError, invalid, topic_not_found
 from topics.log.block import Projection
-from topics.model import WatchedTopic, WatchRequest, WatchStart
+from topics.model import MAX_U64, WatchedTopic, WatchRequest, WatchStart
 from topics.telemetry.logs import get_logger
 
 log = get_logger(__name__)
@@ -47,7 +47,6 @@ TAKE_OVER_S: Final = 1.0
 FAREWELL_S: Final = 1.5
 """The same for all connections when the daemon stops."""
 
-MAX_U64: Final = 2**64 - 1
 
 _named: Final = msgspec.json.Decoder(dict[str, int])
 _listed: Final = msgspec.json.Decoder(list[int | None])

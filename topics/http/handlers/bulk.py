@@ -27,7 +27,7 @@ from topics.http.connections.connection import Connection
 from topics.http.handlers.data_plane import idempotency_header
 from topics.http.handlers.stages import stage_response
 from topics.http.openapi.strict_names import explained, is_strict
-from topics.http.requests import bodies
+from topics.http.requests import append_requests, read_requests
 from topics.http.requests.body_reader import LINES_TYPE, BodyStream
 from topics.http.requests.line_batches import BATCH_BYTES, BATCH_RECORDS, FEED_BYTES, Batch, Batches
 from topics.model import AppendResult, CheckedAppend, Performance, StageResult
@@ -49,7 +49,7 @@ class Bulk:
     async def export(self, call: Call) -> ExportAnswer:
         """`GET /v0/topics/{topic}/records`."""
         kind = await self._format_of(call.headers.get(b"accept"))
-        request = bodies.decode_export(call.query, self._engine.settings)
+        request = read_requests.decode_export(call.query, self._engine.settings)
         topic = call.params["topic"]
         made: Format
         if kind == ARROW_TYPE:
@@ -245,7 +245,7 @@ class Ingest:
         self._topic = call.params["topic"]
         call.waits = True
         self._batches = self._broken_by(0, 0)
-        self._query = bodies.IngestQuery()
+        self._query = append_requests.IngestQuery()
         self._strict = False
         self._key: str | None = None
         self._begun = 0
@@ -268,9 +268,9 @@ class Ingest:
         """Take it to its end. Raises 400, 404, 422, 429 and 503, and `ClientGone`: then what would have been an
         unfinished batch is dropped, because a repeat of the upload finds finished ones only."""
         try:
-            self._query = bodies.decode_ingest_query(self._call.query, self._engine.settings)
+            self._query = append_requests.decode_ingest_query(self._call.query, self._engine.settings)
             self._strict = is_strict(self._call.headers)
-            self._key = bodies.check_key(idempotency_header(self._call), "Idempotency-Key")
+            self._key = append_requests.check_key(idempotency_header(self._call), "Idempotency-Key")
             if self._query.stage is None:
                 self._batches = self._broken_by(*self._engine.caps_of(self._topic))
             await self._take_all()
@@ -287,7 +287,7 @@ class Ingest:
         return Batches(
             min(BATCH_RECORDS, cap_records or BATCH_RECORDS, settings.max_batch_records),
             min(BATCH_BYTES, cap_bytes or BATCH_BYTES),
-            bodies.longest_line(settings),
+            append_requests.longest_line(settings),
         )
 
     async def _take_all(self) -> None:
@@ -323,11 +323,11 @@ class Ingest:
         """Decode a batch, and append it when the one before it is through."""
         settings, query = self._engine.settings, self._query
         try:
-            plain = bodies.decode_plain(batch.items, settings) if batch.plain else None
+            plain = append_requests.decode_plain(batch.items, settings) if batch.plain else None
             if batch.plain and plain is None:
                 self._batches.looks_for_plain = False
-            request = plain or bodies.decode_lines(batch.lines, settings, strict=self._strict)
-        except bodies.BadLine as bad:
+            request = plain or append_requests.decode_lines(batch.lines, settings, strict=self._strict)
+        except append_requests.BadLine as bad:
             error = explained(bad.error, path="records[0]") if self._strict else bad.error
             raise _Refused(batch.numbers[bad.index], error) from None
         request.node = query.node

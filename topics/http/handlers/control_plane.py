@@ -40,7 +40,7 @@ from topics.http.calls import Call, Engine, Message, Response, json_response
 from topics.http.handlers.data_plane import check_dead_letter
 from topics.http.openapi.docs_page import CONTENT_POLICY, page_bytes
 from topics.http.openapi.document import document_bytes
-from topics.http.requests import bodies
+from topics.http.requests import query_strings, topic_requests
 from topics.http.routes import ROUTES, Plane
 from topics.log.names import check_topic_name
 from topics.model import Performance, RouterPatch
@@ -141,31 +141,31 @@ class ControlPlane:
 
     async def put_topic(self, topic: str) -> Response:
         """`PUT /v0/topics/{topic}`."""
-        patch = bodies.decode_config_patch(_call().body)
+        patch = topic_requests.decode_config_patch(_call().body)
         check_dead_letter(_call().grant, patch)
-        config, created = await self._engine.put_topic(topic, patch, create=bodies.decode_create(_query()))
+        config, created = await self._engine.put_topic(topic, patch, create=query_strings.decode_create(_query()))
         answer = TopicAnswer(topic=topic, created=created, config=config, performance=self._performance())
         return json_response(answer, 201 if created else 200)
 
     async def get_topic(self, topic: str) -> Response:
         """`GET /v0/topics/{topic}`."""
-        state = await self._engine.topic_state(topic, touch=bodies.decode_touch(_query()))
+        state = await self._engine.topic_state(topic, touch=query_strings.decode_touch(_query()))
         return json_response(TopicStateAnswer(**asdict(state), performance=self._performance()))
 
     async def list_topics(self) -> Response:
         """`GET /v0/topics`. What it shows is as it was before its own touch, if it was asked for one."""
-        page = bodies.decode_list_query(_query())
+        page = topic_requests.decode_list_query(_query())
         topics, more = await self._engine.list_topics(page.prefix, page.after, page.page_size, _call().key)
         if page.touch:
             for entry in topics:
                 with suppress(ApiError):  # it may be gone by now
                     await self._engine.topic_state(entry.topic, touch=True)
-        cursor = bodies.TOPIC_CURSORS.encode(topics[-1].topic) if more and topics else UNSET
+        cursor = topic_requests.TOPIC_CURSORS.encode(topics[-1].topic) if more and topics else UNSET
         return json_response(TopicListAnswer(topics=topics, next_cursor=cursor, performance=self._performance()))
 
     async def delete_topic(self, topic: str) -> Response:
         """`DELETE /v0/topics/{topic}`."""
-        if_empty = bodies.decode_if_empty(_query())
+        if_empty = query_strings.decode_if_empty(_query())
         visible = await self._visible_routers(topic)
         deleted, routers = await self._engine.delete_topic(topic, if_empty=if_empty)
         shown = [name for name in routers if visible is None or name in visible]
@@ -176,7 +176,7 @@ class ControlPlane:
 
     async def delete_records(self, topic: str) -> Response:
         """`POST /v0/topics/{topic}/delete` (`docs/spec/api.md` section 6)."""
-        selection = bodies.decode_delete(_call().body, self._engine.settings)
+        selection = topic_requests.decode_delete(_call().body, self._engine.settings)
         perf = _call().perf
         result = await self._engine.delete_records(topic, selection.before_seq, selection.match, perf)
         answer = RecordsDeletedAnswer(
@@ -195,8 +195,8 @@ class ControlPlane:
 
     async def put_router(self, router: str) -> Response:
         """`PUT /v0/routers/{router}`."""
-        patch = bodies.decode_router_patch(_call().body, self._engine.settings)
-        create = bodies.decode_create(_query())
+        patch = topic_requests.decode_router_patch(_call().body, self._engine.settings)
+        create = query_strings.decode_create(_query())
         self._check_ends(router, patch)
         try:
             state, created = await self._engine.put_router(router, patch, create=create)
@@ -214,11 +214,11 @@ class ControlPlane:
 
     async def list_routers(self) -> Response:
         """`GET /v0/routers`."""
-        page, source, dest = bodies.decode_router_list_query(_query())
+        page, source, dest = topic_requests.decode_router_list_query(_query())
         routers, more = await self._engine.list_routers(
             page.prefix, source, dest, page.after, page.page_size, _call().key
         )
-        cursor = bodies.ROUTER_CURSORS.encode(routers[-1].router) if more and routers else UNSET
+        cursor = topic_requests.ROUTER_CURSORS.encode(routers[-1].router) if more and routers else UNSET
         return json_response(RouterListAnswer(routers=routers, next_cursor=cursor, performance=self._performance()))
 
     async def delete_router(self, router: str) -> Response:
@@ -257,7 +257,7 @@ class ControlPlane:
         for source, dest in ((topic, None), (None, topic)):
             after, more = None, True
             while more:
-                page, more = await self._engine.list_routers("", source, dest, after, bodies.MAX_PAGE, key)
+                page, more = await self._engine.list_routers("", source, dest, after, topic_requests.MAX_PAGE, key)
                 found.update(state.router for state in page)
                 after = page[-1].router if page else None
         return found
@@ -293,7 +293,7 @@ class ControlPlane:
 
     async def checkpoint(self) -> Response:
         """`POST /v0/admin/checkpoint`."""
-        files, positions = await self._engine.checkpoint(bodies.decode_hold_ms(_query()))
+        files, positions = await self._engine.checkpoint(query_strings.decode_hold_ms(_query()))
         position = [
             ShardPosition(shard=shard, file=ordinal, offset=offset) for shard, (ordinal, offset) in positions.items()
         ]

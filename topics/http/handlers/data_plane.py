@@ -15,7 +15,7 @@ from topics.http.handlers.queues import Queues
 from topics.http.handlers.stages import Staging
 from topics.http.handlers.streams import Streams
 from topics.http.openapi.strict_names import explained, is_strict
-from topics.http.requests import bodies
+from topics.http.requests import append_requests, read_requests
 from topics.log.names import check_topic_name
 from topics.model import Performance, ReadRequest, ReadResult, TopicConfigPatch
 
@@ -51,17 +51,17 @@ class DataPlane:
         """`POST /v0/topics/{topic}` (`docs/spec/api.md` section 4)."""
         engine = self._engine
         topic = call.params["topic"]
-        query = bodies.decode_append_query(call.query)
+        query = append_requests.decode_append_query(call.query)
         if not call.body:
             raise invalid("records", "is required")
         strict = is_strict(call.headers)
         try:
-            request = bodies.decode_append(call.body, engine.settings, idempotency_header(call), strict=strict)
+            request = append_requests.decode_append(call.body, engine.settings, idempotency_header(call), strict=strict)
         except ApiError as error:
             raise (explained(error) if strict else error) from None
         if request.config is not None:
             call.audited = True
-            bodies.check_inline_config(topic, request.config)
+            append_requests.check_inline_config(topic, request.config)
             check_config_access(call.grant, request.config)
         call.waits = request.disable_backpressure
         if query.stage is not None:
@@ -72,11 +72,11 @@ class DataPlane:
 
     async def diff_post(self, call: Call) -> Response:
         """`POST /v0/topics/{topic}/diff` (`docs/spec/api.md` section 5)."""
-        return await self._diff(call, bodies.decode_read(call.body, self._engine.settings))
+        return await self._diff(call, read_requests.decode_read(call.body, self._engine.settings))
 
     async def diff_get(self, call: Call) -> Response:
         """`GET /v0/topics/{topic}/diff`: the same, as query parameters."""
-        return await self._diff(call, bodies.decode_read_query(call.query, self._engine.settings))
+        return await self._diff(call, read_requests.decode_read_query(call.query, self._engine.settings))
 
     async def ws(self, call: Call) -> Response:
         """`GET /v0/ws` by a client that does not ask for a WebSocket; the gate opens those."""

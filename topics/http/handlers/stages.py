@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from topics.http.answer_types import CommitAnswer, StageAnswer, StageDeletedAnswer
 from topics.http.calls import Call, Engine, Response, encode, json_response
-from topics.http.requests import bodies
+from topics.http.requests import topic_requests
 from topics.model import CheckedAppend, Performance
 
 
@@ -25,7 +25,7 @@ class Staging:
 
     async def commit(self, call: Call) -> Response:
         """`POST /v0/topics/{topic}/commit`."""
-        body = bodies.decode_commit(call.body)
+        body = topic_requests.decode_commit(call.body)
         result = await self._engine.commit_stages(call.params["topic"], body.stages, body.idempotency_key, call.perf)
         answer = CommitAnswer(
             topic=result.topic,

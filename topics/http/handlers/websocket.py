@@ -29,7 +29,7 @@ from topics.http.connections.hypercorn_protocols import message_is_late, send_pi
 from topics.http.grants import Grant
 from topics.http.handlers.data_plane import check_config_access
 from topics.http.handlers.transports import message_transport
-from topics.http.requests import bodies
+from topics.http.requests import append_requests, json_checks
 from topics.http.requests.watch_requests import decode_subscribe
 from topics.log.names import check_topic_name
 from topics.model import AppendResult, CheckedAppend, Performance
@@ -199,7 +199,7 @@ class WebSocket:
                 raise throttled("max_inflight_bytes", self._engine.settings.max_inflight_bytes)
             if raw is None:
                 raise invalid("message", "must be a text message")
-            command = bodies.decode_json(_command, raw)
+            command = json_checks.decode_json(_command, raw)
             if command.request_id is not UNSET and len(command.request_id) > MAX_REQUEST_ID:
                 raise invalid("request_id", f"is longer than {MAX_REQUEST_ID} bytes", max=MAX_REQUEST_ID)
             request_id = command.request_id
@@ -275,8 +275,8 @@ class WebSocket:
             watching.subscribe(outbox, feed)
 
     async def _unsubscribe(self, raw: bytes, request_id: RequestId) -> None:
-        bodies.check_depth(raw, "message")
-        body = bodies.decode_json(_unsubscribe, raw)
+        json_checks.check_depth(raw, "message")
+        body = json_checks.decode_json(_unsubscribe, raw)
         if (body.topic is None) == (body.topics is None):
             raise invalid("topic", "give either topic or topics")
         names = [body.topic] if body.topic is not None else body.topics or []
@@ -292,9 +292,9 @@ class WebSocket:
     async def _publish(self, raw: bytes, request_id: RequestId) -> None:
         engine = self._engine
         self._grant.check_scope(KeyScope.WRITE)
-        publish = bodies.decode_json(_publish, raw)
+        publish = json_checks.decode_json(_publish, raw)
         topic = check_topic_name(publish.topic)
-        request = bodies.decode_append(raw, engine.settings)
+        request = append_requests.decode_append(raw, engine.settings)
         self._grant.check_name(topic)
         began = engine.clock.perf_ns()
         perf = Performance()
@@ -316,7 +316,7 @@ class WebSocket:
         began = self._engine.clock.perf_ns()
         status, code = 499, ""  # unless it gets to its end
         try:
-            bodies.check_inline_config(topic, config)
+            append_requests.check_inline_config(topic, config)
             check_config_access(self._grant, config)
             result = await self._engine.append(topic, request, perf)
             status = 201 if result.created else 200
@@ -343,5 +343,5 @@ class WebSocket:
         return result
 
     async def _ping(self, raw: bytes, request_id: RequestId) -> None:
-        bodies.check_depth(raw, "message")
+        json_checks.check_depth(raw, "message")
         await self._answer(encode(_Answer(op="pong", request_id=request_id)))

@@ -18,7 +18,7 @@ from msgspec.structs import fields
 from topics.http import answer_types
 from topics.http.answers.sse import CONTENT_TYPE as EVENTS
 from topics.http.openapi.field_facts import TOPIC, U64, fact_of
-from topics.http.requests import bodies, queue_requests, watch_requests
+from topics.http.requests import append_requests, queue_requests, read_requests, topic_requests, watch_requests
 from topics.http.requests.body_reader import LINES_TYPE
 from topics.http.requests.line_batches import BATCH_RECORDS
 from topics.model import AppendRequest, DeleteRequest, RouterPatch, TopicConfigPatch, WatchStart
@@ -119,8 +119,8 @@ _PREFIX: Final = Parameter("prefix", "Only names that begin with this.", {"type"
 _PAGE: Final = (
     Parameter(
         "page_size",
-        f"Most entries, clamped to 1..{bodies.MAX_PAGE}.",
-        {"type": "integer", "default": bodies.DEFAULT_PAGE},
+        f"Most entries, clamped to 1..{topic_requests.MAX_PAGE}.",
+        {"type": "integer", "default": topic_requests.DEFAULT_PAGE},
     ),
     Parameter("cursor", "`next_cursor` of the page before.", {"type": "string", "default": ""}),
 )
@@ -216,11 +216,11 @@ _OPERATIONS |= {
         },
         parameters=(
             _boolean("return_seqs", True, "Whether the answer has `seqs`."),
-            *_query_of(bodies.IngestQuery),
+            *_query_of(append_requests.IngestQuery),
             Parameter(
                 "Idempotency-Key",
                 "As `idempotency_key` in the body, which wins.",
-                {"type": "string", "minLength": 1, "maxLength": bodies.MAX_IDEMPOTENCY_KEY},
+                {"type": "string", "minLength": 1, "maxLength": append_requests.MAX_IDEMPOTENCY_KEY},
                 place="header",
             ),
         ),
@@ -245,7 +245,7 @@ _OPERATIONS |= {
         "What the stages hold becomes part of the topic, in the order in which they are named, with contiguous seqs: "
         "all at once or nothing, and once for each key. A stage that was published takes no more.",
         _ok(answer_types.CommitAnswer, "They are published, as safely as the topic's `durability` says."),
-        body=Body(bodies.CommitBody, {"stages": ["upload-1", "upload-2"], "idempotency_key": "load-7"}),
+        body=Body(topic_requests.CommitBody, {"stages": ["upload-1", "upload-2"], "idempotency_key": "load-7"}),
         codes=(
             "batch_too_large",
             "record_too_large",
@@ -269,7 +269,7 @@ _OPERATIONS |= {
         "Records after a seq, with an announcement of those that are gone. Read on with `next_from_seq` until "
         "`caught_up`; with `wait_ms` the call waits at the head for something new.",
         _ok(answer_types.ReadAnswer, "What there is, as far as it was looked at."),
-        body=Body(bodies.ReadBody, {"from_seq": 0, "limit": 100}, required=False),
+        body=Body(read_requests.ReadBody, {"from_seq": 0, "limit": 100}, required=False),
         codes=("topic_not_found",),
     ),
     "diff_get": Operation(
@@ -277,7 +277,7 @@ _OPERATIONS |= {
         "Read records, by query",
         "The same as with POST; `node` may be repeated.",
         _ok(answer_types.ReadAnswer, "What there is, as far as it was looked at."),
-        parameters=_query_of(bodies.ReadBody),
+        parameters=_query_of(read_requests.ReadBody),
         codes=("topic_not_found",),
     ),
     "export": Operation(
@@ -292,7 +292,7 @@ _OPERATIONS |= {
         "`data`, its JSON text. A gap is a batch without rows whose metadata has it as `$tombstone`; the last batch "
         "has `$end`.",
         {200: Answer("The lines, or the stream.", {LINES: None, ARROW: None})},
-        parameters=_query_of(bodies.ExportQuery),
+        parameters=_query_of(read_requests.ExportQuery),
         codes=("topic_not_found", "not_acceptable"),
     ),
     "delete_records": Operation(

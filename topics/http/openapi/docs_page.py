@@ -21,7 +21,7 @@ from jinja2 import Environment, StrictUndefined
 from markupsafe import Markup, escape
 
 from topics.http.openapi.document import document
-from topics.http.requests.bodies import MAX_U64
+from topics.model import MAX_U64
 
 Json = Mapping[str, Any]
 

@@ -1,6 +1,6 @@
 """What the types of bodies and answers cannot say about their fields: meaning, range, unit.
 
-Names, types, defaults and what is required come from the types themselves (`topics.model`, `answers`, `bodies`,
+Names, types, defaults and what is required come from the types themselves (`topics.model`, `answer_types`, `requests`,
 `queue_requests`, `watch_requests`). A field without a fact here fails a test, so a new one is not forgotten.
 """
 
@@ -14,11 +14,11 @@ from msgspec.structs import fields
 
 from topics.config import SETTINGS
 from topics.http import answer_types
-from topics.http.requests import bodies, queue_requests, watch_requests
-from topics.http.requests.bodies import MAX_U64
+from topics.http.requests import append_requests, queue_requests, read_requests, topic_requests, watch_requests
 from topics.log.names import ROUTER_NAME, TOPIC_NAME
 from topics.log.topic_config import MAX_IDEMPOTENCY_WINDOW_MS, MAX_LEASE_MS, MIN_LEASE_MS
 from topics.model import (
+    MAX_U64,
     AppendRequest,
     DeleteRequest,
     Performance,
@@ -172,7 +172,8 @@ _WISHES: Final[Mapping[str, Fact]] = {
     "node": Fact("Leave out records that these nodes wrote: a name or an array of names."),
     "limit": Fact(f"Most records of one event; 0 means the default, clamped to {setting('max_limit')}.", U64),
     "max_batch_bytes": Fact(
-        f"Most bytes of one event, but at least one record; 0 means the default, clamped to {bodies.MAX_BATCH_BYTES}.",
+        "Most bytes of one event, but at least one record; 0 means the default, clamped to "
+        f"{read_requests.MAX_BATCH_BYTES}.",
         U64,
     ),
     "include_meta": Fact("Whether records have their `meta`."),
@@ -237,9 +238,10 @@ _BY_TYPE: Final[Mapping[type[Struct], Mapping[str, Fact]]] = {
         "tag": Fact(f"At most {setting('max_tag_bytes')} bytes.", NOT_EMPTY),
         "node": Fact(f"Who wrote it; at most {setting('max_node_bytes')} bytes.", NOT_EMPTY),
         "meta": Fact(
-            f"Strings by key; at most {bodies.MAX_META_KEYS} keys and {setting('max_meta_bytes')}. Keys that start "
-            f"with `{bodies.RESERVED_META_PREFIX}` are reserved.",
-            {"maxProperties": bodies.MAX_META_KEYS},
+            f"Strings by key; at most {append_requests.MAX_META_KEYS} keys and {setting('max_meta_bytes')}. "
+            "Keys that start "
+            f"with `{append_requests.RESERVED_META_PREFIX}` are reserved.",
+            {"maxProperties": append_requests.MAX_META_KEYS},
         ),
     },
     AppendRequest: {
@@ -247,41 +249,43 @@ _BY_TYPE: Final[Mapping[type[Struct], Mapping[str, Fact]]] = {
         "node": Fact("The node of records without one.", NOT_EMPTY),
         "idempotency_key": Fact(
             "A repeat within the topic's window appends nothing and gets the first call's seqs.",
-            {"minLength": 1, "maxLength": bodies.MAX_IDEMPOTENCY_KEY},
+            {"minLength": 1, "maxLength": append_requests.MAX_IDEMPOTENCY_KEY},
         ),
         "create": Fact("Whether a missing topic is created; false: 404."),
         "config": Fact("Configuration of the topic if this call creates it. Needs the scope admin as well."),
         "disable_backpressure": Fact("Whether to wait where pressure would give 429."),
     },
-    bodies.ReadBody: {
+    read_requests.ReadBody: {
         "from_seq": _seq("Records after this seq."),
         "epoch": _seq("The instance that the reader knows; another one is answered by a tombstone, `recreated`."),
         "limit": Fact(f"Most records; 0 means the default, clamped to {setting('max_limit')}.", U64),
         "node": Fact("Leave out records that these nodes wrote: a name or an array of names."),
         "include_tags": Fact("Whether records have their `$tag`."),
         "include_meta": Fact("Whether records have their `meta`."),
-        "wait_ms": Fact(f"Wait for a record this long if there is none. At most {bodies.MAX_WAIT_MS}.", U64),
+        "wait_ms": Fact(f"Wait for a record this long if there is none. At most {read_requests.MAX_WAIT_MS}.", U64),
         "max_batch_bytes": Fact(
-            f"Most bytes, but at least one record; 0 means the default, clamped to {bodies.MAX_BATCH_BYTES}.", U64
+            "Most bytes, but at least one record; 0 means the default, clamped to "
+            f"{read_requests.MAX_BATCH_BYTES}.",
+            U64
         ),
     },
-    bodies.IngestQuery: {
+    append_requests.IngestQuery: {
         "node": Fact("NDJSON: the node of records without one.", NOT_EMPTY),
         "create": Fact("NDJSON: whether a missing topic is created; false: 404."),
         "disable_backpressure": Fact("NDJSON: whether to wait where pressure would give 429."),
         "stage": Fact("Where the records go instead of the topic, until a commit publishes them.", TOPIC),
     },
-    bodies.CommitBody: {
+    topic_requests.CommitBody: {
         "stages": Fact(
-            f"What is published, in this order; at most {bodies.MAX_STAGES}, each once.",
-            {"items": {"type": "string", **TOPIC}, "minItems": 1, "maxItems": bodies.MAX_STAGES},
+            f"What is published, in this order; at most {topic_requests.MAX_STAGES}, each once.",
+            {"items": {"type": "string", **TOPIC}, "minItems": 1, "maxItems": topic_requests.MAX_STAGES},
         ),
         "idempotency_key": Fact(
             "A repeat within 7 days publishes nothing and gets the first call's seqs.",
-            {"minLength": 1, "maxLength": bodies.MAX_IDEMPOTENCY_KEY},
+            {"minLength": 1, "maxLength": append_requests.MAX_IDEMPOTENCY_KEY},
         ),
     },
-    bodies.ExportQuery: {
+    read_requests.ExportQuery: {
         "from_seq": _seq("Records after this seq."),
         "to_seq": _seq("Up to this seq, which is part of it. Absent: the head at the call."),
         "from_ts": _seq("Records of this time (ms since the epoch) or later."),
@@ -310,7 +314,7 @@ _BY_TYPE: Final[Mapping[type[Struct], Mapping[str, Fact]]] = {
         "lease_ms": Fact(
             f"How long the jobs are leased, clamped to {MIN_LEASE_MS}..{MAX_LEASE_MS}. Absent: as the topic says."
         ),
-        "wait_ms": _clamped("Wait for a job this long if there is none.", 0, bodies.MAX_WAIT_MS),
+        "wait_ms": _clamped("Wait for a job this long if there is none.", 0, read_requests.MAX_WAIT_MS),
     },
     queue_requests.HeldBody: _HELD,
     watch_requests.Wishes: _WISHES,

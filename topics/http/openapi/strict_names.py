@@ -4,7 +4,7 @@ Without the header an unknown query parameter and an unknown key of an append me
 newer than the daemon. A misspelt one is lost just as silently, which is why the project's own clients send the header.
 
 Responsible for what a strict request may name, and for the suggestion in the refusal. Where an append is decoded
-strictly is the business of `topics.http.requests.bodies`.
+strictly is the business of `topics.http.requests`.
 """
 
 from __future__ import annotations

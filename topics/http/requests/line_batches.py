@@ -2,7 +2,7 @@
 lines out.
 
 Where a batch ends depends on the lines alone and not on how they came, so that an upload that is repeated breaks into
-the same batches, and their idempotency keys find them. What a line means is for `bodies` to say.
+the same batches, and their idempotency keys find them. What a line means is for `append_requests` to say.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What the calls of a queue carry: decoding and checks of `docs/spec/api.md` section 9. Like `bodies`, without I/O.
+"""What the calls of a queue carry: decoding and checks of `docs/spec/api.md` section 9. Without I/O.
 
 Numbers called clamped are clamped from both sides. A lease id is opaque to clients, so a text that is none fits no
 lease, and its seq is skipped like one whose lease is another.
@@ -13,18 +13,11 @@ import msgspec
 
 from topics.config import Settings
 from topics.errors import ApiError, invalid
-from topics.http.requests.bodies import (
-    MAX_U64,
-    MAX_WAIT_MS,
-    Query,
-    check_depth,
-    check_text,
-    check_utf8,
-    decode_json,
-    not_u64,
-)
+from topics.http.requests.json_checks import check_depth, check_text, check_utf8, decode_json, not_u64
+from topics.http.requests.query_strings import Query
+from topics.http.requests.read_requests import MAX_WAIT_MS
 from topics.log.topic_config import MAX_LEASE_MS, MIN_LEASE_MS
-from topics.model import ClaimRequest, HeldRequest
+from topics.model import MAX_U64, ClaimRequest, HeldRequest
 from topics.runtime.instant import MAX_AHEAD_MS
 
 NO_LEASE: Final = -1

@@ -1,4 +1,4 @@
-"""What requests for live delivery carry: decoding and checks of `docs/spec/api.md` section 8. Like `bodies`, without
+"""What requests for live delivery carry: decoding and checks of `docs/spec/api.md` section 8. Without
 I/O.
 
 Numbers are clamped as in a diff; what is not a number in range at all, an unknown field or a bad name is a 400 that
@@ -14,19 +14,11 @@ import msgspec
 
 from topics.config import Settings
 from topics.errors import ApiError, invalid
-from topics.http.requests.bodies import (
-    DEFAULT_LIMIT,
-    MAX_BATCH_BYTES,
-    MAX_U64,
-    Query,
-    check_depth,
-    check_nodes,
-    check_utf8,
-    decode_json,
-    not_u64,
-)
+from topics.http.requests.json_checks import check_depth, check_utf8, decode_json, not_u64
+from topics.http.requests.query_strings import Query
+from topics.http.requests.read_requests import DEFAULT_LIMIT, MAX_BATCH_BYTES, check_nodes
 from topics.log.names import check_topic_name
-from topics.model import WatchRequest, WatchStart
+from topics.model import MAX_U64, WatchRequest, WatchStart
 
 DEFAULT_FRAME_BYTES: Final = 256 << 10
 DEFAULT_HEARTBEAT_MS: Final = 15_000

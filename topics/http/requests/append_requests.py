@@ -1,0 +1,501 @@
+"""What appends and uploads carry: decoding, and every limit that `docs/spec/api.md` sections 1 and 4 set for records.
+
+Bytes and query strings in, checked requests of `topics.model` out; no I/O, no engine. A mistake is an `ApiError` that
+names the field. Rules of a topic's configuration are `topics.log.topic_config`'s.
+
+Decisions that the contract leaves open: an empty `tag` or `node` is refused (a read could not tell it from none);
+`data` may nest 512 levels of its own; a lone surrogate escape (`"\\ud800"`) is refused, as it cannot become UTF-8.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Any, Final, NamedTuple
+
+import msgspec
+from msgspec import UNSET, UnsetType
+
+from topics.config import Settings
+from topics.errors import ApiError, invalid
+from topics.http.requests.json_checks import (
+    DEEP_BYTES,
+    MAX_DEPTH,
+    check_depth,
+    check_text,
+    check_utf8,
+    decode_json,
+    depth_of,
+    malformed,
+    too_deep,
+)
+from topics.http.requests.query_strings import Query
+from topics.log.topic_config import resolve_config
+from topics.model import (
+    AppendRequest,
+    CheckedAppend,
+    RecordIn,
+    TopicConfigPatch,
+)
+
+MAX_META_KEYS: Final = 64
+
+
+MAX_IDEMPOTENCY_KEY: Final = 256
+
+
+RESERVED_META_PREFIX: Final = "_topics"
+
+
+_RESERVED: Final = RESERVED_META_PREFIX.encode()
+
+
+_LINE_ENDS: Final = bytes.maketrans(b"\r\n", b"  ")
+
+
+# Bodies without unknown keys, which is nearly all of them, can nest too deep in `data` only. So the first attempt
+# forbids unknown keys, and the body as a whole is scanned for its depth only where that fails.
+class _StrictRecord(RecordIn, forbid_unknown_fields=True, gc=False):
+    pass
+
+
+class _StrictAppend(AppendRequest, kw_only=True, forbid_unknown_fields=True):
+    records: list[_StrictRecord]  # type: ignore[assignment]
+
+
+_strict_append: Final = msgspec.json.Decoder(_StrictAppend)
+
+
+_lenient_append: Final = msgspec.json.Decoder(AppendRequest)
+
+
+# A body may hold 6 million records of `{"data":1}`, which are 900 MB once they are decoded. So those of a body that may
+# have too many are counted while they are decoded, which takes four times as long.
+class _TooManyRecords(Exception):
+    """There are more than there may be."""
+
+
+class _Counter:
+    def __init__(self) -> None:
+        self.left = 0
+
+    def count(self) -> None:
+        self.left -= 1
+        if self.left < 0:
+            raise _TooManyRecords
+
+
+_counter: Final = _Counter()
+
+
+class _StrictCounted(_StrictRecord, forbid_unknown_fields=True, gc=False):
+    def __post_init__(self) -> None:
+        _counter.count()
+
+
+class _LenientCounted(RecordIn, gc=False):
+    def __post_init__(self) -> None:
+        _counter.count()
+
+
+class _StrictCountedAppend(AppendRequest, kw_only=True, forbid_unknown_fields=True):
+    records: list[_StrictCounted]  # type: ignore[assignment]
+
+
+class _LenientCountedAppend(AppendRequest, kw_only=True):
+    records: list[_LenientCounted]  # type: ignore[assignment]
+
+
+_strict_counted: Final = msgspec.json.Decoder(_StrictCountedAppend)
+
+
+_lenient_counted: Final = msgspec.json.Decoder(_LenientCountedAppend)
+
+
+_encode: Final = msgspec.json.encode
+
+
+def decode_append(
+    raw: bytes, settings: Settings, header_key: str | None = None, *, strict: bool = False
+) -> CheckedAppend:
+    """The body of an append (`docs/spec/api.md` section 4). `header_key` is the `Idempotency-Key` header; the body's
+    wins. `strict` refuses unknown keys of it and of its records.
+
+    Raises 400 `invalid_request`, `batch_too_large` or `record_too_large`. An inline config has its types checked, not
+    its ranges.
+    """
+    check_utf8(raw)
+    maximum = settings.max_batch_records
+    request = _decode_records(raw, settings, only_known=strict)
+    records = request.records
+    count = len(records)
+    if count == 0:
+        raise invalid("records", "must hold at least one record")
+    if count > maximum:
+        raise _too_many_records(f"{count} records", maximum, count=count)
+    datas = [bytes(record.data) for record in records]
+    if b"\n" in raw or b"\r" in raw:
+        datas = [data.translate(_LINE_ENDS) for data in datas]
+        for record, data in zip(records, datas, strict=True):
+            record.data = data  # type: ignore[assignment]
+    # The stored form of a record is never longer than its text in the body.
+    if len(raw) > settings.max_record_bytes or len(raw) >= DEEP_BYTES:
+        longest = max(map(len, datas))
+        if longest > settings.max_record_bytes or longest >= DEEP_BYTES:
+            _check_datas(datas, settings.max_record_bytes)
+    extras = _check_extras(raw, records, datas, settings)
+    if request.node is not None:
+        check_text("node", request.node, settings.max_node_bytes)
+    return CheckedAppend(
+        records=records,
+        node=request.node,
+        idempotency_key=_idempotency_key(request.idempotency_key, header_key),
+        create=request.create,
+        config=request.config,
+        disable_backpressure=request.disable_backpressure,
+        datas=datas,
+        nodes=extras.nodes,
+        tags=extras.tags,
+        metas=extras.metas,
+    )
+
+
+def _decode_records(raw: bytes, settings: Settings, *, only_known: bool) -> AppendRequest:
+    """Decode the body of an append; `only_known` refuses unknown keys. Raises 400, and then has made neither many more
+    records than there may be nor a `meta` of many more keys."""
+    maximum = settings.max_batch_records
+    strict: msgspec.json.Decoder[Any] = _strict_append
+    lenient: msgspec.json.Decoder[Any] = _lenient_append
+    request: AppendRequest
+    if len(raw) > _COUNT_FROM * maximum and raw.count(b"{") > _COUNT_FROM * maximum:
+        strict, lenient = _strict_counted, _lenient_counted
+    try:
+        try:
+            if len(raw) > _LARGE_BODY and (b'"meta"' in raw or b"\\" in raw):
+                _counter.left = maximum
+                for i, record in enumerate(decode_json(_metas_of_append, raw).records):
+                    _check_keys(f"records[{i}].meta", record, settings)
+            _counter.left = maximum
+            request = strict.decode(raw)
+        except msgspec.ValidationError:
+            _counter.left = maximum
+            request = decode_json(strict if only_known else lenient, raw)
+            _check_depth_around_data(raw)
+    except _TooManyRecords:
+        raise _too_many_records(f"more than {maximum} records", maximum) from None
+    except msgspec.DecodeError as error:
+        raise malformed(str(error), raw) from None
+    except RecursionError:
+        raise too_deep("body") from None
+    return request
+
+
+class _OnlyMeta(msgspec.Struct, gc=False):
+    meta: msgspec.Raw | UnsetType = UNSET
+
+
+class _CountedMeta(_OnlyMeta, gc=False):
+    def __post_init__(self) -> None:
+        _counter.count()
+
+
+class _AppendOfMetas(msgspec.Struct):
+    records: list[_CountedMeta]
+
+
+_metas_of_append: Final = msgspec.json.Decoder(_AppendOfMetas)
+
+
+_meta_of_line: Final = msgspec.json.Decoder(_OnlyMeta)
+
+
+_LARGE_BODY: Final = 256 << 10
+"""Bytes from which on a body is looked at before it is decoded, because of what may come of a `meta`: as many as take
+15 ms. Nearly all bodies are smaller."""
+
+
+_LARGE_LINE: Final = 64 << 10
+"""The same of a line."""
+
+
+def _check_keys(field: str, record: _OnlyMeta, settings: Settings) -> None:
+    """Refuse a `meta` that cannot be within its limits, before a key of it is made: it has more quotes than the most
+    keys and values, and all the quotes that may be in these."""
+    if record.meta is UNSET:
+        return
+    if bytes(record.meta).count(b'"') > 4 * MAX_META_KEYS + settings.max_meta_bytes:
+        raise invalid(field, f"has more than {MAX_META_KEYS} keys", max=MAX_META_KEYS)
+
+
+_COUNT_FROM: Final = 4
+"""How many times as many objects as records there may be before records are counted while they are decoded."""
+
+
+def _too_many_records(what: str, maximum: int, **detail: int) -> ApiError:
+    return ApiError(
+        "batch_too_large",
+        f"records: {what}, at most {maximum} are allowed in one append",
+        detail={"field": "records", **detail, "max": maximum},
+    )
+
+
+def _check_depth_around_data(raw: bytes, around: int = 3) -> None:
+    """Refuse unknown keys that nest too deep. `data` may be as deep itself, inside `records` and a record."""
+    if len(raw) >= DEEP_BYTES and raw.count(b"[") + raw.count(b"{") > MAX_DEPTH and depth_of(raw) > MAX_DEPTH + around:
+        raise too_deep("body")
+
+
+def _check_datas(datas: list[bytes], maximum: int) -> None:
+    for i, data in enumerate(datas):
+        if len(data) > maximum:
+            raise _record_too_large(i, len(data), maximum)
+        check_depth(data, f"records[{i}].data")
+
+
+def _record_too_large(i: int, size: int, maximum: int) -> ApiError:
+    return ApiError(
+        "record_too_large",
+        f"records[{i}]: data and meta are {size} bytes, at most {maximum} are allowed",
+        detail={"field": f"records[{i}]", "size": size, "max": maximum},
+    )
+
+
+class _Extras(NamedTuple):
+    """What records may have beside `data`, column by column; None for a column in which no record has anything."""
+
+    nodes: list[str | None] | None
+    tags: list[str | None] | None
+    metas: list[bytes] | None
+
+
+def _check_extras(raw: bytes, records: list[RecordIn], datas: list[bytes], settings: Settings) -> _Extras:
+    """Check tags, nodes and metas. One look at the body, instead of one at each record, tells which there can be."""
+    escaped = b"\\" in raw
+    tags: list[str | None] | None = None
+    nodes: list[str | None] | None = None
+    if escaped or b'"tag"' in raw:
+        tags = _column("tag", [record.tag for record in records], settings.max_tag_bytes)
+    if escaped or b'"node"' in raw:
+        nodes = _column("node", [record.node for record in records], settings.max_node_bytes)
+    metas = None
+    if escaped or b'"meta"' in raw:
+        metas = _metas(records, datas, settings, reserved=escaped or _RESERVED in raw)
+    return _Extras(nodes, tags, metas)
+
+
+def _column(name: str, values: list[str | None], maximum: int) -> list[str | None] | None:
+    """Check each value once; None when there is none at all."""
+    distinct = set(values)
+    if distinct == {None}:
+        return None
+    sure = maximum // 4  # as many characters always fit, without being encoded
+    if any(value is not None and not 0 < len(value) <= sure for value in distinct):
+        for i, value in enumerate(values):
+            if value is not None:
+                check_text(f"records[{i}].{name}", value, maximum)
+    return values
+
+
+def _metas(records: list[RecordIn], datas: list[bytes], settings: Settings, *, reserved: bool) -> list[bytes] | None:
+    """Each `meta` as compact JSON, checked. `reserved`: the body may hold a reserved key."""
+    max_meta, max_record = settings.max_meta_bytes, settings.max_record_bytes
+    metas = [_encode(record.meta) if record.meta else b"" for record in records]
+    if not any(metas):
+        return None
+    for i, (record, text, data) in enumerate(zip(records, metas, datas, strict=True)):
+        if record.meta and (reserved or len(text) > max_meta or len(record.meta) > MAX_META_KEYS):
+            _check_meta(i, record.meta, text, max_meta)
+        if len(text) + len(data) > max_record:
+            raise _record_too_large(i, len(text) + len(data), max_record)
+    return metas
+
+
+def _check_meta(i: int, meta: dict[str, str], text: bytes, maximum: int) -> None:
+    field = f"records[{i}].meta"
+    if len(meta) > MAX_META_KEYS:
+        raise invalid(field, f"has {len(meta)} keys, at most {MAX_META_KEYS} are allowed", max=MAX_META_KEYS)
+    if any(key.startswith(RESERVED_META_PREFIX) for key in meta):
+        raise invalid(field, f"keys that start with {RESERVED_META_PREFIX} are reserved")
+    if len(text) > maximum:
+        raise invalid(field, f"is {len(text)} bytes long as JSON, at most {maximum} are allowed", max=maximum)
+
+
+def _idempotency_key(body: str | None, header: str | None) -> str | None:
+    return check_key(body, "idempotency_key") if body is not None else check_key(header, "Idempotency-Key")
+
+
+def check_key(key: str | None, field: str) -> str | None:
+    """An idempotency key, if there is one. Raises 400."""
+    if key is not None and not 1 <= len(key) <= MAX_IDEMPOTENCY_KEY:
+        raise invalid(field, f"must have 1 to {MAX_IDEMPOTENCY_KEY} characters", max=MAX_IDEMPOTENCY_KEY)
+    return key
+
+
+def check_inline_config(topic: str, patch: TopicConfigPatch) -> None:
+    """Refuse an append's `config` that could not create `topic`, whether or not the call is going to."""
+    try:
+        resolve_config(None, patch, topic=topic)
+    except ApiError as error:
+        field = error.detail.get("field")
+        if isinstance(field, str):
+            raise ApiError(
+                error.code, f"config.{error.message}", detail={**error.detail, "field": f"config.{field}"}
+            ) from None
+        raise
+
+
+_strict_record: Final = msgspec.json.Decoder(_StrictRecord)
+
+
+_lenient_record: Final = msgspec.json.Decoder(RecordIn)
+
+
+_raws: Final = msgspec.json.Decoder(list[msgspec.Raw])
+
+
+_RECORD_FIELD: Final = re.compile(r"records\[(?P<index>\d+)\]\.?")
+
+
+class BadLine(Exception):
+    """Why a line of a batch is no record; `index` counts from 0."""
+
+    def __init__(self, index: int, error: ApiError) -> None:
+        super().__init__(error.message)
+        self.index = index
+        self.error = error
+
+
+def longest_line(settings: Settings) -> int:
+    """No record within the limits needs a longer line: nearly everything may be escaped, `data` counts as it comes."""
+    texts = settings.max_meta_bytes + settings.max_tag_bytes + settings.max_node_bytes
+    return settings.max_record_bytes + 6 * texts + _LINE_SLACK
+
+
+_LINE_SLACK: Final = 4096
+"""For keys, and blanks between them."""
+
+
+def decode_plain(values: list[bytes], settings: Settings) -> CheckedAppend | None:
+    """The records of a batch of lines `{"data":VALUE}`, of which only the values are given; None if a value is not
+    exactly one JSON value within the limits: `decode_lines` has to look at the lines.
+
+    All of them are parsed as one array. Its elements are the values if there are as many, each as long as its value:
+    then nothing is left between them but the commas, so each begins and ends where its value does. The records
+    themselves are not made: columns are all that an append needs.
+    """
+    joined = b",".join(values)
+    try:
+        check_utf8(joined)
+        found = _raws.decode(b"[%b]" % joined)
+    except (ApiError, msgspec.DecodeError, RecursionError):
+        return None
+    lengths = list(map(len, values))
+    if list(map(len, found)) != lengths:
+        return None
+    longest = max(lengths)
+    if longest > settings.max_record_bytes or longest >= DEEP_BYTES:
+        try:
+            _check_datas(values, settings.max_record_bytes)
+        except ApiError:
+            return None
+    if b"\r" in joined:
+        values = [value.translate(_LINE_ENDS) for value in values]
+    return CheckedAppend(records=[], datas=values, nodes=None, tags=None, metas=None)
+
+
+def decode_lines(lines: list[bytes], settings: Settings, *, strict: bool = False) -> CheckedAppend:
+    """The records of a batch, each a line (`docs/spec/pipeline.md` section 1). Raises `BadLine` for the first that is
+    none. `strict` refuses unknown keys.
+
+    Each line is decoded by itself: joined, two wrong lines can make a right one.
+    """
+    raw = b"\n".join(lines)
+    if not raw.isascii():
+        for i, line in enumerate(lines):
+            try:
+                check_utf8(line)
+            except ApiError as error:
+                raise BadLine(i, error) from None
+    for i, line in enumerate(lines):
+        if len(line) > _LARGE_LINE:
+            try:
+                _check_keys("meta", decode_json(_meta_of_line, line), settings)
+            except ApiError as error:
+                raise BadLine(i, error) from None
+    try:
+        records: list[RecordIn] = list(map(_strict_record.decode, lines))
+    except (msgspec.DecodeError, RecursionError):
+        records = [_decode_line(i, line, strict) for i, line in enumerate(lines)]
+    datas = [bytes(record.data) for record in records]
+    if b"\r" in raw:
+        datas = [data.translate(_LINE_ENDS) for data in datas]
+    try:
+        longest = max(map(len, datas))
+        if longest > settings.max_record_bytes or longest >= DEEP_BYTES:
+            _check_datas(datas, settings.max_record_bytes)
+        extras = _check_extras(raw, records, datas, settings)
+    except ApiError as error:
+        raise _bad_line_of(error) from None
+    return CheckedAppend(records=records, datas=datas, nodes=extras.nodes, tags=extras.tags, metas=extras.metas)
+
+
+def _decode_line(i: int, line: bytes, strict: bool) -> RecordIn:
+    try:
+        try:
+            return _strict_record.decode(line)
+        except msgspec.ValidationError:
+            record = decode_json(_strict_record, line) if strict else decode_json(_lenient_record, line)
+            _check_depth_around_data(line, around=1)
+            return record
+        except msgspec.DecodeError as error:
+            raise malformed(str(error), line) from None
+        except RecursionError:
+            raise too_deep("body") from None
+    except ApiError as error:
+        raise BadLine(i, error) from None
+
+
+def _bad_line_of(error: ApiError) -> BadLine:
+    """An error about `records[3].tag` of a batch as one about `tag` of its line."""
+    found = _RECORD_FIELD.match(error.detail["field"])
+    assert found is not None
+    detail = {**error.detail, "field": error.detail["field"][found.end() :] or "data"}
+    message = error.message.replace(found[0], "", 1).removeprefix(": ")
+    return BadLine(int(found["index"]), ApiError(error.code, message, detail=detail))
+
+
+class IngestQuery(msgspec.Struct, kw_only=True):
+    """What an upload says beside its records, as query parameters: as in the body of an append."""
+
+    node: str | None = None
+    create: bool | UnsetType = UNSET
+    disable_backpressure: bool = False
+    stage: str | None = None
+
+
+def decode_ingest_query(query: bytes, settings: Settings) -> IngestQuery:
+    """`node`, `create`, `disable_backpressure` and `stage` of an ingest."""
+    values = Query(query)
+    node = values.text("node", "") if values.all("node") else None
+    if node is not None:
+        check_text("node", node, settings.max_node_bytes)
+    return IngestQuery(
+        node=node,
+        create=values.boolean("create", True) if values.all("create") else UNSET,
+        disable_backpressure=values.boolean("disable_backpressure", False),
+        stage=values.topic("stage"),
+    )
+
+
+class AppendQuery(NamedTuple):
+    """The parameters of an append of JSON."""
+
+    return_seqs: bool = True
+    stage: str | None = None
+
+
+def decode_append_query(query: bytes) -> AppendQuery:
+    """`return_seqs` and `stage` of an append."""
+    if not query:
+        return AppendQuery()
+    values = Query(query)
+    return AppendQuery(values.boolean("return_seqs", True), values.topic("stage"))

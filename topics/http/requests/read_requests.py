@@ -1,0 +1,149 @@
+"""What reads and exports carry: decoding and checks of `docs/spec/api.md` section 5 and of `docs/spec/pipeline.md`
+section 1.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+import msgspec
+
+from topics.config import Settings
+from topics.engine.operations.export import ExportRequest
+from topics.errors import invalid
+from topics.http.requests.json_checks import check_depth, check_text, check_utf8, decode_json, not_u64
+from topics.http.requests.query_strings import Query
+from topics.log.tag_match import Match, parse_match
+from topics.model import (
+    MAX_U64,
+    ReadRequest,
+)
+
+MAX_NODES: Final = 1000
+"""Nodes that one read or watch may leave out."""
+
+
+DEFAULT_LIMIT: Final = 256
+
+
+MAX_WAIT_MS: Final = 30_000
+
+
+DEFAULT_BATCH_BYTES: Final = 1 << 20
+
+
+MAX_BATCH_BYTES: Final = 8 << 20
+
+
+class ExportQuery(msgspec.Struct, kw_only=True):
+    """The parameters of an export."""
+
+    from_seq: int = 0
+    to_seq: int | None = None
+    from_ts: int | None = None
+    to_ts: int | None = None
+    match: str | None = None
+    node: str | list[str] | None = None
+    include_tags: bool = True
+    include_meta: bool = True
+    include_data: bool = True
+    epoch: int | None = None
+
+
+def decode_export(query: bytes, settings: Settings) -> ExportRequest:
+    """The query of an export (`docs/spec/pipeline.md` section 1); `node` may be repeated."""
+    values = Query(query)
+    nodes = values.all("node")
+    check_nodes(nodes, settings)
+    match = None
+    if values.all("match"):
+        text = values.text("match", "")
+        if not text:
+            raise invalid("match", "must not be empty")
+        match = check_match(parse_match(["tag", "Glob" if text.endswith("*") else "Eq", text]), "match", settings)
+    return ExportRequest(
+        from_seq=values.integer("from_seq", 0),
+        to_seq=values.integer("to_seq", None),
+        from_ts=values.integer("from_ts", None),
+        to_ts=values.integer("to_ts", None),
+        match=match,
+        nodes=frozenset(nodes),
+        include_tags=values.boolean("include_tags", True),
+        include_meta=values.boolean("include_meta", True),
+        include_data=values.boolean("include_data", True),
+        epoch=values.integer("epoch", None),
+    )
+
+
+class ReadBody(msgspec.Struct, kw_only=True):
+    from_seq: int = 0
+    epoch: int | None = None
+    limit: int = DEFAULT_LIMIT
+    node: str | list[str] | None = None
+    include_tags: bool = False
+    include_meta: bool = True
+    wait_ms: int = 0
+    max_batch_bytes: int = DEFAULT_BATCH_BYTES
+
+
+_read_body: Final = msgspec.json.Decoder(ReadBody)
+
+
+def decode_read(raw: bytes, settings: Settings) -> ReadRequest:
+    """The body of a diff (`docs/spec/api.md` section 5), clamped."""
+    body = ReadBody()
+    if raw:
+        check_utf8(raw)
+        body = decode_json(_read_body, raw)
+        check_depth(raw, "body")
+    nodes = [body.node] if isinstance(body.node, str) else body.node or []
+    return _read_request(body, nodes, settings)
+
+
+def decode_read_query(query: bytes, settings: Settings) -> ReadRequest:
+    """The same as query parameters; `node` may be repeated."""
+    values = Query(query)
+    body = ReadBody(
+        from_seq=values.integer("from_seq", 0),
+        epoch=values.integer("epoch", None),
+        limit=values.integer("limit", DEFAULT_LIMIT),
+        include_tags=values.boolean("include_tags", False),
+        include_meta=values.boolean("include_meta", True),
+        wait_ms=values.integer("wait_ms", 0),
+        max_batch_bytes=values.integer("max_batch_bytes", DEFAULT_BATCH_BYTES),
+    )
+    return _read_request(body, values.all("node"), settings)
+
+
+def _read_request(body: ReadBody, nodes: list[str], settings: Settings) -> ReadRequest:
+    for name in ("from_seq", "epoch", "limit", "wait_ms", "max_batch_bytes"):
+        value = getattr(body, name)
+        if value is not None and not 0 <= value <= MAX_U64:
+            raise not_u64(name)
+    check_nodes(nodes, settings)
+    return ReadRequest(
+        from_seq=body.from_seq,
+        epoch=body.epoch,
+        limit=min(body.limit or DEFAULT_LIMIT, settings.max_limit),
+        nodes=frozenset(nodes),
+        include_tags=body.include_tags,
+        include_meta=body.include_meta,
+        wait_ms=min(body.wait_ms, MAX_WAIT_MS),
+        max_batch_bytes=min(body.max_batch_bytes or DEFAULT_BATCH_BYTES, MAX_BATCH_BYTES),
+    )
+
+
+def check_nodes(nodes: list[str], settings: Settings) -> None:
+    """The nodes that a reader leaves out. Raises 400."""
+    if len(nodes) > MAX_NODES:
+        raise invalid("node", f"{len(nodes)} nodes, at most {MAX_NODES} can be left out", max=MAX_NODES)
+    for node in nodes:
+        check_text("node", node, settings.max_node_bytes)
+
+
+def check_match(match: Match, field: str, settings: Settings) -> Match:
+    """No tag is longer than `TOPICS_MAX_TAG_BYTES`, so no pattern need be. Raises 400."""
+    size = len(match.pattern.encode())
+    if size > settings.max_tag_bytes:
+        raise invalid(field, f"is {size} bytes long, a tag has at most {settings.max_tag_bytes}")
+    return match

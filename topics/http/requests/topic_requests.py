@@ -1,0 +1,211 @@
+"""What calls on topics and routers as a whole carry, deletions and commits of stages among them: decoding and checks of
+`docs/spec/api.md` sections 2, 3, 6 and 7.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+from collections.abc import Callable
+from typing import Final, NamedTuple
+
+import msgspec
+from msgspec import UNSET, UnsetType
+
+from topics.config import Settings
+from topics.errors import ApiError, invalid
+from topics.http.requests.append_requests import check_key
+from topics.http.requests.json_checks import check_depth, check_utf8, decode_json, not_u64
+from topics.http.requests.query_strings import Query
+from topics.http.requests.read_requests import check_match
+from topics.log.names import check_router_name, check_topic_name
+from topics.log.tag_match import Match, parse_match
+from topics.model import (
+    MAX_U64,
+    DeleteRequest,
+    RouterPatch,
+    TopicConfigPatch,
+)
+
+MAX_STAGES: Final = 10_000
+"""Stages that one commit publishes: as many as tasks of a large job write one each."""
+
+
+MAX_COMMIT_BYTES: Final = 4 << 20
+"""Their names fit; `decode_commit` counts what is in a body before it decodes it."""
+
+
+DEFAULT_PAGE: Final = 100
+
+
+MAX_PAGE: Final = 1000
+
+
+class CommitBody(msgspec.Struct, kw_only=True):
+    """The body of a commit of stages."""
+
+    stages: list[str]
+    idempotency_key: str
+
+
+_commit_body: Final = msgspec.json.Decoder(CommitBody)
+
+
+def decode_commit(raw: bytes) -> CommitBody:
+    """The body of a commit of stages (`docs/spec/pipeline.md` section 1)."""
+    if not raw:
+        raise invalid("stages", "is required")
+    check_utf8(raw)
+    # With an allowance for what is not known here, and ignored.
+    if raw.count(b'"') > 2 * MAX_STAGES + 1000 or raw.count(b",") > MAX_STAGES + 1000:
+        raise invalid("stages", f"at most {MAX_STAGES} can be published at once", max=MAX_STAGES)
+    body = decode_json(_commit_body, raw)
+    check_depth(raw, "body")
+    count = len(body.stages)
+    if not 1 <= count <= MAX_STAGES:
+        raise invalid("stages", f"{count} stages, 1 to {MAX_STAGES} can be published at once", max=MAX_STAGES)
+    for i, stage in enumerate(body.stages):
+        check_topic_name(stage, f"stages[{i}]")
+    if len(set(body.stages)) < count:
+        raise invalid("stages", "names a stage twice")
+    check_key(body.idempotency_key, "idempotency_key")
+    return body
+
+
+class DeleteSelection(NamedTuple):
+    """What a record deletion selects: both conditions hold for a record that goes."""
+
+    before_seq: int | None
+    match: Match | None
+
+
+_delete_body: Final = msgspec.json.Decoder(DeleteRequest)
+
+
+_config_body: Final = msgspec.json.Decoder(TopicConfigPatch)
+
+
+_router_body: Final = msgspec.json.Decoder(RouterPatch)
+
+
+def decode_delete(raw: bytes, settings: Settings) -> DeleteSelection:
+    """The body of a record deletion (`docs/spec/api.md` section 6)."""
+    if not raw:
+        raise _nothing_selected()
+    check_utf8(raw)
+    body = decode_json(_delete_body, raw)
+    check_depth(raw, "body")
+    before: int | UnsetType = body.before_seq
+    if before is not UNSET and not 0 <= before <= MAX_U64:
+        raise not_u64("before_seq")
+    if before is UNSET and body.match is UNSET:
+        raise _nothing_selected()
+    return DeleteSelection(
+        before_seq=None if before is UNSET else before,
+        match=None if body.match is UNSET else check_match(parse_match(body.match), "match", settings),
+    )
+
+
+def _nothing_selected() -> ApiError:
+    return invalid("before_seq", "before_seq, match or both are required")
+
+
+def decode_config_patch(raw: bytes) -> TopicConfigPatch:
+    """The body of a topic's PUT (`docs/spec/api.md` section 2); types and keys, ranges are checked where it is
+    merged."""
+    if not raw:
+        return TopicConfigPatch()
+    check_utf8(raw)
+    return decode_json(_config_body, raw)
+
+
+def decode_router_patch(raw: bytes, settings: Settings) -> RouterPatch:
+    """The body of a router's PUT (`docs/spec/api.md` section 7): types, keys, names, and what its filter is.
+
+    What a router needs is checked where it is merged.
+    """
+    if not raw:
+        return RouterPatch()
+    check_utf8(raw)
+    patch = decode_json(_router_body, raw)
+    check_depth(raw, "body")
+    for field, name in (("source", patch.source), ("dest", patch.dest)):
+        if name is not UNSET:
+            check_topic_name(name, field)
+    if patch.filter is not UNSET and patch.filter is not None:
+        check_match(parse_match(patch.filter, "filter"), "filter", settings)
+    return patch
+
+
+class Cursors:
+    """The cursors of one list: a marker and a name as unpadded base64url.
+
+    The marker says which list a cursor belongs to, so that one of another list is refused.
+    """
+
+    __slots__ = ("_check", "_marker")
+
+    def __init__(self, marker: bytes, check: Callable[[str, str], str]) -> None:
+        self._marker = marker
+        self._check = check
+
+    def encode(self, last: str) -> str:
+        """The cursor that means "names after `last`"."""
+        return base64.urlsafe_b64encode(self._marker + last.encode()).rstrip(b"=").decode()
+
+    def decode(self, cursor: str) -> str:
+        """The name of a cursor; `400 invalid_request` unless it is one that `encode` could have made."""
+        try:
+            raw = base64.b64decode(cursor + "=" * (-len(cursor) % 4), altchars=b"-_", validate=True)
+            name = self._check(raw.removeprefix(self._marker).decode(), "cursor")
+        except (ValueError, binascii.Error, ApiError):
+            raise invalid("cursor", "is not a cursor of this list") from None
+        if self.encode(name) != cursor.rstrip("="):
+            raise invalid("cursor", "is not a cursor of this list")
+        return name
+
+
+TOPIC_CURSORS: Final = Cursors(b"t:", check_topic_name)
+
+
+ROUTER_CURSORS: Final = Cursors(b"r:", check_router_name)
+
+
+class Page(NamedTuple):
+    """Which part of a list is asked for: names that begin with `prefix` and come after `after`. `touch`: whether that
+    counts as a use of them."""
+
+    prefix: str
+    after: str | None
+    page_size: int
+    touch: bool = False
+
+
+def decode_list_query(query: bytes) -> Page:
+    """`prefix`, `cursor`, `page_size` and `touch` of a topic list (`docs/spec/api.md` sections 1 and 3)."""
+    values = Query(query)
+    return _page(values, TOPIC_CURSORS, touch=values.boolean("touch", False))
+
+
+class RouterSelection(NamedTuple):
+    """Which routers are asked for: a page of those from `source` and to `dest`, where these are given."""
+
+    page: Page
+    source: str | None
+    dest: str | None
+
+
+def decode_router_list_query(query: bytes) -> RouterSelection:
+    """`prefix`, `source`, `dest`, `cursor` and `page_size` of a router list (`docs/spec/api.md` sections 1 and 7)."""
+    values = Query(query)
+    return RouterSelection(page=_page(values, ROUTER_CURSORS), source=values.topic("source"), dest=values.topic("dest"))
+
+
+def _page(values: Query, cursors: Cursors, *, touch: bool = False) -> Page:
+    cursor = values.text("cursor", "")
+    return Page(
+        prefix=values.text("prefix", ""),
+        after=cursors.decode(cursor) if cursor else None,
+        page_size=max(1, min(MAX_PAGE, values.integer("page_size", DEFAULT_PAGE, signed=True))),
+        touch=touch,
+    )
