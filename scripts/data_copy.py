@@ -165,7 +165,8 @@ class Copy:
         self._renew_at = began + self._hold_ms / 2000
 
     def _confirm(self, hold_ms: int) -> None:
-        """That the hold has lasted: while it does, no checkpoint is taken; after it this call takes another one."""
+        """That the hold has lasted: while it does, answers name the same snapshots; after it this call takes another
+        checkpoint, and they name its snapshot."""
         if self._daemon.checkpoint(hold_ms).snapshots != self._held.snapshots:
             raise Failure("the hold was over before the copy was; try again, with a longer --hold-ms")
 

@@ -77,6 +77,7 @@ TARGETS: Final[Mapping[str, tuple[str, ...]]] = {
         "simulation/test_staging_crashes.py",
     ),
     "topics/storage/maintenance/compactor.py": (
+        "simulation/test_holds.py",
         "simulation/test_damage.py",
         "storage/maintenance/test_compactor.py",
         "simulation/test_recovery_rules.py",
@@ -109,6 +110,7 @@ TARGETS: Final[Mapping[str, tuple[str, ...]]] = {
         "simulation/test_unguarded_rules.py",
     ),
     "topics/storage/snapshots/manifests.py": (
+        "simulation/test_holds.py",
         "storage/maintenance/test_compactor.py",
         "simulation/test_recovery_rules.py",
         "simulation/test_unguarded_rules.py",
@@ -120,6 +122,7 @@ TARGETS: Final[Mapping[str, tuple[str, ...]]] = {
     "topics/storage/snapshots/snapshot.py": ("storage/snapshots/test_snapshot.py", "simulation/test_damage.py"),
     "topics/storage/store.py": ("simulation/test_recovery_rules.py", "simulation/test_unguarded_rules.py"),
     "topics/storage/maintenance/topic_checkpoint.py": (
+        "simulation/test_holds.py",
         "storage/maintenance/test_compactor.py",
         "simulation/test_recovery_rules.py",
         "simulation/test_unguarded_rules.py",

@@ -400,7 +400,7 @@ CHECKPOINT: Final = (
         "position-later-than-the-parts",
         "checkpoint",
         "topics/storage/maintenance/compactor.py",
-        "checkpoint = await self._write_snapshot(starts)",
+        "checkpoint = await self._write_snapshot(starts, named=named)",
         "checkpoint = await self._write_snapshot([Start(*one.synced_position()) for one in self._store.writers])",
         "rule 8: replay begins where the parts end, or before",
         "crash",
@@ -445,6 +445,39 @@ CHECKPOINT: Final = (
         "self._generations[topic_id] = generation = self.generation(topic_id) + 1",
         "self._generations[topic_id] = generation = self.generation(topic_id)",
         "rule 8: a manifest that may be on disk counts for nobody before its files are written again",
+        "unit",
+    ),
+    Mutation(
+        "named-manifest-replaced",
+        "checkpoint",
+        "topics/storage/snapshots/manifests.py",
+        "return max(self.generation(topic_id), named.get(topic_id, -1) + 1)",
+        "return self.generation(topic_id)",
+        "rule 13: a manifest that a hold names stays as it is",
+        "unit",
+    ),
+    Mutation(
+        "named-segment-written-to",
+        "checkpoint",
+        "topics/storage/maintenance/topic_checkpoint.py",
+        "if captured.runs and segment in captured.named.segments:",
+        "if captured.runs and segment is None:",
+        "rule 13: a segment that a hold names takes no more records",
+        "unit",
+    ),
+    Mutation(
+        "log-cut-during-a-hold",
+        "checkpoint",
+        "topics/storage/maintenance/compactor.py",
+        """
+            if hold is None:
+                await self._drop_files()
+        """,
+        """
+            if named is not None:
+                await self._drop_files()
+        """,
+        "rule 13: the log that a hold names stays",
         "unit",
     ),
     Mutation(

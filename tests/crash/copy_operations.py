@@ -164,6 +164,23 @@ async def storing_copies(life: Life, client: Client) -> None:
     await reclaim(life)
 
 
+async def storing_copies_in_a_hold(life: Life, client: Client) -> None:
+    """What copies are made of is in segments that are younger than the hold."""
+    await life.engine.checkpoint(1000)
+    await fill(client, "a", 2)
+    await client.look("c")
+    await checkpoint(life)
+    await client.topic("d", durability="disk")
+    await client.router("a>d", "a", "d", start="earliest")
+    await client.look("d")
+    await life.engine.checkpoint(1000)
+    await fill(client, "a", 1)
+    await client.look("c", "d")
+    await checkpoint(life)
+    await trio.sleep(2)
+    await checkpoint(life)
+
+
 async def removing_the_source(life: Life, client: Client) -> None:
     """A source goes while its copies have no bytes of their own."""
     await client.append("a", 2)
@@ -313,6 +330,9 @@ COPY_OPERATIONS = (
     Operation("forward-in-a-ring", (19, 22), COPIES, RouterSweep, ROOMY, around_the_ring, before=a_ring),
     Operation("forward-past-losses", (18, 21), (4, 5, 7), RouterSweep, ROOMY, overtaking, before=overtaken),
     Operation("store-copies", (9, 16, 18), COPIES, RouterSweep, SMALL, storing_copies, before=a_chain),
+    Operation(
+        "store-copies-in-hold", (9, 13, 16, 18), COPIES, RouterSweep, SMALL, storing_copies_in_a_hold, before=a_chain
+    ),
     Operation("remove-source", (18, 20), COPIES, RouterSweep, SMALL, removing_the_source, before=a_chain),
     Operation(
         "replace-segments-of-source",

@@ -226,6 +226,22 @@ async def holding(life: Life, client: Client) -> None:
     await upkeep(life)
 
 
+async def checkpointing_in_a_hold(life: Life, client: Client) -> None:
+    """Checkpoints beside named files: new segments, deletions that are not flagged yet, manifests of the next
+    generation; a further answer, and a checkpoint that clears up behind the hold."""
+    await life.engine.checkpoint(1000)
+    for tag in ("a", "ab"):
+        await fill_all(client, 2, names=KEPT)
+        await client.delete("disk", match=exactly(tag))
+        await checkpoint(life)
+        await client.delete("fsync", before=5)
+        await checkpoint(life)
+        await life.engine.checkpoint(1000)
+    await fill_all(client, 1, names=KEPT)
+    await trio.sleep(2)
+    await checkpoint(life)
+
+
 # ----------------------------------------------------------------- starts
 
 
@@ -294,6 +310,9 @@ FILE_OPERATIONS = (
     Operation("remove-topic-files", (12, 20), (2,), SegmentSweep, SMALL, removing, before=cold),
     Operation("change-class-of-stored", (8, 24), (1, 2, 4), SegmentSweep, SMALL, class_of_stored, before=cold),
     Operation("hold", (13,), (1, 2), SegmentSweep, SMALL, holding, before=cold),
+    Operation(
+        "checkpoint-in-hold", (8, 9, 10, 11, 13), (1, 2, 5), SegmentSweep, SMALL, checkpointing_in_a_hold, before=cold
+    ),
     start_after("stop", 6),
     start_after("kill", 3, 10),
     start_after("drop", 3, 5),

@@ -834,10 +834,10 @@ class Engine:
         Raises `503 read_only` on a failed shard or disk.
         """
         try:
-            taken = await self.compactor.checkpoint(hold_ms=hold_ms)
-            return await self.compactor.files(held=hold_ms > 0), taken.positions
+            files, taken = await self.compactor.name_files(hold_ms)
         except OSError as error:
             raise read_only(f"the checkpoint has failed ({error.strerror or error})") from error
+        return files, taken.positions
 
 
 class _Census:

@@ -1,6 +1,9 @@
 """The compactor: checkpoints (`docs/design/segments.md` section 3). What has changed goes into segments and manifests,
 then a snapshot says where replay begins, then WAL files that nothing needs go.
 
+A *hold* keeps the files that its answers have named as they are (`docs/design/holds.md`). Checkpoints go on beside
+them; what they would have removed goes with the first one after the hold.
+
 A checkpoint never holds up an append: topics are captured one after another between other work, each in one step of the
 loop; what a part shows may be ahead of the disk when it is captured, and is written only after everything queued by
 then is synced. Its cost follows what is new; the snapshot is put together from parts that are encoded already.
@@ -8,6 +11,7 @@ then is synced. Its cost follows what is new; the snapshot is put together from 
 
 from __future__ import annotations
 
+import errno
 import math
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
@@ -23,6 +27,7 @@ from topics.runtime.offload import Kind, Offload
 from topics.storage.files.datadir import DataDir
 from topics.storage.files.fs import Fs
 from topics.storage.maintenance.file_holds import Upkeep
+from topics.storage.maintenance.named_files import NOTHING, NamedFiles
 from topics.storage.maintenance.topic_checkpoint import LiveTopic, Source, Storing
 from topics.storage.segments.topic_segments import Segment, Shelf
 from topics.storage.snapshots.snapshot import KEPT, Snapshot, snapshot_numbers, write_reserve, write_snapshot
@@ -56,6 +61,14 @@ class Checkpoint(NamedTuple):
     bytes: int
 
 
+class _Hold(NamedTuple):
+    """A hold whose files were named."""
+
+    taken: Checkpoint
+    """The checkpoint with which it began."""
+    named: NamedFiles
+
+
 class Compactor:
     """See the module. `run` is a task; `checkpoint` may be called beside it, one at a time takes place."""
 
@@ -83,13 +96,16 @@ class Compactor:
         """Where the replay of the snapshots on disk begins, oldest first, as far as this life knows."""
         self._reserve: list[Start] | None = None
         """Where the replay of the snapshot in reserve begins, if this life has written it."""
-        self._last: Checkpoint | None = None
+        self._hold: _Hold | None = None
+        """The hold that lasts, or the last one until a checkpoint has cleared up behind it."""
+        self._keeps_outdated = True
+        """There may be manifests of lower generations that a hold has kept; a start does not look for them."""
         self._failures = 0
         """Checkpoints that have failed since the last one that did not."""
 
     async def run(self) -> None:
-        """Take a checkpoint at every interval in which something was written, and when a WAL file is full; until
-        cancelled. A failure is logged and tried again at the next occasion."""
+        """Take a checkpoint at every interval in which something was written or a hold has ended, and when a WAL file
+        is full; until cancelled. A failure is logged and tried again at the next occasion."""
         async with trio.open_nursery() as nursery:
             for writer in self._store.writers:
                 nursery.start_soon(self._watch_rotations, writer)
@@ -97,7 +113,7 @@ class Compactor:
                 with trio.move_on_after(self._settings.checkpoint_ms / 1000):
                     await self._wake.wait()
                 self._wake = trio.Event()
-                if self._source.changed and not self._upkeep.held:
+                if self._source.changed or self._hold is not self._lasting:
                     await self.try_checkpoint()
 
     async def _watch_rotations(self, writer: ShardWriter) -> None:
@@ -122,25 +138,49 @@ class Compactor:
         self._failures = 0
         return True
 
-    async def checkpoint(self, *, marks: bool = True, hold_ms: int = 0) -> Checkpoint:
-        """Take a checkpoint, then drop what it makes superfluous.
+    @property
+    def _lasting(self) -> _Hold | None:
+        """The hold, while it lasts."""
+        return self._hold if self._upkeep.held else None
 
-        `marks=False` leaves the log alone (its writers have stopped). With `hold_ms`, every file stays as it is for so
-        long, but for the log; while a hold lasts, a call prolongs it and takes no new checkpoint. Raises OSError if the
-        disk fails, ApiError on a failed shard. After a cancellation some topics are stored and there is no new
-        snapshot.
+    async def checkpoint(self, *, marks: bool = True) -> Checkpoint:
+        """Take a checkpoint, then drop what it makes superfluous, unless a hold lasts.
+
+        `marks=False` leaves the log alone (its writers have stopped). Raises OSError if the disk fails, ApiError on a
+        failed shard. After a cancellation some topics are stored and there is no new snapshot.
         """
         async with self._lock:
-            if self._upkeep.held and marks and self._last is not None:
-                await self._upkeep.hold(hold_ms)
-                return self._last
-            self._last = taken = await self._checkpoint(marks)
-            if hold_ms:
-                await self._upkeep.hold(hold_ms)
-            return taken
+            return await self._checkpoint(marks)
+
+    async def name_files(self, hold_ms: int = 0) -> tuple[list[str], Checkpoint]:
+        """Take a checkpoint. Returns the files that it consists of, relative to the data directory, and itself; names
+        of files in the cold one have `cold:` in front. With `hold_ms`, none of the files is changed or removed for so
+        long, and the log is among them as far as nobody writes to it any more.
+
+        While a hold lasts, a call takes no new checkpoint and prolongs it. It names the same snapshots, by which the
+        hold can be told from another, and else what there is now: it is what a crash behind all the checkpoints since
+        would leave if it had damaged their snapshots. Raises as `checkpoint`.
+        """
+        async with self._lock:
+            hold = self._lasting
+            if hold is None:
+                taken = await self._checkpoint(marks=True)
+                numbers = await self._offload.run(Kind.FILES, partial(snapshot_numbers, self._fs, self._store.datadir))
+                hold = _Hold(taken, NamedFiles(numbers))
+            if not hold_ms:
+                return await self._files(hold, held=False), hold.taken
+            await self._upkeep.hold(hold_ms)
+            names = await self._files(hold, held=True)
+            self._hold, self._keeps_outdated = hold, True
+            return names, hold.taken
 
     async def _checkpoint(self, marks: bool) -> Checkpoint:
         began = trio.current_time()
+        # As it is now: if a hold ends meanwhile, this checkpoint goes on beside it.
+        hold = self._lasting
+        named = hold.named if hold is not None else NOTHING
+        if hold is None and marks:
+            self._take_up_flags()
         await self._store.space.check_place()
         if marks:
             await self.announce()
@@ -151,7 +191,7 @@ class Compactor:
             written = [writer.figures.bytes_written for writer in self._store.writers]
             passed_over = skipped | self._upkeep.busy | set(self._source.delayed)
             try:
-                await self._storing.store(topics, sync_shards=marks)
+                await self._storing.store(topics, sync_shards=marks, named=named)
             except BaseException:
                 self._upkeep.littered.update(dict.fromkeys(topics))
                 raise
@@ -161,21 +201,39 @@ class Compactor:
         self._storing.stuck = {topic for topic in self._storing.stuck if not topic.deleted}
         for topic in passed_over | self._storing.stuck:
             starts[topic.shard] = self._previous(topic.shard)
-        checkpoint = await self._write_snapshot(starts)
+        checkpoint = await self._write_snapshot(starts, named=named)
         for writer, covered in zip(self._store.writers, written, strict=True):
             writer.queue.note_stored(covered)
         if marks:
             self._mark(checkpoint.number)
-            await self._drop_files()
+            if hold is None:
+                await self._drop_files()
+        if hold is None and self._keeps_outdated:
+            await self._remove_outdated_manifests()
         log.info(
             "checkpoint",
             snapshot=checkpoint.number,
             bytes=checkpoint.bytes,
             topics=len(topics),
             skipped=len(skipped),
+            held=hold is not None,
             ms=round((trio.current_time() - began) * 1000),
         )
         return checkpoint
+
+    def _take_up_flags(self) -> None:
+        """No hold lasts: deletions that were not flagged because of one are flagged now."""
+        for topic in self._storing.unflagged_in_named:
+            if not topic.deleted:
+                topic.mark_changed()
+        self._storing.unflagged_in_named.clear()
+
+    async def _remove_outdated_manifests(self) -> None:
+        """No hold lasts: remove what one has kept of manifests, in this life or one before. Those of a topic with a
+        doubtful one go when it has another one."""
+        manifests = self._store.manifests
+        await manifests.remove_outdated(manifests.outdated - {topic.id for topic in self._storing.stuck})
+        self._hold, self._keeps_outdated = None, False
 
     async def change_layout(self) -> None:
         """At the start, before anything is written: go over to the number of shards in the settings
@@ -193,7 +251,9 @@ class Compactor:
         for topic in self._source.by_id.values():
             topic.shard = self._store.shard_of(topic.id)
 
-    async def _write_snapshot(self, starts: Sequence[Start], *, new_layout: bool = False) -> Checkpoint:
+    async def _write_snapshot(
+        self, starts: Sequence[Start], *, new_layout: bool = False, named: NamedFiles = NOTHING
+    ) -> Checkpoint:
         """What is durable in the parts, with where replay begins.
 
         A topic that could not be stored since the start is in it as recovery found it, and replay begins where it did
@@ -211,7 +271,8 @@ class Compactor:
             boot_id=self._store.boot_id,
             identity=self._store.identity,
         )
-        size = await self._offload.run(Kind.FILES, partial(write_snapshot, self._fs, self._store.datadir, snapshot))
+        write = partial(write_snapshot, self._fs, self._store.datadir, snapshot, named.snapshots)
+        size = await self._offload.run(Kind.FILES, write)
         await self._offload.run(Kind.FILES, self._store.write_clock_mark)
         self._kept = [*(self._kept or [self._store.recovered_starts()])[-1:], list(starts)]
         return Checkpoint(number, {i: list(start.position) for i, start in enumerate(starts)}, size)
@@ -328,16 +389,17 @@ class Compactor:
 
     # -- what a copy of the directory consists of ---------------------------------------------------------------------
 
-    async def files(self, *, held: bool = False) -> list[str]:
-        """The files of the last checkpoint, relative to the data directory; those in the cold one with `cold:` in
-        front.
+    async def _files(self, hold: _Hold, *, held: bool) -> list[str]:
+        """The files of a checkpoint and of what has come since. The caller has the lock, so that they stay what they
+        are; reclaimer and relocator may be at work, but if a hold lasts.
 
-        `held`, during a hold: those that nobody writes to while it lasts. All shards go over to new files at one
-        moment, and these are not among them. So copies show the directory as of that moment, however long copying
-        takes. (In a copy of a file that is being written there may be zeros in front of what a sync has covered; and
-        where the log of one shard is copied before that of another, what the other has taken from it meanwhile refers
-        to nothing.) Raises OSError, and ApiError on a failed shard.
+        `held`, during a hold: those that nobody writes to while it lasts, and the hold knows of them. All shards go
+        over to new files at one moment, and these are not among them. So copies show the directory as of that moment,
+        however long copying takes. (In a copy of a file that is being written there may be zeros in front of what a
+        sync has covered; and where the log of one shard is copied before that of another, what the other has taken from
+        it meanwhile refers to nothing.) Raises OSError, and ApiError on a failed shard.
         """
+        named = hold.named
         datadir = self._store.datadir
         for writer in self._store.writers if held else ():
             await writer.prepare_cut()
@@ -351,8 +413,7 @@ class Compactor:
         for cut in cuts:
             await cut.wait_synced()
         names = ["FORMAT", *self._store.cold_dir.identity_files()]
-        numbers = await self._offload.run(Kind.FILES, partial(snapshot_numbers, self._fs, datadir))
-        names += [datadir.relative(datadir.snapshot_path(number)) for number in numbers]
+        names += [datadir.relative(datadir.snapshot_path(number)) for number in sorted(named.snapshots)]
         if await self._offload.run(Kind.FILES, partial(self._fs.exists, datadir.reserve_path)):
             names.append(datadir.relative(datadir.reserve_path))
         for writer in self._store.writers:
@@ -362,11 +423,18 @@ class Compactor:
         for i, topic in enumerate(topics, 1):
             if topic.part is not None or topic.base is not None:
                 if topic.id in self._store.manifests:
-                    names.append(_RELATIVE.manifest_path(topic.id, self._store.manifests.generation(topic.id)))
+                    generation = self._store.manifests.generation(topic.id)
+                    if held:
+                        generation = self._durable_generation(topic, named)
+                        named.manifests[topic.id] = generation
+                    names.append(_RELATIVE.manifest_path(topic.id, generation))
                 if topic.shelf is not None:
                     copied = needed.get(topic.id, ())
                     gone = [segment for segment in topic.shelf.gone if segment.first not in copied]
-                    names += self._segment_files(topic.shelf.segments.difference(gone))
+                    segments = topic.shelf.segments.difference(gone)
+                    names += self._segment_files(segments)
+                    if held:
+                        named.segments |= segments
             if i % SLICE_TOPICS == 0:
                 await trio.lowlevel.checkpoint()
         for owner in sorted(needed.keys() - {topic.id for topic in topics}):
@@ -375,6 +443,15 @@ class Compactor:
             (topic.id, s.first) for topic in topics if topic.shelf for s in topic.shelf.segments if s.tier == "cold"
         ]
         return names + await self._offload.run(Kind.FILES, partial(self._copies_of_cold, cold))
+
+    def _durable_generation(self, topic: LiveTopic, named: NamedFiles) -> int:
+        """Of the manifest that a copy takes. Of a topic with a doubtful one it is that which the hold has named before,
+        which memory is as of. Raises OSError if there is none."""
+        if topic not in self._storing.stuck:
+            return self._store.manifests.generation(topic.id)
+        if topic.id not in named.manifests:
+            raise OSError(errno.EIO, f"nobody knows which manifest of topic {topic.name!r} is on disk")
+        return named.manifests[topic.id]
 
     def _copies_of_cold(self, segments: Iterable[tuple[int, int]]) -> list[str]:
         """In a worker thread: those files of cold segments that are in the data directory as well."""

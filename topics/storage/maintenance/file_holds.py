@@ -1,10 +1,11 @@
 """Who may change the files of a topic, and when: what compactor, reclaimer and relocator share (`docs/spec/crash.md`
 12, 13).
 
-A *hold* keeps every file as it is while somebody copies the directory: no checkpoint, no reclaim, no relocation, no
-removal begins while one lasts. Work that replaces files outside of a checkpoint first leaves a CheckpointMark with the
-topic's id in the log and keeps the topic in `busy`, so that no snapshot's position passes the mark before the work is
-done: a recovery that sees the mark looks at the manifest and at the directory.
+A *hold* keeps files as they are while somebody copies the directory: no reclaim, no relocation, no removal begins while
+one lasts, and checkpoints leave alone what it names (`compactor`). Work that replaces files outside of a checkpoint
+first leaves a CheckpointMark with the topic's id in the log and keeps the topic in `busy`, so that no snapshot's
+position passes the mark before the work is done: a recovery that sees the mark looks at the manifest and at the
+directory.
 """
 
 from __future__ import annotations
@@ -65,7 +66,8 @@ class Upkeep:
         return self._clock.monotonic_ms() < self._held_until_ms
 
     async def hold(self, ms: int) -> None:
-        """Keep all files for `ms` from now on; returns when no work on them is going on any more."""
+        """Keep all files for `ms` from now on, but for what checkpoints do; returns when no other work on them is going
+        on any more."""
         until = self._clock.monotonic_ms() + min(ms, MAX_HOLD_MS)
         self._held_until_ms = max(self._held_until_ms, until)
         async with self._one:

@@ -36,6 +36,7 @@ from topics.storage.cache.index_cache import IndexCache
 from topics.storage.files.file_header import FILE_HEADER_BYTES, encode_file_header
 from topics.storage.files.fs import File, Fs, join, write_all
 from topics.storage.files.unsynced_files import UnsyncedFiles
+from topics.storage.maintenance.named_files import NOTHING, NamedFiles
 from topics.storage.recovery.leftovers import tidy_topic
 from topics.storage.segments.copy_frames import dressed, open_frames, read_window
 from topics.storage.segments.segment_format import (
@@ -234,9 +235,10 @@ class _Target(NamedTuple):
 class _Captured:
     """A topic as of one step of the loop, and what is written of it."""
 
-    def __init__(self, topic: LiveTopic, now: Instant, now_ms: int) -> None:
+    def __init__(self, topic: LiveTopic, now: Instant, now_ms: int, named: NamedFiles) -> None:
         log_ = topic.log
         self.topic = topic
+        self.named = named
         self.ephemeral = topic.config.durability == "ephemeral"
         self.unwritten: list[LiveCommit] = list(topic.unwritten or ())
         self.earliest = log_.earliest_seq
@@ -360,6 +362,8 @@ class Storing:
         """Topics whose manifest may be on disk or not, because renaming or syncing it has failed. What it may name must
         not be written again before the one from before is on disk in its place (`Manifests.supersede`), which the next
         checkpoint tries first; until then their WAL stays."""
+        self.unflagged_in_named: set[LiveTopic] = set()
+        """Topics with deletions in segments that a hold names: their part says so, the flags have yet to be written."""
 
     def forget_files(self, topic_id: int) -> None:
         """The directory of a deleted topic is gone."""
@@ -371,20 +375,28 @@ class Storing:
         return self._store.tiers
 
     async def store(
-        self, topics: Iterable[LiveTopic], *, sync_shards: bool = True, moved: Segment | None = None, tier: Tier = "hot"
+        self,
+        topics: Iterable[LiveTopic],
+        *,
+        sync_shards: bool = True,
+        moved: Segment | None = None,
+        tier: Tier = "hot",
+        named: NamedFiles = NOTHING,
     ) -> None:
         """Make everything about these topics durable in their own files, as of a moment within this call.
 
-        `moved` is a segment of theirs that counts as being in `tier` from now on. Raises OSError or ApiError (a failed
+        `moved` is a segment of theirs that counts as being in `tier` from now on. What a hold has `named` is neither
+        written to nor replaced: new records go to new segments, deletions are flagged later, manifests are of the next
+        generation. Raises OSError or ApiError (a failed
         shard); then nothing has changed but bytes that do not count. The same after a cancellation, for those topics
         that have not been done by then.
         """
         todo = list(topics)
         for at in range(0, len(todo), GROUP_TOPICS):
-            await self._store_group(todo[at : at + GROUP_TOPICS], sync_shards, moved, tier)
+            await self._store_group(todo[at : at + GROUP_TOPICS], sync_shards, moved, tier, named)
 
     async def _store_group(
-        self, topics: Sequence[LiveTopic], sync_shards: bool, moved: Segment | None, tier: Tier
+        self, topics: Sequence[LiveTopic], sync_shards: bool, moved: Segment | None, tier: Tier, named: NamedFiles
     ) -> None:
         captured = []
         self._slice_from = self._clock.perf_ns()
@@ -402,7 +414,7 @@ class Storing:
                     continue
                 if topic in self.stuck and not await self._has_superseded(topic):
                     continue
-                captured.append(self._capture(topic, moved))
+                captured.append(self._capture(topic, moved, named))
                 await self._breathe()
             if sync_shards:
                 await self._store.sync_shards()
@@ -422,7 +434,7 @@ class Storing:
                 await self._breathe()
             # Between a manifest that may be on disk and the memory that knows of it nobody may be cancelled.
             with trio.CancelScope(shield=True):
-                await self._write_manifests(captured)
+                await self._write_manifests(captured, named)
                 for one in captured:
                     await self._settle(one, moved, tier)
                     await self._breathe()
@@ -447,8 +459,8 @@ class Storing:
         self.stuck.discard(topic)
         return True
 
-    def _capture(self, topic: LiveTopic, moved: Segment | None) -> _Captured:
-        captured = _Captured(topic, self._source.instant(), self._source.now_ms())
+    def _capture(self, topic: LiveTopic, moved: Segment | None, named: NamedFiles) -> _Captured:
+        captured = _Captured(topic, self._source.instant(), self._source.now_ms(), named)
         # A segment on its way has been copied: a flag that is written to its old files now would be lost with them.
         captured.unflagged = [(span, seqs) for span, seqs in captured.unflagged if span.segment is not moved]
         self._source.changed.discard(topic)
@@ -477,7 +489,7 @@ class Storing:
         if sum(sum(run.frame_len) for run in captured.runs) > SMALL_BYTES:
             return False
         active = captured.active
-        if self._aged(active, captured.now_ms):
+        if self._takes_no_more(captured):
             return False
         pieces, seals_active = divide(captured.runs, active, self._limits)
         captured.pieces = pieces
@@ -553,9 +565,9 @@ class Storing:
         """Write one topic's new records and flags."""
         topic = captured.topic
         active = captured.active
-        aged = self._aged(active, captured.now_ms)
-        pieces, seals_active = divide(captured.runs, None if aged else active, self._limits)
-        if active is not None and (aged or seals_active):
+        takes_no_more = self._takes_no_more(captured)
+        pieces, seals_active = divide(captured.runs, None if takes_no_more else active, self._limits)
+        if active is not None and (takes_no_more or seals_active):
             await self._seal(captured, active, active.n, active.data_bytes, array("I"), [], files)
             captured.sealed = active
         at = 0
@@ -578,12 +590,16 @@ class Storing:
         """A segment without records. Its `.data` has yet to be made, and begins with a header."""
         return Segment(topic_id, first, data_bytes=FILE_HEADER_BYTES, salt=self.new_salt())
 
-    def _aged(self, segment: Segment | None, now_ms: int) -> bool:
-        """Return True if an active segment takes no more records: it is old, or of version 1."""
+    def _takes_no_more(self, captured: _Captured) -> bool:
+        """Return True if the active segment is to be sealed as it is: it is old, or of version 1, or there are records
+        for it and a hold names it."""
+        segment = captured.active
         if segment is None or not segment.n:
             return False
+        if captured.runs and segment in captured.named.segments:
+            return True
         age = self._settings.segment_max_age_ms
-        return segment.salt is None or (bool(age) and now_ms - segment.opened_ms >= age)
+        return segment.salt is None or (bool(age) and captured.now_ms - segment.opened_ms >= age)
 
     async def _grow(
         self, captured: _Captured, segment: Segment, pieces: list[Piece], files: UnsyncedFiles, *, new: bool
@@ -827,11 +843,15 @@ class Storing:
         """Flag deleted records of hot segments in `.data`. Their Delete frames are synced by now (`docs/spec/crash.md`
         11).
 
-        Those of cold segments stay in the part until the reclaimer has written them.
+        Those of cold segments stay in the part until the reclaimer has written them; those of segments that a hold
+        names, until it is over.
         """
         for span, seqs in captured.unflagged:
             segment = span.segment
             if not isinstance(segment, Segment) or segment.tier != "hot":
+                continue
+            if segment in captured.named.segments:
+                self.unflagged_in_named.add(captured.topic)
                 continue
             paths = self._path(segment, "data"), self._path(segment, "idx")
             flag = partial(self._flag, files, *paths, segment.first, sorted(seqs))
@@ -895,7 +915,7 @@ class Storing:
     def _finish_part(self, captured: _Captured, moved: Segment | None, tier: Tier) -> None:
         """Say in the part what its segments are once everything is written."""
         part, shelf = captured.part, captured.topic.shelf
-        part.generation = self._store.manifests.generation(part.id)
+        part.generation = self._store.manifests.following(part.id, captured.named.manifests)
         if captured.has_no_segment:
             return
         spans: list[Any] = part.log["spans"]
@@ -928,16 +948,16 @@ class Storing:
         """The bytes of a part; those of a large one are put together in a worker thread."""
         return await self._offload.run(Kind.CPU, partial(encode_part, part)) if is_large(part) else encode_part(part)
 
-    async def _write_manifests(self, captured: Sequence[_Captured]) -> None:
+    async def _write_manifests(self, captured: Sequence[_Captured], named: NamedFiles) -> None:
         """The manifests of those that have files; the parts of the others stand in the snapshot alone."""
         manifests = self._store.manifests
         todo = [
-            ManifestWrite(one.topic.id, one.encoded)
+            ManifestWrite(one.topic.id, one.encoded, one.part.generation)
             for one in captured
             if not one.topic.deleted and (one.part.segments or one.topic.id in manifests)
         ]
         try:
-            await manifests.write(todo)
+            await manifests.write(todo, remove_outdated=named is NOTHING)
         except UncertainManifests as error:
             written = {one.topic_id for one in todo}
             self.stuck.update(one.topic for one in captured if one.topic.id in written)

@@ -12,7 +12,10 @@ recovery may choose it. So the topic's next manifests have another name, of the 
 highest one that is there, whatever it holds. The first thing under the new name is the manifest from before the
 doubtful one (`supersede`); when that is durable, the doubtful one counts for nobody, and the topic goes on as if the
 attempt had failed before the rename. Parts say the generation, so that a start that does not look at a directory knows
-where to write. Files of lower generations are removed behind the next manifest.
+where to write. Files of lower generations are removed behind the next manifest, or with the first checkpoint of a life.
+
+A manifest that a hold names is not replaced either: the topic's next one is of the next generation, and what is lower
+stays until the hold is over (`named_files`).
 """
 
 from __future__ import annotations
@@ -37,10 +40,12 @@ TRIES: Final = 10
 
 
 class ManifestWrite(NamedTuple):
-    """The manifest that one topic is to have: its part, of the generation that `Manifests.generation` says."""
+    """The manifest that one topic is to have."""
 
     topic_id: int
     part: bytes
+    generation: int
+    """That which the part says: `Manifests.following`."""
 
 
 class UncertainManifests(OSError):
@@ -75,12 +80,21 @@ class Manifests:
         return topic_id in self._directories
 
     def generation(self, topic_id: int) -> int:
-        """Of the manifest that a topic has, or gets next."""
+        """Of the manifest that a topic has; of the doubtful one, if there is one; 0 if it has none."""
         return self._generations.get(topic_id, 0)
 
+    def following(self, topic_id: int, named: Mapping[int, int]) -> int:
+        """The generation of a topic's next manifest: another one than a hold has `named` (by topic id)."""
+        return max(self.generation(topic_id), named.get(topic_id, -1) + 1)
+
     def path(self, topic_id: int) -> str:
-        """Of the manifest that a topic has, or gets next."""
+        """Of the manifest that a topic has. As `generation`."""
         return self._datadir.manifest_path(topic_id, self.generation(topic_id))
+
+    @property
+    def outdated(self) -> set[int]:
+        """The ids of topics that may have files of lower generations."""
+        return set(self._outdated)
 
     def forget(self, topic_id: int) -> None:
         """The topic's directory is gone."""
@@ -89,8 +103,9 @@ class Manifests:
         self._generations.pop(topic_id, None)
         self._outdated.discard(topic_id)
 
-    async def write(self, manifests: Sequence[ManifestWrite]) -> None:
-        """Each topic's manifest, atomically; all are durable when it returns.
+    async def write(self, manifests: Sequence[ManifestWrite], *, remove_outdated: bool = True) -> None:
+        """Each topic's manifest, atomically; all are durable when it returns. `remove_outdated=False` leaves those of
+        lower generations there, as a hold may name them.
 
         Raises OSError: then none of them is there, unless it is UncertainManifests.
         """
@@ -108,12 +123,26 @@ class Manifests:
             if not sync_each:
                 await self._offload.run(Kind.FILES, partial(self._fs.sync_all, datadir.topics_dir))
         except OSError as error:
+            self._went_on_to(manifests)
             raise UncertainManifests(error.errno, error.strerror or str(error)) from error
+        self._outdated.update(self._went_on_to(manifests))
         self._durable.update(one.topic_id for one in manifests)
-        outdated = [one.topic_id for one in manifests if one.topic_id in self._outdated]
-        if outdated:
-            self._outdated.difference_update(outdated)
-            await self._offload.run(Kind.FILES, partial(self._remove_outdated, outdated))
+        if remove_outdated:
+            await self.remove_outdated(one.topic_id for one in manifests)
+
+    def _went_on_to(self, manifests: Iterable[ManifestWrite]) -> list[int]:
+        """Note the generations of these manifests. Returns the ids of the topics that had another one before."""
+        later = [one for one in manifests if one.generation != self.generation(one.topic_id)]
+        self._generations.update((one.topic_id, one.generation) for one in later)
+        return [one.topic_id for one in later]
+
+    async def remove_outdated(self, topic_ids: Iterable[int]) -> None:
+        """Remove what these topics have of lower generations. None of them has a doubtful manifest."""
+        outdated = [topic_id for topic_id in topic_ids if topic_id in self._outdated]
+        self._outdated.difference_update(outdated)
+        for at in range(0, len(outdated), MANIFESTS_PER_CALL):
+            call = outdated[at : at + MANIFESTS_PER_CALL]
+            await self._offload.run(Kind.FILES, partial(self._remove_outdated, call))
 
     async def supersede(self, topic_id: int, part: bytes | None) -> bytes | None:
         """Make sure that no recovery believes the manifest of which nobody knows whether it is on disk: from now on it
@@ -140,7 +169,8 @@ class Manifests:
         """In a worker thread."""
         for one in manifests:
             self._fs.mkdir(self._datadir.topic_dir(one.topic_id))
-            handle = self._fs.open(self.path(one.topic_id) + TEMPORARY_SUFFIX, create=True)
+            path = self._datadir.manifest_path(one.topic_id, one.generation)
+            handle = self._fs.open(path + TEMPORARY_SUFFIX, create=True)
             try:
                 handle.truncate(0)
                 write_all(handle, encode_manifest(one.part), 0)
@@ -152,7 +182,7 @@ class Manifests:
     def _rename_temporaries(self, manifests: Sequence[ManifestWrite], *, sync: bool) -> None:
         """In a worker thread."""
         for one in manifests:
-            path = self.path(one.topic_id)
+            path = self._datadir.manifest_path(one.topic_id, one.generation)
             self._fs.rename(path + TEMPORARY_SUFFIX, path)
         if sync:
             for one in manifests:

@@ -12,7 +12,7 @@ Taking a snapshot of the running daemon is `compactor`'s business, making topics
 from __future__ import annotations
 
 import errno
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
 import cbor2
@@ -251,13 +251,14 @@ def _checked(blob: bytes, key: str) -> bytes:
     return body
 
 
-def write_snapshot(fs: Fs, datadir: DataDir, snapshot: Snapshot) -> int:
-    """Blocking: write atomically, keep the newest `KEPT`; the size in bytes."""
+def write_snapshot(fs: Fs, datadir: DataDir, snapshot: Snapshot, named: Collection[int] = ()) -> int:
+    """Blocking: write atomically, keep the newest `KEPT` and those that a hold has `named`; the size in bytes."""
     blob = encode_snapshot(snapshot)
     write_atomic(fs, datadir.snapshot_path(snapshot.number), blob)
     numbers = snapshot_numbers(fs, datadir)
     for number in numbers[:-KEPT]:
-        fs.unlink(datadir.snapshot_path(number))
+        if number not in named:
+            fs.unlink(datadir.snapshot_path(number))
     return len(blob)
 
 
