@@ -1,7 +1,9 @@
-"""`docs/recipes.md` is run as it stands: its blocks in their order, what they print, and what it says about dying.
+"""`README.md`, `docs/tour.md` and `docs/recipes.md` are run as they stand: their blocks in order, and what these print.
 
-A recipe gets a directory, a daemon and a first terminal. Blocks of `sh` are typed into that, or into one more that goes
-on until the end of the test; Python becomes a file of the name that it gives itself.
+Also tested is what the recipes say about programs that are killed.
+
+The README, the tour and each recipe get a directory and a first terminal. Blocks of `sh` are typed into that terminal,
+or into one more that runs until the end of the test. Python becomes a file with the name in its first line.
 """
 
 from __future__ import annotations
@@ -33,7 +35,8 @@ from topics.client import Client, NewRecord, Record
 
 pytestmark = pytest.mark.slow
 
-PAGE = Path(__file__).resolve().parents[2] / "docs" / "recipes.md"
+ROOT = Path(__file__).resolve().parents[2]
+PAGE = ROOT / "docs" / "recipes.md"
 FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 ANOTHER = "# another terminal\n"
 SERVES = re.compile(r"topics serve --port \$\{(\w+):-\d+\}")
@@ -56,26 +59,38 @@ class Block:
         return named[1]
 
 
+def blocks_of(text: str) -> list[Block]:
+    """The fenced blocks of a page or of a part of one, in order."""
+    return [Block(*found) for found in FENCE.findall(text)]
+
+
 def recipes() -> dict[str, list[Block]]:
-    """The blocks below each heading of the page."""
+    """The blocks below each heading of the page of recipes."""
     _, *parts = re.split(r"^## (.+)\n", PAGE.read_text(), flags=re.MULTILINE)
-    return {
-        title: [Block(*found) for found in FENCE.findall(text)]
-        for title, text in zip(parts[::2], parts[1::2], strict=True)
-    }
+    return {title: blocks_of(text) for title, text in zip(parts[::2], parts[1::2], strict=True)}
 
 
 RECIPES = recipes()
 
 README: Final = "README"
-_FIVE_MINUTES = (PAGE.parents[1] / "README.md").read_text().partition("## Five minutes\n")[2].partition("\n## ")[0]
-BLOCKS = RECIPES | {README: [Block(*found) for found in FENCE.findall(_FIVE_MINUTES)]}
+TOUR: Final = "tour"
+WHOLE: Final = {README: (ROOT / "README.md").read_text(), TOUR: (ROOT / "docs" / "tour.md").read_text()}
+"""Pages that are run from the first line to the last."""
+BLOCKS = RECIPES | {title: blocks_of(text) for title, text in WHOLE.items()}
 
-NOT_RUN_OF_THE_README = (
-    "scripts/copy topics-data backup\n",  # test_consistent_copy.py, of the directory of a test
-    "python -m topics.spark load",  # test_pipeline_demo.py
-)
-"""Indented commands of the same part: what needs another directory or Spark."""
+NOT_RUN: Final = {
+    README: {
+        "scripts/serve ": "makes an environment from the index and runs until it is stopped; the test has a daemon",
+    },
+    TOUR: {
+        "scripts/copy topics-data backup\n": "needs the directory of a daemon: test_consistent_copy.py",
+        "python -m topics.spark load": "needs Spark: test_pipeline_demo.py, tests/spark",
+    },
+}
+"""Indented commands of these pages that the test here does not run, by their beginnings, and why."""
+INDENTED = re.compile(r"(?:^    .*\n(?:\n(?=    ))?)+", re.MULTILINE)
+STREAMED = re.compile(r"    (?:retry|id|event|data): ")
+"""How a line begins that a stream of server-sent events prints."""
 
 
 class Terminal:
@@ -260,6 +275,25 @@ def is_like(printed: str, shown: str) -> bool:
         return False
 
 
+def indented(title: str) -> list[str]:
+    """The indented blocks of a page outside of fences."""
+    return INDENTED.findall(FENCE.sub("", WHOLE[title]))
+
+
+def streamed(title: str) -> list[str]:
+    """The lines that a page shows as the output of a stream, in order."""
+    blocks = [text for text in indented(title) if STREAMED.match(text)]
+    return [line.strip() for text in blocks for line in text.splitlines() if line.strip()]
+
+
+def is_streamed_line(printed: str, shown: str) -> bool:
+    """Return True if the lines are equal but for times, epochs and names of leases within their data."""
+    data = "data: "
+    if printed.startswith(data) and shown.startswith(data):
+        return is_like(printed.removeprefix(data), shown.removeprefix(data))
+    return printed == shown
+
+
 def lasting(value: Any) -> Any:
     """JSON without times, epochs, the names of leases and the time that was taken."""
     if isinstance(value, list):
@@ -375,37 +409,69 @@ def test_the_mirror_does_what_it_shows(daemon: Daemon, open_place: Callable[...,
         assert sorted(data_of(at_a, "notes")) == ["from A", "from B"]
 
 
-def test_the_readme_and_then_all_recipes_do_what_they_show_on_one_daemon(
+def test_the_readme_the_tour_and_all_recipes_do_what_they_show_on_one_daemon(
     daemons: list[Daemon], open_place: Callable[..., Place]
 ) -> None:
-    """As somebody would who reads from the beginning; between them, what the README says of `kill -9`."""
+    """As a person does who reads from the beginning. Where the tour says `kill -9`, the daemon is killed."""
     daemon = daemons[0]
     locked, audit, b = free_port(), free_port(), free_port()
     own = {"LOCKED_PORT": str(locked), "AUDIT_PORT": str(audit), "B_PORT": str(b), "A": daemon.url}
     readme = open_place(README, daemon.url, **own)
-    before, after = [], list(readme.blocks)
-    while not (after[0].language == "sh" and after[0].text == 'curl -sS "$url/topics/purchases/diff"\n'):
-        before.append(after.pop(0))
-    readme.blocks = before
     readme.walk()
-    readme.until(lambda: "event: caught-up" in readme.printed())
-    assert 'data: {"topic":"purchases","head_seq":3}' in readme.printed()
-    assert "id: eyJwdXJjaGFzZXMiOjN9" in readme.printed()
+    readme.until(lambda: shows_what_its_streams_print(readme, README))
+
+    tour = open_place(TOUR, daemon.url, **own)
+    blocks = tour.blocks
+    watched = 1 + index_of(blocks, lambda block: block.text.startswith(ANOTHER) and "/stream" in block.text)
+    killed = index_of(blocks, lambda block: block.text == 'curl -sS "$url/topics/purchases/diff"\n')
+    tour.blocks = blocks[:watched]
+    tour.walk()
+    tour.until(lambda: shows_what_its_streams_print(tour, TOUR))  # what comes next deletes what it shows
+    tour.blocks = blocks[watched:killed]
+    tour.walk()
     daemon.end(signal.SIGKILL)
     daemon.start().close()
-    readme.blocks = after
-    readme.walk()
+    tour.blocks = blocks[killed:]
+    tour.walk()
     for title in RECIPES:
         open_place(title, daemon.url, B=f"http://127.0.0.1:{b}", **own).walk()
 
 
-def test_what_is_not_run_of_the_readme_is_known() -> None:
-    """What is indented in that part of the page is what a stream prints, or is named here."""
-    outside = FENCE.sub("", _FIVE_MINUTES)
-    indented = re.findall(r"(?:^    .*\n)+", outside, re.MULTILINE)
-    commands = [text.strip() for text in indented if not re.match(r"    (retry|id):", text)]
-    assert len(commands) == len(NOT_RUN_OF_THE_README)
-    assert all(text.startswith(known.strip()) for text, known in zip(commands, NOT_RUN_OF_THE_README, strict=True))
+def index_of(blocks: list[Block], is_it: Callable[[Block], bool]) -> int:
+    """Where the one block of a page is that has this property."""
+    (found,) = [index for index, block in enumerate(blocks) if is_it(block)]
+    return found
+
+
+def shows_what_its_streams_print(place: Place, title: str) -> bool:
+    """Return True if other terminals have printed every line that the page shows of a stream."""
+    shown, printed = streamed(title), place.printed()
+    assert any(line.startswith("data: ") for line in shown), f"{title} shows no stream"
+    return all(any(is_streamed_line(line, wanted) for line in printed) for wanted in shown)
+
+
+@pytest.mark.parametrize("title", list(WHOLE))
+def test_every_block_of_a_whole_page_is_run_or_has_a_reason_not_to_be(title: str) -> None:
+    """Fenced blocks are run, all of them. Indented ones are shown by a stream, or are named with their reason."""
+    assert {block.language for block in BLOCKS[title]} == {README: {"sh", ""}, TOUR: {"sh", "python", ""}}[title]
+    assert WHOLE[title].count("```") == 2 * len(BLOCKS[title])
+    commands = [text.strip() for text in indented(title) if not STREAMED.match(text)]
+    assert len(commands) == len(NOT_RUN[title])
+    assert all(text.startswith(known.strip()) for text, known in zip(commands, NOT_RUN[title], strict=True))
+
+
+def test_the_pages_have_no_topic_in_common() -> None:
+    """All of them can be tried on one daemon: nobody meets what an earlier page has left behind."""
+    named = re.compile(r"/topics/([a-z][a-z-]*)|topics (?:create|append|tail -f|queue work) ([a-z][a-z-]*)")
+    topics = {
+        title: {"".join(found) for block in blocks for found in named.findall(block.text)}
+        for title, blocks in BLOCKS.items()
+    }
+    assert {"readings"} <= topics[README]
+    assert {"purchases", "recent", "sales", "letters", "visits"} <= topics[TOUR]
+    for title, mine in topics.items():
+        for other, theirs in topics.items():
+            assert title == other or not mine & theirs, (title, other)
 
 
 # ----------------------------------------------------------------- dying
