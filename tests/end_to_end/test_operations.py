@@ -30,7 +30,7 @@ ROOT = Path(__file__).resolve().parents[2]
 DOCS = ROOT / "docs"
 DEPLOY = DOCS / "deploy"
 OPERATIONS = (DOCS / "operations.md").read_text()
-PAGES = [ROOT / "README.md", *sorted(DOCS.glob("*.md")), *sorted(DEPLOY.iterdir())]
+PAGES = [*sorted(ROOT.glob("*.md")), *sorted(DOCS.glob("*.md")), *sorted(DEPLOY.iterdir())]
 
 VARIABLE = re.compile(r"\bTOPICS_[A-Z][A-Z0-9_]*\b")
 METRIC = re.compile(r"\btopics_[a-z0-9_]+\b")
@@ -165,7 +165,7 @@ def test_links_lead_to_files_and_headings() -> None:
 
 def test_scripts_that_are_named_exist() -> None:
     for page in PAGES:
-        for name in re.findall(r"\bscripts/[a-z_]+(?:\.py)?", page.read_text()):
+        for name in re.findall(r"\bscripts/[a-z_/]*[a-z_](?:\.(?:py|sh))?", page.read_text()):
             assert (ROOT / name).is_file(), f"{page.name}: {name}"
         for name in re.findall(r"/opt/topics/((?:docs|scripts|requirements)/[\w./-]+)", page.read_text()):
             assert (ROOT / name.rstrip(".")).exists(), f"{page.name}: {name}"

@@ -84,7 +84,7 @@ def test_it_says_what_it_is_and_who_made_it(metadata: Message) -> None:
 
 
 def test_nothing_says_to_install_it_by_a_name_that_is_somebody_elses() -> None:
-    pages = [REPO / "README.md", *(REPO / "docs").rglob("*.md"), *(REPO / "topics").rglob("*.py")]
+    pages = [*REPO.glob("*.md"), *(REPO / "docs").rglob("*.md"), *(REPO / "topics").rglob("*.py")]
     for page in pages:
         for name in ("topics", "topicsd"):
             for by_name in (f"install {name}", f"install '{name}", f'install "{name}'):
