@@ -5,6 +5,7 @@ No rule is applied here; ranges and sizes are checked in `topics.log.topic_confi
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, Final, Literal, NamedTuple
 
 import msgspec
@@ -158,7 +159,9 @@ class CommitResult(msgspec.Struct, kw_only=True):
 
 
 class ReadRequest(msgspec.Struct, kw_only=True):
-    """A diff after clamping (`docs/spec/api.md` section 5). `nodes` are the writers to leave out."""
+    """A diff after clamping (`docs/spec/api.md` section 5). `nodes` are the writers to leave out. `gathered` is told
+    how many bytes of records are in memory for it, before it waits for more and before they are put together, and may
+    raise an `ApiError`, which is the answer then."""
 
     from_seq: int = 0
     epoch: int | None = None
@@ -168,6 +171,7 @@ class ReadRequest(msgspec.Struct, kw_only=True):
     include_meta: bool = True
     wait_ms: int = 0
     max_batch_bytes: int = 1 << 20
+    gathered: Callable[[int], None] | None = None
 
 
 class ReadResult(msgspec.Struct, kw_only=True):

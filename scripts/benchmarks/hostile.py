@@ -8,6 +8,7 @@ returns. Of each attack three figures are made:
 - `held`: the longest time to an answer of `/v0/health` on another connection while it went on, in ms. The probe is a
   process of its own (`health_probe`). The figure includes what the machine adds, which the row `nothing` shows.
 - `memory`: by how much the daemon's resident memory grew at its highest.
+- `after`: the same some seconds after the attacker has gone, where a row says what it may be.
 - `works`: 1 if a new client can append, read and delete afterwards, with the attacker's connections still open.
 """
 
@@ -30,6 +31,15 @@ from benchmarks.machine import resident_mib
 
 HELD_MS = 20.0
 MEMORY_MIB = 64.0
+
+UNSENT_MIB = 64
+UNSENT = {"max_unsent_bytes": UNSENT_MIB << 20, "max_unsent_bytes_per_key": UNSENT_MIB << 20}
+"""Settings of the daemon for the attacks on the bound of unread answers."""
+UNSENT_MEMORY_MIB = 2.5 * UNSENT_MIB + 48
+"""What docs/operations.md says that unread answers take at most with these: it has to hold."""
+UNSENT_AFTER_MIB = 48.0
+GONE_S = 8.0
+"""How long the daemon has to give back what it took, once the attacker has gone."""
 
 TOPIC = "attacked"
 """A log that holds `RECORDS` records of `RECORD_BYTES` bytes."""
@@ -96,6 +106,10 @@ class Attack:
     memory_mib: float = MEMORY_MIB
     settings: Mapping[str, object] = field(default_factory=dict)
     """Of the daemon, which has no keys."""
+    record_bytes: int = RECORD_BYTES
+    """Size of the records of the topic."""
+    after_mib: float | None = None
+    """The most memory that may still be taken when the attacker has gone; None: it is not measured."""
 
 
 def run(bench: Bench) -> list[Figure]:
@@ -109,7 +123,7 @@ def run(bench: Bench) -> list[Figure]:
 
 def _figures(bench: Bench, attack: Attack) -> list[Figure]:
     with bench.daemon(**attack.settings) as daemon, closing(Control(daemon.port)) as control:
-        _fill(control)
+        _fill(control, attack.record_bytes)
         before = resident_mib(daemon.pid)
         with ExitStack() as stack:
             target = Target(daemon.port, 1.0 if bench.quick else 3.0, stack, control)
@@ -117,18 +131,31 @@ def _figures(bench: Bench, attack: Attack) -> list[Figure]:
                 attack.run(target)
             works = _works(daemon.port)
             taken = resident_mib(daemon.pid, peak=True) - before
+        after = None if attack.after_mib is None else _left(daemon.pid, before, attack.after_mib)
     key = slug(attack.name)
-    return [
+    figures = [
         figure(f"{attack.name}, longest time to an answer of others", "ms", [probe.longest_ms], key=f"{key}-held",
                at_most=HELD_MS, references=()),
         figure(f"{attack.name}, memory", "MiB", [max(taken, 0.0)], key=f"{key}-memory", at_most=attack.memory_mib),
         figure(f"{attack.name}, a new client works afterwards", "", [works], key=f"{key}-works", at_least=1),
     ]  # fmt: skip
+    if after is not None:
+        name = f"{attack.name}, memory when the attacker has gone"
+        figures.append(figure(name, "MiB", [max(after, 0.0)], key=f"{key}-after", at_most=attack.after_mib))
+    return figures
 
 
-def _fill(control: Control) -> None:
+def _left(pid: int, before: float, most: float) -> float:
+    """How much more memory is taken than `before`, when that is no more than `most`, or after `GONE_S`."""
+    deadline = time.monotonic() + GONE_S
+    while (left := resident_mib(pid) - before) > most and time.monotonic() < deadline:
+        time.sleep(0.2)
+    return left
+
+
+def _fill(control: Control, record_bytes: int) -> None:
     control.create(TOPIC, durability="ephemeral")
-    record = {"data": "x" * RECORD_BYTES}
+    record = {"data": "x" * record_bytes}
     control.call("POST", f"/v0/topics/{TOPIC}?return_seqs=false", {"records": [record] * RECORDS})
 
 
@@ -204,6 +231,46 @@ def unread_answers(target: Target) -> None:
         frame(HEADERS, END_STREAM | END_HEADERS, 2 * number + 1, b"\x82\x86\xbf\xbe") for number in range(1, 1500)
     )
     target.connect(PREFACE + settings_frame(initial_window_size=0) + first + others)
+    target.wait()
+
+
+def _closed_windows(target: Target, path: str, connections: int, streams: int) -> None:
+    """Many connections one after the other, each with many requests of which no answer may be sent: while some are cut
+    off, others come."""
+    first = frame(HEADERS, END_STREAM | END_HEADERS, 1, _indexed_block(path))
+    others = b"".join(
+        frame(HEADERS, END_STREAM | END_HEADERS, 2 * number + 1, b"\x82\x86\xbf\xbe") for number in range(1, streams)
+    )
+    for _ in range(connections):
+        connection = target.connect(PREFACE + settings_frame(initial_window_size=0))
+        connection.settimeout(target.seconds)
+        target.send(connection, first + others)
+        time.sleep(2 * target.seconds / connections)
+    target.wait()
+
+
+def bound_by_small_answers(target: Target) -> None:
+    """Refusals: what counts is the streams."""
+    _closed_windows(target, "/v0/nowhere", 60, 3000)
+
+
+def bound_by_medium_answers(target: Target) -> None:
+    """Reads of 256 KiB."""
+    _closed_windows(target, f"/v0/topics/{TOPIC}/diff?limit=256", 60, 500)
+
+
+def bound_by_large_answers(target: Target) -> None:
+    """Reads of 8 MB."""
+    _closed_windows(target, f"/v0/topics/{TOPIC}/diff?limit=1000&max_batch_bytes=8388608", 60, 50)
+
+
+def bound_by_http1(target: Target) -> None:
+    """Reads of 8 MB, of 256 KiB and of 32 KiB on 500 HTTP/1.1 connections that read nothing."""
+    for number in range(500):
+        limit = (1000, 32, 4)[number % 3]
+        path = f"/v0/topics/{TOPIC}/diff?limit={limit}&max_batch_bytes=8388608"
+        target.connect(request_bytes("GET", path) * 5, receive_buffer=4096)
+        time.sleep(0.005)
     target.wait()
 
 
@@ -444,6 +511,40 @@ ATTACKS = (
     Attack("nothing", "no attack, for comparison", nothing),
     Attack("a byte behind a stream", "200 streams with a byte behind the head, then a close", byte_behind_a_stream),
     Attack("unread answers", "1,500 reads of 1 MB over HTTP/2 with a window of 0", unread_answers, 128),
+    Attack(
+        "bound, small answers",
+        f"beyond {UNSENT_MIB} MiB of unread answers: 60 x 3,000 refusals over HTTP/2 with a window of 0",
+        bound_by_small_answers,
+        UNSENT_MEMORY_MIB,
+        UNSENT,
+        after_mib=UNSENT_AFTER_MIB,
+    ),
+    Attack(
+        "bound, medium answers",
+        f"beyond {UNSENT_MIB} MiB of unread answers: 60 x 500 reads of 256 KiB over HTTP/2 with a window of 0",
+        bound_by_medium_answers,
+        UNSENT_MEMORY_MIB,
+        UNSENT,
+        after_mib=UNSENT_AFTER_MIB,
+    ),
+    Attack(
+        "bound, large answers",
+        f"beyond {UNSENT_MIB} MiB of unread answers: 60 x 50 reads of 8 MB over HTTP/2 with a window of 0",
+        bound_by_large_answers,
+        UNSENT_MEMORY_MIB,
+        UNSENT,
+        8000,
+        UNSENT_AFTER_MIB,
+    ),
+    Attack(
+        "bound, HTTP/1.1",
+        f"beyond {UNSENT_MIB} MiB of unread answers: reads on 500 HTTP/1.1 connections that read nothing",
+        bound_by_http1,
+        UNSENT_MEMORY_MIB,
+        UNSENT,
+        8000,
+        UNSENT_AFTER_MIB,
+    ),
     Attack("unread pipeline", "100 connections that pipeline 50 reads of 1 MB and read none", unread_pipeline, 192),
     Attack("commas by reference", "accept-encoding: ,,,, by reference to the table", commas_by_reference),
     Attack("trailers", "47,000 trailers behind a body", trailers),

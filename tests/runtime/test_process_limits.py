@@ -67,3 +67,11 @@ def test_connections_leave_a_share_of_the_descriptors(files: int | None, connect
 
 def test_the_number_of_memory_pools_can_be_limited() -> None:
     assert process_limits.limit_arenas(2)
+
+
+def test_what_is_free_can_be_given_back_to_the_system() -> None:
+    pieces = [bytes(100_000) for _ in range(200)]
+    kept = pieces[1::2]
+    del pieces
+    assert process_limits.trim_memory()
+    assert len(kept) == 100

@@ -58,6 +58,11 @@ Send = Callable[[Message], Awaitable[None]]
 
 JSON: Final = b"application/json"
 
+PROMPT_ANSWER: Final = 64 << 10
+"""An answer of at most this is out of our hands at once: its request is over before it is sent, so that whoever asks
+again on seeing it finds the place free. A longer one keeps its place until its reader has taken it, and is refused if
+there is no room for it."""
+
 encode: Final = msgspec.json.Encoder().encode
 
 
@@ -250,6 +255,7 @@ class Call:
     """One request. Made by the gate; `route`, `params` and `body` are set by the time a plane sees it."""
 
     __slots__ = (
+        "answer_charged",
         "answer_headers",
         "audited",
         "body",
@@ -303,7 +309,29 @@ class Call:
         """Told how many bytes its key has moved, where neither body nor answer is there as a whole."""
         self.held = 0
         """Bytes of the body that count against the budget of all requests."""
+        self.answer_charged = 0
+        """Bytes of the answer that are charged to the connection while it is made."""
         self.perf = Performance()
+
+    def gathered(self, size: int) -> None:
+        """So many bytes of the answer are there, or will be at once. Raises 429 if it is a large one that there is no
+        room for (`topics.http.connections.unsent_bytes`). For calls that change nothing."""
+        if size > PROMPT_ANSWER and size > self.answer_charged:
+            refused = self.connection.why_not(size, self.key.digest, self.answer_charged)
+            if refused is not None:
+                try:
+                    raise refused
+                finally:
+                    del refused  # or it and what was gathered would hold each other, until the collector comes
+            self.charge_answer(size)
+
+    def charge_answer(self, size: int) -> None:
+        """From here on so many bytes of the answer are charged; 0: it is not there, or is charged while it is sent."""
+        if self.answer_charged:
+            self.connection.give_back_charge(self.answer_charged, self.key.digest)
+        self.answer_charged = size
+        if size:
+            self.connection.charge(size, self.key.digest)
 
     @property
     def method(self) -> str:
@@ -348,7 +376,10 @@ class Call:
                         failure = error
                     nursery.cancel_scope.cancel()
         if failure is not None:
-            raise failure
+            try:
+                raise failure
+            finally:
+                del failure  # it holds this frame, and what was gathered for the answer
         if not answered:
             raise ClientGone
         return result

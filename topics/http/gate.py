@@ -28,6 +28,7 @@ from topics.http.access.key_access import Access
 from topics.http.access.origins import Origins
 from topics.http.answers.metrics import Exposition, RequestFigures
 from topics.http.calls import (
+    PROMPT_ANSWER,
     Call,
     ClientGone,
     Engine,
@@ -82,9 +83,8 @@ _OWN_LIMITS: Final = frozenset(
 )
 """Limits that are kept here, and not by the engine, which counts its own refusals."""
 
-PROMPT_ANSWER: Final = 64 << 10
-"""An answer of at most this is out of our hands at once: its request is over before it is sent, so that whoever asks
-again on seeing it finds the place free. A longer one keeps its place until its reader has taken it."""
+COUNTED_FROM: Final = 4 << 10
+"""What an answer over HTTP/1.1 has to have to be counted while it waits to be sent."""
 
 _GZIP_LEVEL: Final = 1
 _GZIP_STEP: Final = 128 << 10
@@ -138,12 +138,11 @@ class Gate:
             ]
             structlog.contextvars.bind_contextvars(request_id=call.request_id)
             try:
-                answer = await self._answer(call)
-                if isinstance(answer, OpenAnswer):
-                    stream = answer
+                response = await self._answer(call)
+                if isinstance(response, OpenAnswer):
+                    stream = response
                     status = 200
                     return
-                response = answer
             except ApiError as error:
                 self._count_refusal(error)
                 code = error.code
@@ -179,6 +178,7 @@ class Gate:
         except ClientGone:
             pass
         finally:
+            call.charge_answer(0)
             if stream is None or not stream.in_flight:
                 self._leave(call)
             duration = (self._engine.clock.perf_ns() - call.started_ns) / 1e6
@@ -205,7 +205,7 @@ class Gate:
         """The 429 in place of a large answer that there is no room for, of a call that changes nothing or can be taken
         back."""
         repeatable = call.method == "GET" or response.undelivered is not None or _label(call) == "diff_post"
-        if len(response.body) <= PROMPT_ANSWER or not repeatable:
+        if len(response.body) <= PROMPT_ANSWER or not repeatable or call.answer_charged:
             return None
         error = call.connection.why_not(len(response.body), call.key.digest)
         if error is None:
@@ -336,10 +336,13 @@ class Gate:
         if not call.body_complete and not unasked and has_small_rest(call):
             await discard_body(call, SMALL_BODY, SMALL_BODY_S)
         body = with_line_end(response)
+        response.body = b""  # whoever holds the response does not hold a second copy
         headers = [(b"content-type", response.content_type), *response.headers, *call.answer_headers]
         if len(body) >= GZIP_FROM:
             headers.append((b"vary", b"accept-encoding"))
             if accepts_gzip(call.headers.get(b"accept-encoding", b"")):
+                if len(body) > PROMPT_ANSWER:
+                    call.charge_answer(len(body))  # others have their turn, and may compress as well
                 body = await _gzip(body)
                 headers.append((b"content-encoding", b"gzip"))
         headers.append((b"content-length", b"%d" % len(body)))
@@ -352,8 +355,10 @@ class Gate:
         connection: Connection = call.scope["state"]["connection"]
         # On HTTP/1.1 a small answer is for the kernel to wait with.
         http2 = call.scope["http_version"] == "2"
-        watched = len(body) > SMALL_BODY or http2 or not call.body_complete
-        with connection.answering(len(response.body), call.key.digest, stream=http2) if watched else _UNWATCHED:
+        timed = len(body) > SMALL_BODY or http2 or not call.body_complete
+        counted = timed or len(body) > COUNTED_FROM
+        call.charge_answer(0)
+        with connection.answering(len(body), call.key.digest, stream=http2, timed=timed) if counted else _UNWATCHED:
             await call.send({"type": "http.response.start", "status": response.status, "headers": headers})
             await call.send(
                 {"type": "http.response.body", "body": body, "more_body": not (call.body_complete or unasked)}

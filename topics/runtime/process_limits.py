@@ -53,3 +53,12 @@ def limit_arenas(most: int) -> bool:
         return bool(ctypes.CDLL(None).mallopt(_M_ARENA_MAX, most))
     except (OSError, AttributeError):
         return False
+
+
+def trim_memory() -> bool:
+    """Give the system back what the C library has of memory that nobody uses; False if there was none, or where it
+    cannot (not glibc). May take some milliseconds, for a thread; the interpreter is not held."""
+    try:
+        return bool(ctypes.CDLL(None).malloc_trim(0))
+    except (OSError, AttributeError):
+        return False

@@ -39,7 +39,12 @@ class Reading:
         perf.records_scanned = perf.cold_segments_read = 0
         while True:
             found = Collector(self._registry, topic, wish, position, same_epoch=same_epoch)
-            while (need := found.advance()) is not None:
+            while True:
+                need = found.advance()
+                if request.gathered is not None:
+                    request.gathered(wish.max_bytes - found.room)
+                if need is None:
+                    break
                 await self._loader.provide(found, need, perf)
             perf.records_scanned += found.scanned
             if found.count or found.tombstone is not None or trio.current_time() >= deadline:

@@ -21,7 +21,7 @@ import trio
 
 from topics.errors import ApiError
 from topics.http.budgets.byte_shares import OwnedBudget
-from topics.http.connections.unsent_bytes import STREAM_BYTES, UnsentBytes, cut_off_stalled
+from topics.http.connections.unsent_bytes import COPIED_BYTES, STREAM_BYTES, UnsentBytes, on_stream
 
 # On a stream, one that is connected and does not read is dealt with by the stream (`topics.engine.delivery.outbox`),
 # which wants to tell it so; the kernel counts a closed window like a peer that vanished.
@@ -64,10 +64,12 @@ class Connection:
         "_held_up",
         "_moved",
         "_moved_at",
+        "_open_streams",
         "_partial",
         "_progress",
         "_progress_at",
         "_room",
+        "_sending",
         "_stream",
         "_unsent_bytes",
         "_waits",
@@ -92,17 +94,21 @@ class Connection:
         self.lock = lock
         """Held by whoever sends."""
         self._answering = answering
-        """Those of all connections that are sending an answer, this one among them while it does."""
+        """Those of all connections that are sending an answer that counts, this one among them while it does."""
+        self._sending = 0
+        """How many those are of this one."""
         self._answers: dict[object, float] = {}
-        """Until when each of the answers that are being sent has to be out."""
+        """Until when each of the answers that are timed has to be out."""
         self._earliest = math.inf
         """Of those times the first, or one before it."""
         self.owed = 0
-        """Bytes of those answers."""
+        """Bytes of answers that are gathered or sent."""
         self._unsent_bytes = unsent
         self._room = trio.lowlevel.ParkingLot()
         self._held_up = 0
         """Requests that wait until less is owed."""
+        self._open_streams = 0
+        """HTTP/2 streams, as counted in `UnsentBytes.open_streams`."""
         self.progress: Callable[[], int] = self.acked
         """Counts bytes of answers that the peer has taken."""
         self._progress = self._moved = 0
@@ -212,42 +218,64 @@ class Connection:
     # -- answers -------------------------------------------------------------------------------------------------------
 
     @contextmanager
-    def answering(self, size: int, key: bytes = b"", *, stream: bool = False) -> Iterator[None]:
+    def answering(self, size: int, key: bytes = b"", *, stream: bool = False, timed: bool = True) -> Iterator[None]:
         """Around sending an answer of `size` bytes to a client of this key; `stream`: on an HTTP/2 stream of its own.
 
-        They count as unsent meanwhile (`topics.http.connections.unsent_bytes`), and a peer that takes too long over
-        them is cut off (`is_too_slow`). Answers of one HTTP/2 connection are sent by turns, so each has the time of all
-        that are on their way when it begins. Those that begin later give it none: otherwise an answer that nobody takes
-        would be held for as long as others are.
+        They count as unsent meanwhile (`topics.http.connections.unsent_bytes`), and if the answer is `timed` a peer
+        that takes too long over it is cut off (`is_too_slow`). Answers of one HTTP/2 connection are sent by turns, so
+        each has the time of all that are on their way when it begins. Those that begin later give it none: otherwise an
+        answer that nobody takes would be held for as long as others are.
         """
         answer = object()
-        charged = size + STREAM_BYTES if stream else size
-        if self._unsent_bytes is not None:
-            if self._unsent_bytes.is_short_of(charged):
-                cut_off_stalled(self._answering, charged, trio.current_time())
-            self._unsent_bytes.take(charged, key)
-        if not self._answers:
-            self._progress = self._moved = self.progress()
-            self._progress_at = self._moved_at = trio.current_time()
-        self.owed += charged
-        deadline = trio.current_time() + ANSWER_S + self.owed / ANSWER_BYTES_PER_S
-        self._answers[answer] = deadline
-        self._earliest = min(self._earliest, deadline)
+        charged = on_stream(size) if stream else size
+        self.charge(charged, key)
+        now = trio.current_time()
+        if not self._sending:
+            self._moved, self._moved_at = self.progress(), now
+        if timed:
+            if not self._answers:
+                self._progress, self._progress_at = self.progress(), now
+            deadline = now + ANSWER_S + self.owed / ANSWER_BYTES_PER_S
+            self._answers[answer] = deadline
+            self._earliest = min(self._earliest, deadline)
+        self._sending += 1
         self._answering.add(self)
         try:
             yield
         finally:
-            self.owed -= charged
-            if self._unsent_bytes is not None:
-                self._unsent_bytes.give_back(charged, key)
-            del self._answers[answer]
-            self._progress_at = self._moved_at = trio.current_time()
-            if not self._answers:
-                self._earliest = math.inf
+            self._sending -= 1
+            if not self._sending:
                 self._answering.discard(self)
-                self._room.unpark_all()
-            else:
-                self._room.unpark()
+            if timed:
+                del self._answers[answer]
+                if not self._answers:
+                    self._earliest = math.inf
+            self._progress_at = self._moved_at = trio.current_time()
+            self.give_back_charge(charged, key)
+
+    def charge(self, size: int, key: bytes = b"") -> None:
+        """So many bytes of an answer are in memory, or will be at once. Never fails: who may be refused asks `why_not`.
+        Stalled readers are cut off for it if memory is short. Has to be given back."""
+        if self._unsent_bytes is not None:
+            if self._unsent_bytes.is_short_of(size):
+                self._unsent_bytes.make_room(self._answering, size, trio.current_time())
+            self._unsent_bytes.take(size, key)
+        self.owed += size
+
+    def give_back_charge(self, size: int, key: bytes = b"") -> None:
+        """They have been sent or dropped, or are charged in another way."""
+        self.owed -= size
+        if self._unsent_bytes is not None:
+            self._unsent_bytes.give_back(size, key)
+        if not self.owed:
+            self._room.unpark_all()
+        else:
+            self._room.unpark()
+
+    @property
+    def taken(self) -> int:
+        """Bytes that the connection is charged with: what it owes, and requests that wait for room."""
+        return self.owed + self._held_up * STREAM_BYTES
 
     def has_room(self) -> bool:
         """Return True if less is owed than a connection may owe."""
@@ -256,29 +284,46 @@ class Connection:
     async def until_room(self) -> None:
         """Wait until a request may be handled although other answers are on their way."""
         while not self.has_room():
-            self._held_up += 1
+            self._hold_up(1)
             try:
                 await self._room.park()
             finally:
-                self._held_up -= 1
+                self._hold_up(-1)
             if self.has_room():
                 self._room.unpark()
 
-    def is_full(self) -> bool:
-        """Return True if so many requests wait for room that another one is to be refused."""
-        return (
-            not self.has_room()
-            and self._unsent_bytes is not None
-            and (self._held_up * STREAM_BYTES >= self._unsent_bytes.limit_per_connection)
-        )
+    def _hold_up(self, requests: int) -> None:
+        self._held_up += requests
+        if self._unsent_bytes is not None:
+            if requests > 0:
+                self._unsent_bytes.take(STREAM_BYTES, b"")
+            else:
+                self._unsent_bytes.give_back(STREAM_BYTES, b"")
 
-    def why_not(self, size: int, key: bytes) -> ApiError | None:
-        """Return the 429 for an answer of `size` bytes that there is no room for."""
+    def has_streams(self, count: int) -> None:
+        """So many HTTP/2 streams are open on it."""
+        if self._unsent_bytes is not None:
+            self._unsent_bytes.open_streams += count - self._open_streams
+        self._open_streams = count
+
+    def is_full(self) -> bool:
+        """Return True if another HTTP/2 stream is to be refused: so many requests wait for room, or the daemon has no
+        memory for more than one on each connection."""
+        unsent = self._unsent_bytes
+        if unsent is None:
+            return False
+        if self._open_streams and unsent.has_too_many_streams():
+            unsent.make_room(self._answering, STREAM_BYTES, trio.current_time())
+            return True
+        return not self.has_room() and self._held_up * (STREAM_BYTES + COPIED_BYTES) >= unsent.limit_per_connection
+
+    def why_not(self, size: int, key: bytes, charged: int = 0) -> ApiError | None:
+        """Return the 429 for an answer of `size` bytes that there is no room for; `charged` of them are charged."""
         if self._unsent_bytes is None:
             return None
-        refused = self._unsent_bytes.why_not(self, size, key)
-        if refused is not None and self._unsent_bytes.is_short_of(size):
-            cut_off_stalled(self._answering, size, trio.current_time())
+        refused = self._unsent_bytes.why_not(self, size, key, charged)
+        if refused is not None and self._unsent_bytes.is_short_of(size - charged, charged):
+            self._unsent_bytes.make_room(self._answering, size, trio.current_time())
         return refused
 
     def is_too_slow(self, now: float) -> bool:

@@ -30,7 +30,7 @@ from hypercorn.events import Closed, Event, RawData, Updated
 from hypercorn.protocol import ProtocolWrapper
 from hypercorn.protocol.events import Body, Data, Request, StreamClosed
 from hypercorn.protocol.events import Event as StreamEvent
-from hypercorn.protocol.h2 import H2Protocol
+from hypercorn.protocol.h2 import BUFFER_HIGH_WATER, H2Protocol, StreamBuffer
 from hypercorn.protocol.h11 import (
     STREAM_ID,
     H2CProtocolRequiredError,
@@ -52,6 +52,7 @@ from wsproto.frame_protocol import CloseReason
 from topics.http.connections.connection import Connection
 from topics.http.connections.message_buffer import MessageBuffer
 from topics.http.connections.patience import BODY_BYTES_PER_S, BODY_GRACE_S, BODY_IDLE_S
+from topics.http.connections.unsent_bytes import COPIED_BYTES
 
 # Request headers up to 128 KiB are promised; the request line, and what h2 adds for each field, come on top.
 MAX_HEADER_BYTES: Final = (128 + 64) << 10
@@ -66,8 +67,9 @@ H2_SLICE: Final = 256
 
 # A longer body is not copied to stand behind its head.
 _JOINED_WITH_HEAD: Final = 64 << 10
-# Of an answer that waits for its reader's window, this much is copied.
-_BODY_PIECE: Final = 64 << 10
+
+# What may wait in the buffer of an HTTP/2 stream when a pong is added to it.
+MOST_PONG_BYTES: Final = 256 << 10
 
 # h11 looks at each of the commas in these; no client has more than some words there.
 _LONG_FIELD: Final = 4 << 10
@@ -739,6 +741,8 @@ class _H2(H2Protocol):
         cast(Connection, self.connection_state["connection"]).progress = self._data_sent
         self.cut_off: WeakSet[HTTPStream | WSStream] = WeakSet()
         """Streams that ended before their answers did."""
+        self._reader: trio.lowlevel.Task | None = None
+        """The task that reads the connection."""
 
     def has_part(self) -> bool:
         """Whether a part of the preface, of a frame or of a block of headers has come."""
@@ -749,6 +753,8 @@ class _H2(H2Protocol):
         return self._incoming.bytes_of_unfinished_frame(stream_id)
 
     async def handle(self, event: Event) -> None:
+        if isinstance(event, RawData):
+            self._reader = trio.lowlevel.current_task()
         if not isinstance(event, RawData) or len(event.data) <= H2_SLICE:
             await super().handle(event)
             return
@@ -764,7 +770,8 @@ class _H2(H2Protocol):
         return self.connection.data_sent
 
     async def _create_stream(self, request: h2.events.RequestReceived) -> None:
-        if cast(Connection, self.connection_state["connection"]).is_full():
+        connection = cast(Connection, self.connection_state["connection"])
+        if connection.is_full():
             with suppress(h2.exceptions.ProtocolError):
                 self.connection.reset_stream(request.stream_id, h2.errors.ErrorCodes.REFUSED_STREAM)
             await self._flush()
@@ -773,6 +780,7 @@ class _H2(H2Protocol):
             await self._refuse(request.stream_id)
             return
         request.headers = _without_extensions(request.headers)
+        connection.has_streams(len(self.streams) + 1)
         await super()._create_stream(request)
 
     async def _refuse(self, stream_id: int) -> None:
@@ -787,14 +795,20 @@ class _H2(H2Protocol):
 
     async def stream_send(self, event: StreamEvent) -> None:
         """An answer that its application has left unfinished ends in a reset, or the client would wait for the rest. A
-        long one is handed over in pieces, as it is sent: hypercorn would copy it whole."""
-        if isinstance(event, Body) and len(event.data) > _BODY_PIECE:
-            data = memoryview(event.data)
-            for start in range(0, len(data), _BODY_PIECE):
-                piece = bytes(data[start : start + _BODY_PIECE])
-                await super().stream_send(Body(stream_id=event.stream_id, data=piece))
-            return
+        long one is handed over in pieces, each when the one before it has been sent.
+
+        Hypercorn would copy it whole. It means to wait for the reader, but where the window is closed it takes nothing
+        out of the stream's buffer, finds that little was taken, and asks for more.
+        """
         buffer = self.stream_buffers.get(event.stream_id)
+        if isinstance(event, Body | Data):
+            data = memoryview(event.data)
+            for start in range(0, len(data), COPIED_BYTES):
+                piece = cast(bytes, data[start : start + COPIED_BYTES])
+                await super().stream_send(type(event)(stream_id=event.stream_id, data=piece))
+                if buffer is not None and len(buffer.buffer) >= BUFFER_HIGH_WATER:
+                    await self._until_sent(buffer)
+            return
         if isinstance(event, StreamClosed) and buffer is not None and not buffer._complete:
             await buffer.close()
             with suppress(h2.exceptions.ProtocolError):
@@ -802,11 +816,23 @@ class _H2(H2Protocol):
             await self._flush()
         await super().stream_send(event)
 
+    async def _until_sent(self, buffer: StreamBuffer) -> None:
+        """Wait until the reader of a stream has taken what was given to it. Whoever reads the connection must not wait
+        for that: the reader's window is opened by what it reads. It sends pongs, and to a peer that pings and takes
+        none of them it sends no more."""
+        if trio.lowlevel.current_task() is not self._reader:
+            await buffer.drain()
+        elif len(buffer.buffer) > MOST_PONG_BYTES:
+            cast(Connection, self.connection_state["connection"]).abort()
+
     async def _close_stream(self, stream_id: int) -> None:
         stream = self.streams.get(stream_id)
         if isinstance(stream, HTTPStream) and stream.state is not ASGIHTTPState.CLOSED:
             self.cut_off.add(stream)
-        await super()._close_stream(stream_id)
+        try:
+            await super()._close_stream(stream_id)
+        finally:
+            cast(Connection, self.connection_state["connection"]).has_streams(len(self.streams))
 
     async def _handle_events(self, events: list[h2.events.Event]) -> None:
         has_grown = False

@@ -234,11 +234,12 @@ async def serve(
             server.forget(connection)
             hangups.remove(connection)
             connection.end_messages()
+            connection.has_streams(0)
             stream.socket.close()
 
     async with trio.open_nursery() as watch:
         watch.start_soon(_abort_when_cancelled, server)
-        watch.start_soon(_look_after, server)
+        watch.start_soon(_look_after, server, unsent)
         watch.start_soon(hangups.run)
         async with trio.open_nursery() as connections:
 
@@ -262,8 +263,9 @@ async def _abort_when_cancelled(server: Server) -> None:
         server.abort_all()
 
 
-async def _look_after(server: Server) -> None:
-    """Every second: cut off who has vanished or is too slow, and log what would be too much to log each time."""
+async def _look_after(server: Server, unsent: UnsentBytes) -> None:
+    """Every second: cut off who has vanished or is too slow, log what would be too much to log each time, and give
+    memory back to the system after much of it was freed."""
     part = 0
     while True:
         await trio.sleep(1)
@@ -282,6 +284,8 @@ async def _look_after(server: Server) -> None:
         if server.not_accepted is not None:
             log.error("accept_failed", error=str(server.not_accepted))
             server.not_accepted = None
+        if unsent.is_trim_due():
+            await trio.to_thread.run_sync(process_limits.trim_memory)
 
 
 def _abort_vanished(server: Server, part: int) -> None:

@@ -198,7 +198,7 @@ class ExportAnswer(OpenAnswer):
 
     async def _send(self, body: bytes) -> None:
         """A reader has a minute, and a second for each KiB, for each slice."""
-        with self._connection.answering(len(body)):
+        with self._connection.answering(len(body), stream=self._call.scope["http_version"] == "2"):
             await self._call.send({"type": "http.response.body", "body": body, "more_body": True})
         self._figures.bytes += len(body)
         self._call.charge(len(body))

@@ -84,6 +84,7 @@ class DataPlane:
 
     async def _diff(self, call: Call, request: ReadRequest) -> Response:
         topic = call.params["topic"]
+        request.gathered = call.gathered
         if request.wait_ms:
             # Nobody keeps a place for a client that has left.
             try:
