@@ -44,7 +44,7 @@ remembers nothing.
 Stored records (`docs/design/segments.md` section 1)
 ----------------------------------------------------
 
-Old records are in segment files, and single slots of them in memory only while a cache has them (`index`). Everything
+Old records are in segments, and single slots of them in memory only while a cache has them (`record_index`). Everything
 above is exact all the same. A method that needs columns which are not here raises `NotLoaded` and has changed nothing:
 it finds out where the floors will be, and what that takes, before it moves them. Two things are not worth a disk
 access. Deletions in a segment that is evicted while it is not loaded are forgotten: the estimate errs upwards, as it

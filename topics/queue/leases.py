@@ -74,8 +74,9 @@ What can never happen: a seq is in two states, or reserved for two events; a lea
 job cannot be claimed, is not leased, delayed or parked, and not about to be one of these; a counter disagrees with the
 states; `ready < 0`, if whoever counts live records tells of those that go when they are counted off.
 
-The structure: the jobs that are kept are in pages of neighbours (`pages`), in a table that knows which pages have free
-jobs and when which one is due (`table`, `due`). There is no object or entry per job, and no heap that has to be tidied.
+The structure: the jobs that are kept are in pages of neighbours (`job_pages`), in a table that knows which pages have
+free jobs and when which one is due (`job_table`, `due_pages`). There is no object or entry per job, and no heap that
+has to be tidied.
 
 Costs: nothing per fresh job; 26 bytes for each of many neighbours, 6.7 KB for a job that is alone on its page. A job
 that is claimed and acked takes 4 us in calls of 32, and 40 us alone, however many others there are. A million leased

@@ -1,7 +1,8 @@
 """A router's configuration: how a patch changes it, and its form in snapshots and the WAL (`docs/spec/api.md` section
 7).
 
-What needs to know other routers is `graph`'s, what needs to know topics (whether a dest may be created) the engine's.
+What needs to know other routers is `router_graph`'s, what needs to know topics (whether a dest may be created) the
+engine's.
 """
 
 from __future__ import annotations

@@ -48,7 +48,7 @@ class Offload(Protocol):
         ...
 
     def attempt(self, call: Callable[[Attempt[T]], T], patience: Patience, late: Callable[[], None]) -> T:
-        """From inside an offloaded call: run `call`, which may never return (`attempts.attempt`)."""
+        """From inside an offloaded call: run `call`, which may never return (`bounded_calls.attempt`)."""
         ...
 
     def busy_share(self) -> float:

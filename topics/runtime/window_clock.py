@@ -12,7 +12,7 @@ start of a life it goes on where the last one left a `Mark`, plus the time that 
 Recovery moves it on to the latest of its times that is on disk, so it never goes back. Its readings look like ms since
 the epoch and begin as such, but say nothing about the date: `Registry.to_wall` makes a date of one.
 
-Pure: what the clocks say is handed in, where the mark is kept is `storage.clock_mark`'s business.
+Pure: what the clocks say is handed in, where the mark is kept is `topics.storage.snapshots.clock_mark`'s business.
 """
 
 from __future__ import annotations

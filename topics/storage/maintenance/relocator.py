@@ -2,7 +2,7 @@
 section 4).
 
 Copy (`.data` last), flip the tier in the part on disk, remove the hot copy. Before the flip the hot one counts, after
-it the cold one; a crash in between leaves a copy too many, which the next relocation overwrites, or `cold_upkeep`
+it the cold one; a crash in between leaves a copy too many, which the next relocation overwrites, or `cold_removal`
 removes behind the next start.
 
 While it is copied, a segment is nobody's: its topic's hot files may be written to, flagged, rewritten and dropped. What

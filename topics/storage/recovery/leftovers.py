@@ -2,7 +2,7 @@
 daemon is ready (`docs/spec/crash.md` 10 and 12): the part decides what belongs to a topic, everything else goes.
 
 Blocking. What is hot is tidied before the daemon is ready; what is cold behind that, as the store may not answer
-(`cold_upkeep`).
+(`cold_removal`).
 """
 
 from __future__ import annotations

@@ -112,7 +112,7 @@ def recover(
     files of the log are made (which says how much one has held that has lost its end).
 
     `windows_by_wall` says that the clock of windows has no mark: then it is not behind the retention clock.
-    `without_snapshot`: where no snapshot can be read and the log was cut, the manifests stand in for it (`rebuilding`);
+    `without_snapshot`: where no snapshot can be read and the log was cut, manifests stand in (`substitute_snapshot`);
     else that is NoSnapshot.
 
     Raises `Damage` for the first bad range below a synced position, `DataDirError` where the directory cannot be used
