@@ -120,6 +120,7 @@ def test_what_cannot_be_tailed_is_refused(here: Here, topic: str) -> None:
     assert here("tail", topic).returncode == 3
     assert here("tail", "-f", topic).returncode == 3
     assert here("tail", "--prefix", f"{topic}.").returncode == 3
+    assert here("tail", topic, "--create").returncode == 2
 
 
 # ----------------------------------------------------------------- with -f
@@ -179,6 +180,20 @@ def test_several_topics_gaps_and_the_end_of_them(topics: CommandLine, client: Cl
     assert (mine[0]["$tombstone"]["gap_to"], mine[-1]["$deleted"]) == (1, {"head_seq": 3})
     assert [line.get("data") for line in tail.lines if line["topic"] == other] == ["a", "b", "c", None]
     assert tail.errors == "topics: no topic is left to follow\n"
+
+
+def test_a_topic_that_is_not_there_yet_is_waited_for(topics: CommandLine, client: Client, topic: str) -> None:
+    other = f"{topic}.other"
+    client.append(topic, 1)
+    with tailing(topics, topic, other, "--create", "--json") as tail:
+        tail.until(1)
+        assert client.get(f"/v0/topics/{other}").status_code == 404
+        client.append(other, "a", "b")
+        tail.until(3)
+        client.delete_topic(topic)
+        client.delete_topic(other)
+        assert tail.wait() == 3
+    assert [line["data"] for line in tail.lines if line["topic"] == other and "data" in line] == ["a", "b"]
 
 
 def test_only_what_is_selected_is_shown(topics: CommandLine, client: Client, topic: str) -> None:

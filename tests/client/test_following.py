@@ -519,7 +519,84 @@ def test_records_that_are_sent_again_are_passed_over() -> None:
     assert [value.seq for value in values if isinstance(value, Record)] == [1, 2, 3]
 
 
-def session_of(**topics: tuple[int, int, int]) -> Watch:
+def created(call: Call[Any]) -> bool:
+    """Whether a call for a session waits for topics that are not there."""
+    assert isinstance(call.body, bytes)
+    return bool(json.loads(call.body).get("create", False))
+
+
+@pytest.mark.parametrize("start", [0, "tail"])
+def test_a_topic_that_is_not_there_yet_is_followed_from_its_first_record_on(start: Any) -> None:
+    following = watch({"a": start, "b": 0}, create=True)
+    assert created(following.next_call())
+    following.answered(session_of(a=(0, 0, None), b=(0, 2, 7)))
+    assert following.next_call().target == "/v0/watch/wid_1"
+    following.feed(record_frame("b", [1, 2]), 0.0)
+    assert not following.over
+    following.feed(record_frame("a", [1]), 0.0)
+    assert following.over, "the session does not say of what epoch the topic is"
+    assert following.finished(0.0) == 0
+    assert [value.topic for value in iter(following.take, None) if isinstance(value, Record)] == ["b", "b"]
+    call = following.next_call()
+    assert asked(call) == {"a": {"from_seq": 0}, "b": {"from_seq": 2}}
+    following.answered(session_of(a=(0, 3, 9), b=(2, 2, 7)))
+    following.next_call()
+    following.feed(record_frame("a", [1, 2, 3]), 0.0)
+    assert [value.seq for value in iter(following.take, None) if isinstance(value, Record)] == [1, 2, 3]
+    assert following.position("a") == (3, 9)
+
+
+def test_a_topic_that_is_not_there_yet_is_waited_for_over_breaks_and_one_that_is_gone_is_not() -> None:
+    following = watch(["a", "b"], create=True)
+    following.next_call()
+    following.answered(session_of(a=(0, 0, None), b=(0, 2, 7)))
+    following.next_call()
+    following.failed(ConnectionFailed("broken", outcome_unknown=True), 0.0)
+    assert created(following.next_call())
+    following.answered(session_of(a=(0, 0, None), b=(0, 0, None)))
+    assert following.take() == TopicDeleted(topic="b", head_seq=0)
+    assert not following.ended
+    call = following.next_call()
+    assert (asked(call), created(call)) == ({"a": {"from_seq": 0}}, True)
+    following.answered(session_of(a=(0, 4, 9)))
+    following.next_call()
+    following.failed(ConnectionFailed("broken", outcome_unknown=True), 0.0)
+    assert not created(following.next_call()), "it was there: now it can only be deleted"
+
+
+def test_a_place_in_a_topic_that_is_not_there_yet_was_one_in_another_instance() -> None:
+    following = watch({"a": 7}, create=True)
+    following.next_call()
+    following.answered(session_of(a=(7, 0, None)))
+    following.next_call()
+    following.failed(ConnectionFailed("broken", outcome_unknown=True), 0.0)
+    following.next_call()
+    following.answered(session_of(a=(7, 20, 9)))
+    gap = following.take()
+    assert isinstance(gap, Tombstone)
+    assert gap.reason == "recreated"
+    assert asked(following.next_call()) == {"a": {"from_seq": 0}}
+
+
+def test_a_topic_that_was_waited_for_and_is_empty_or_deleted_at_once() -> None:
+    following = watch(["a", "b"], create=True, caught_up=True)
+    following.next_call()
+    following.answered(session_of(a=(0, 0, None), b=(0, 0, None)))
+    following.next_call()
+    following.feed(b'id: x\nevent: topic-deleted\ndata: {"topic":"b","head_seq":4,"reason":"deleted"}\n\n', 0.0)
+    assert not following.over
+    assert following.take() == TopicDeleted(topic="b", head_seq=4)
+    following.feed(b'id: x\nevent: caught-up\ndata: {"topic":"a","head_seq":0}\n\n', 0.0)
+    assert following.over
+
+
+def test_without_create_it_is_not_asked_for() -> None:
+    assert not created(watch(["a"]).next_call())
+    assert not created(tail("a").next_call())
+    assert created(tail("a", create=True).next_call())
+
+
+def session_of(**topics: tuple[int, int, int | None]) -> Watch:
     """An answer to a watch: from_seq, head_seq and epoch for each topic."""
     found = {
         name: {"from_seq": from_seq, "head_seq": head_seq, "earliest_seq": 1, "epoch": epoch}
@@ -618,6 +695,8 @@ def test_the_advice_that_delivery_pauses_ends_nothing_and_any_other_error_does()
     following.answered(session_of(a=(0, 0, 1)))
     following.next_call()
     following.feed(b'event: error\ndata: {"code":429,"error":"paced under pressure","retry_after_ms":500}\n\n', 0.0)
+    assert not following.over
+    following.feed(b'event: error\ndata: {"code":504,"error":"away","retry_after_ms":1000,"topics":["a"]}\n\n', 0.0)
     assert not following.over
     following.feed(b'event: error\ndata: {"code":503,"error":"stopping","retry_after_ms":900}\n\n', 0.0)
     assert following.over

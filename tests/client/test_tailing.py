@@ -7,6 +7,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from itertools import islice
 from random import Random
 from typing import Any
@@ -559,3 +560,52 @@ def test_there_are_no_jobs_in_a_log_in_no_topic_and_in_one_that_goes(client: Cli
         client.delete_topic(queue)
         with pytest.raises(NotFound):
             next(jobs)
+
+
+# --- topics that are not there yet ------------------------------------------------------------------------------------
+
+
+def test_a_topic_that_is_not_there_yet_is_followed_from_its_first_record_on(client: Client) -> None:
+    topic, other = fresh_name(), fresh_name()
+    client.append(other, [0])
+    with client.watch({topic: "tail", other: 0}, create=True, heartbeat_ms=1000) as following:
+        values = iter(following)
+        first = next(values)
+        assert isinstance(first, Record)
+        assert (first.topic, first.data) == (other, 0)
+        client.append(topic, list(range(50)))
+        assert [value.data for value in islice(values, 50) if isinstance(value, Record)] == list(range(50))
+        assert following.position(topic).epoch == client.state(topic).epoch
+        client.delete_topic(topic)
+        assert isinstance(next(values), TopicDeleted)
+
+
+def test_without_create_it_is_not_found_and_following_makes_none(client: Client) -> None:
+    topic = fresh_name()
+    with pytest.raises(NotFound), client.tail(topic) as following:
+        next(iter(following))
+    with client.tail(topic, create=True) as following:
+        following.position(topic)
+        with pytest.raises(NotFound):
+            client.state(topic)
+
+
+async def wait_for_topic(url: str, topic: str, made: Callable[[], object]) -> list[Any]:
+    async with AsyncClient(url) as client, client.tail(topic, create=True) as following:
+        await anyio.to_thread.run_sync(made)
+        data: list[Any] = []
+        async for value in following:
+            if isinstance(value, Record):
+                data.append(value.data)
+            if len(data) == 3:
+                return data
+    raise AssertionError("it has ended")
+
+
+@pytest.mark.parametrize("backend", ["asyncio", "trio"])
+def test_a_topic_that_is_not_there_yet_is_followed_by_tasks_too(
+    shared_daemon: Daemon, client: Client, backend: str
+) -> None:
+    topic = fresh_name()
+    made = partial(client.append, topic, [0, 1, 2])
+    assert anyio.run(wait_for_topic, shared_daemon.url, topic, made, backend=backend) == [0, 1, 2]

@@ -73,7 +73,7 @@ class Frame:
             assert self.id is None
             assert {"code", "error"} <= set(self.data) <= {"code", "error", "retry_after_ms", "topics"}
             assert type(self.data["code"]) is int
-            assert self.data["code"] in self.final | {429}
+            assert self.data["code"] in self.final | {429, 504}
             assert isinstance(self.data["error"], str)
         else:
             self.check_kind()

@@ -293,7 +293,6 @@ def homely(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Client]:
         {"host": "localhost.evil.example"},
         {"host": "127.0.0.1.evil.example"},
         {"host": "evil.example", "origin": APP},
-        {"host": "[evil]"},
         {"host": "x" * 4000},
     ],
     ids=lambda says: "-".join(f"{name}={value}"[:40] for name, value in says.items()),
@@ -308,6 +307,20 @@ def test_without_keys_a_page_of_a_stranger_reaches_no_route(homely: Client, says
     for state in (before, after):
         del state["performance"], state["synced_seq"]
     assert before == after
+
+
+def test_without_keys_the_host_of_a_target_counts_and_not_the_one_beside_it(homely: Client) -> None:
+    def asked(target: str, host: str, *fields: str) -> int:
+        with RawConnection(homely) as connection:
+            connection.send("\r\n".join([f"GET {target} HTTP/1.1", f"host: {host}", *fields, "", ""]).encode())
+            return int(connection.receive()[0])
+
+    for scheme in ("http", "HTTPS"):
+        for host, status in (("evil.example", 403), ("localhost", 200), ("127.0.0.1:1", 200), ("home.example", 200)):
+            for beside in ("localhost", "evil.example"):
+                assert asked(f"{scheme}://{host}/v0/topics", beside) == status, (host, beside)
+    assert asked("http://localhost/v0/topics", "evil.example", "origin: http://localhost") == 200
+    assert asked("http://localhost/v0/topics", "evil.example", "origin: http://evil.example") == 403
 
 
 def test_the_list_of_routes_is_complete(homely: Client) -> None:

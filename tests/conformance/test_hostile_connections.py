@@ -240,9 +240,9 @@ OPEN = PREFACE + frame(SET, 0, 0)
 END_STREAM, END_HEADERS = 1, 4
 
 
-def block(*fields: tuple[str, str], path: str = "/v0/health", method: str = "GET") -> bytes:
+def block(*fields: tuple[str, str], path: str = "/v0/health", method: str = "GET", authority: str = "x") -> bytes:
     """A block of headers, none of it compressed, and none of it looked at."""
-    pseudo = ((":method", method), (":scheme", "http"), (":path", path), (":authority", "x"))
+    pseudo = ((":method", method), (":scheme", "http"), (":path", path), (":authority", authority))
     return literal(*pseudo, *fields)
 
 
@@ -262,8 +262,11 @@ def varint(number: int) -> bytes:
     return content + bytes([number])
 
 
-def get(stream: int, path: str = "/v0/health", *fields: tuple[str, str], method: str = "GET") -> bytes:
-    return frame(HEADERS, END_STREAM | END_HEADERS, stream, block(*fields, path=path, method=method))
+def get(
+    stream: int, path: str = "/v0/health", *fields: tuple[str, str], method: str = "GET", authority: str = "x"
+) -> bytes:
+    content = block(*fields, path=path, method=method, authority=authority)
+    return frame(HEADERS, END_STREAM | END_HEADERS, stream, content)
 
 
 NOT_HTTP2 = {

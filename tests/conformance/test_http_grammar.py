@@ -71,6 +71,61 @@ def test_no_host_is_the_daemons_failure(client: Client, host: str, target: str) 
     assert status < 500
 
 
+NO_HOSTS = [
+    "", "a:b", "a:b:c", "a:65536", "a:99999", "a:-1", "a:+80", "a: 80", "a:8 0", "a, b", "a,b", "a b", ":80",
+    "[::1", "::1", "[::1]x", "[x]:1", "[evil]", "[]", "[::1]:65536", "u@a", "u:p@a:80", "http://a", "a/b", "a?b",
+    "a#b", "a\\b", "%", "a%zz", "<a>", "é",
+]  # fmt: skip
+HOSTS = [
+    "x", "x.", "a.b-c_d~e", "127.0.0.1", "127.0.0.1:0", "x:", "x:80", "x:00080", "x:65535", "[::1]", "[::1]:4000",
+    "[::]:", "a%20b", "a!$&'()*+;=",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("target", ["/v0/health", "/v0/topics", "/v0/nowhere"])
+def test_a_value_that_is_no_host_is_a_bad_request(client: Client, target: str) -> None:
+    for host in NO_HOSTS:
+        sent = head("GET", target, FIRST.strip()).replace("host: x", f"host: {host}")
+        assert statuses(client, sent) == [400], host
+        assert statuses(client, sent.replace("HTTP/1.1", "HTTP/1.0")) == [400], host
+        assert statuses_of(exchange(client, OPEN + get(1, target, authority=host))) in ([400], []), host
+
+
+def test_every_value_that_is_a_host_is_taken_where_there_are_keys(client: Client) -> None:
+    for host in HOSTS:
+        assert statuses(client, head("GET", "/v0/health").replace("host: x", f"host: {host}")) == [200], host
+        assert statuses_of(exchange(client, OPEN + get(1, "/v0/health", authority=host))) == [200], host
+
+
+def test_http_1_1_has_one_host_and_http_1_0_may_have_none(client: Client) -> None:
+    assert statuses(client, "GET /v0/health HTTP/1.1\r\n\r\n") == [400]
+    assert statuses(client, "GET http://x/v0/health HTTP/1.1\r\n\r\n") == [400]
+    assert statuses(client, "GET /v0/health HTTP/1.0\r\n\r\n") == [200]
+
+
+ABSOLUTE = [
+    ("http://x/v0/health", 200), ("HTTP://x/v0/health", 200), ("https://x:443/v0/health", 200),
+    ("http://[::1]:1/v0/health", 200), ("http://other.example/v0/topics?limit=1", 401), ("http://x", 200),
+    ("http://x?a=b", 200), ("http://x/", 200), ("http:///v0/health", 400), ("http://:80/v0/health", 400),
+    ("http://u@x/v0/health", 400), ("http://a:b/v0/health", 400), ("http://x:65536/v0/health", 400),
+    ("http:/v0/health", 400), ("http:v0/health", 400), ("ftp://x/v0/health", 400), ("urn:x", 400),
+    ("http://x#/v0/health", 400), ("ws://x/v0/health", 400), ("http://a,b/v0/health", 400),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("target", "status"), ABSOLUTE)
+def test_a_target_with_an_authority_is_taken_for_its_path(client: Client, target: str, status: int) -> None:
+    assert statuses(client, head("GET", target)) == [status]
+    assert statuses(client, head("GET", target).replace("host: x", "host: a:b")) == [400]
+
+
+def test_a_query_of_a_target_with_an_authority_is_read(client: Client) -> None:
+    topic = fresh_name()
+    client.append(topic, *range(3))
+    answer = exchange(client, head("GET", f"http://x/v0/topics/{topic}/diff?limit=1", FIRST + "connection: close"))
+    assert len(json.loads(answer.partition(b"\r\n\r\n")[2])["records"]) == 1
+
+
 @pytest.mark.parametrize(
     "field",
     [

@@ -22,6 +22,7 @@ from topics.config import Settings
 from topics.errors import ApiError
 from topics.storage.files.datadir import DataDir, DataDirError
 from topics.storage.recovery.recovered_state import Damage
+from topics.storage.recovery.salvage import bare_filler
 from topics.storage.wal import frames
 from topics.storage.wal.frames import Frame, FrameType, UnknownFrameType
 
@@ -560,3 +561,140 @@ def test_salvage_of_a_file_that_ends_before_replay_begins_comes_to_an_end() -> N
     assert views.keys() == whole.keys()
     world.settings = replace(world.settings, recovery="strict")
     assert see(world) == views
+
+
+# ----------------------------------------------------------------- ranges without room for the verdict
+
+
+MANY = 12
+CLASSES = ("fsync", "disk", "memory", "ephemeral")
+
+
+def small_frames(*, checkpoint: bool = False) -> World:
+    """A machine with many topics in one shard, of which the log says nothing behind a small record of each."""
+    world = World(config=settings(wal_file_bytes=64 << 10))
+
+    async def scenario(life: Life) -> None:
+        client = Client(life.engine, History())
+        for i in range(MANY):
+            await client.create(f"t{i}", durability=CLASSES[i % 4])
+        if checkpoint:
+            await life.compactor.checkpoint()
+            await life.compactor.checkpoint()
+        for _ in range(2):
+            for i in range(MANY):
+                await client.append(f"t{i}", 1, size=0)
+            await trio.sleep(0.1)
+
+    assert world.live(scenario, end="kill")
+    return world.after("drop")
+
+
+def damage_last_record(world: World, name: str, whole: dict[str, View]) -> int:
+    """Flip a bit of the last record of a topic. Returns its seq."""
+    (path,) = wal_files(world.fs)
+    seq = max(whole[name].records)
+    frame = appended(world.fs, path, whole[name].epoch, seq)
+    assert frame.end - frame.offset < 80, "no small frame"
+    world.fs.flip_bit(path, frame.offset + 50, 1)
+    return seq
+
+
+def judge_short(views: dict[str, View], whole: dict[str, View], name: str, seq: int) -> None:
+    """One record is gone and announced; of the other topics nothing is gone."""
+    assert views[name].gap_of(seq) == "corrupt"
+    for other, view in whole.items():
+        expected = {at: record for at, record in view.records.items() if (other, at) != (name, seq)}
+        assert views[other].records == expected, other
+        assert views[other].head >= view.head
+
+
+@pytest.mark.parametrize("name", ["t0", "t4", "t5", "t6"])
+def test_a_range_without_room_for_the_verdict_is_salvaged_and_costs_its_record_only(name: str) -> None:
+    world = small_frames()
+    whole = see(world.after("kill"))
+    seq = damage_last_record(world, name, whole)
+    with pytest.raises(Damage):
+        see(world.after("kill"))
+    judge_short(salvaged(world), whole, name, seq)
+
+
+def test_two_ranges_without_room_for_the_verdict_are_both_announced() -> None:
+    world = small_frames()
+    whole = see(world.after("kill"))
+    (path,) = wal_files(world.fs)
+    epoch = whole["t4"].epoch
+    for frame in [appended(world.fs, path, epoch, seq) for seq in (1, 2)]:
+        world.fs.flip_bit(path, frame.offset + 50, 1)
+    views = salvaged(world)
+    assert views["t4"].records == {}
+    assert {views["t4"].gap_of(1), views["t4"].gap_of(2)} == {"corrupt"}
+    for other in whole.keys() - {"t4"}:
+        assert views[other].records == whole[other].records
+
+
+@pytest.mark.parametrize("checkpoint", [False, True])
+def test_a_range_without_room_for_the_verdict_is_salvaged_where_the_snapshots_are_bad_too(checkpoint: bool) -> None:
+    world = small_frames(checkpoint=checkpoint)
+    whole = see(world.after("kill"))
+    seq = damage_last_record(world, "t4", whole)
+    for path in snapshots(world):
+        world.fs.flip_bit(path, 40, 0)
+    judge_short(salvaged(world), whole, "t4", seq)
+
+
+@pytest.mark.parametrize("stops", [False, True])
+def test_no_seq_of_a_range_without_room_for_the_verdict_is_given_out_again(stops: bool) -> None:
+    world = small_frames()
+    whole = see(world.after("kill"))
+    seq = damage_last_record(world, "t4", whole)
+    views = salvaged(world)
+    again = world.after("kill")
+    again.settings = settings()
+    given: list[int] = []
+
+    async def go_on(life: Life) -> None:
+        result = await Client(life.engine, History()).append("t4", 3)
+        assert result is not None
+        given.append(result.first_seq)
+        await trio.sleep(0.1)
+
+    assert again.live(go_on, end="stop" if stops else "kill")
+    assert given[0] > views["t4"].head >= seq
+    later = see(again.after("drop"))
+    assert set(later["t4"].records) == {*views["t4"].records, given[0], given[0] + 1, given[0] + 2}
+    assert later["t4"].gap_of(seq) == "corrupt"
+
+
+def test_a_crash_anywhere_in_the_salvage_of_a_range_without_room_changes_nothing_about_its_outcome() -> None:
+    world = small_frames()
+    whole = see(world.after("kill"))
+    seq = damage_last_record(world, "t4", whole)
+    world.settings = replace(world.settings, recovery="salvage")
+    wrecks = wrecks_of(world, lambda: 0)
+    judge_short(see(world), whole, "t4", seq)
+    assert len(wrecks) > 20
+    for wreck in wrecks[:: 1 if EVERYTHING else 5]:
+        for end, seed in all_ends(wreck.point, 1):
+            again = wreck.world(end, seed, world.settings)
+            seen = see(again)
+            judge_short(seen, whole, "t4", seq)
+            strict = again.after("drop")
+            strict.settings = settings()
+            assert see(strict) == seen, f"{wreck} {end}/{seed}"
+
+
+def test_every_length_that_a_range_can_have_has_a_filler() -> None:
+    """No frame is shorter than a mark of a checkpoint."""
+    shortest = len(frames.encode_control(FrameType.CHECKPOINT_MARK, {}))
+    for length in range(shortest, 400):
+        data = bare_filler(1, length)
+        assert data is not None, length
+        assert len(data) == length
+        scan = frames.scan_window(data.sealed(7, 32), 32, file_end=32 + length, salt=7)
+        payload = frames.control_payload(data.sealed(7, 32), 32, scan.frames[0])
+        assert payload.keys() <= {"", "-", "--"}, length
+    for length in range(2 * shortest, 400):
+        data = bare_filler(2, length)
+        assert data is not None, length
+        assert len(data) == length

@@ -316,13 +316,7 @@ class _Run:
     def _salvage(self) -> None:
         """A damaged log was refused: salvage takes what there is, once, and nothing of it is made up."""
         self.world.settings = replace(self.world.settings, recovery="salvage")
-        try:
-            shown = self._see(self.world)
-        except DataDirError as error:
-            if "too short for its verdict" not in str(error):
-                raise
-            self.figures.ends["not salvaged"] += 1  # a documented limit: there is no room for what is to be written
-            return
+        shown = self._see(self.world)
         judge_salvaged(self.truth, shown.views)
         self.world = self.world.after("drop")
         self.world.settings = replace(self.world.settings, recovery="strict")

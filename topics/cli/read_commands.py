@@ -214,6 +214,7 @@ def read(
 )
 @click.option("--from-start", is_flag=True, help="Begin with the earliest record.")
 @click.option("--prefix", metavar="PREFIX", help="Also all topics that there are now whose names begin so.")
+@click.option("--create", is_flag=True, help="With -f, wait for topics that are not there yet. It makes none.")
 @selection_options
 @client_options
 @click.pass_obj
@@ -225,6 +226,7 @@ def tail(
     from_seq: int | None,
     from_start: bool,
     prefix: str | None,
+    create: bool,
     node: tuple[str, ...],
     tag: str | None,
     tag_prefix: str | None,
@@ -236,12 +238,16 @@ def tail(
     Lines are those of `topics read`; with several topics or --prefix they begin with the name of theirs ("topic" in
     NDJSON). With -f nothing is missed or repeated between the last records and the new ones, nor when the connection
     breaks or the daemon restarts: it goes on by itself, and says so on stderr. A topic that is deleted has a line that
-    says so ({"$deleted": ...} in NDJSON); when none is left the exit code is 3. Ctrl-C ends it with 0.
+    says so ({"$deleted": ...} in NDJSON); when none is left the exit code is 3. With --create a topic that is not
+    there yet is shown from its first record on once somebody has made it; without, it is not found (3). Ctrl-C ends it
+    with 0.
     """
     if sum((last_n is not None, from_seq is not None, from_start)) > 1:
         raise click.UsageError("Only one of -n, --from-seq and --from-start can be given.")
     if not topics and prefix is None:
         raise click.UsageError("Name a topic, or give --prefix.")
+    if create and not follow:
+        raise click.UsageError("--create waits for topics: it needs -f.")
     style = _style(options, data_only=data_only)
     selection = Selection(node, tag, tag_prefix, not no_meta)
     try:
@@ -261,9 +267,9 @@ def tail(
             if follow:
                 starts: dict[str, int | tuple[int, int]] = {}
                 for name in names:
-                    stretch = last(client, name, wanted, selection)
+                    stretch = _last_or_nothing(client, name, wanted, selection, create=create)
                     starts[name] = from_seq or 0 if chosen else (stretch.after, stretch.epoch)
-                _follow(client, starts, selection, show)
+                _follow(client, starts, selection, show, create=create)
             for name in names:
                 stretch = last(client, name, wanted, selection)
                 for value in selection.read(client, name, from_seq or 0 if chosen else stretch.after, stretch.head):
@@ -273,10 +279,28 @@ def tail(
             raise
 
 
+def _last_or_nothing(client: Client, topic: str, wanted: int, selection: Selection, *, create: bool) -> Stretch:
+    """As `last`; with `create` a topic that is not there is an empty one."""
+    from topics.client.errors import NotFound  # noqa: PLC0415
+
+    try:
+        return last(client, topic, wanted, selection)
+    except NotFound:
+        if not create:
+            raise
+        return Stretch(0, 0, 0)
+
+
 def _follow(
-    client: Client, starts: Mapping[str, int | tuple[int, int]], selection: Selection, show: Callable[[Value], None]
+    client: Client,
+    starts: Mapping[str, int | tuple[int, int]],
+    selection: Selection,
+    show: Callable[[Value], None],
+    *,
+    create: bool,
 ) -> NoReturn:
-    """Show what is in topics and what comes, until all of them are deleted."""
+    """Show what is in topics and what comes, until all of them are deleted. `create`: wait for those that are not there
+    yet."""
     from topics.client.results import Record  # noqa: PLC0415
 
     told = False
@@ -295,7 +319,12 @@ def _follow(
             told = False
 
     with client.watch(
-        starts, node=selection.nodes, include_meta=selection.meta, on_break=on_break, on_resume=on_resume
+        starts,
+        node=selection.nodes,
+        include_meta=selection.meta,
+        create=create,
+        on_break=on_break,
+        on_resume=on_resume,
     ) as following:
         watch_reader(following.close)
         for value in following:

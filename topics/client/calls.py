@@ -461,9 +461,11 @@ def create_watch(
     include_meta: bool = True,
     include_tags: bool = True,
     consistency: Literal["eventual", "strong"] = "eventual",
+    create: bool = False,
 ) -> Call[results.Watch]:
     """Make a watch session; `topics` maps names to `{"from_seq": n}` or `{"tail": true}` (`docs/spec/api.md` section
-    8)."""
+    8).
+    `create`: wait for topics that are not there yet; else they are 404."""
     return Call(
         method="POST",
         target=target("/v0/watch", lenient=lenient or None),
@@ -478,6 +480,7 @@ def create_watch(
             include_meta=include_meta,
             include_tags=include_tags,
             consistency=consistency,
+            create=create or None,
         ),
         repeatable=True,
     )

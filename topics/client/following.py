@@ -88,6 +88,7 @@ def tail(
     include_meta: bool = True,
     include_tags: bool = True,
     consistency: Literal["eventual", "strong"] = "eventual",
+    create: bool = False,
     caught_up: bool = False,
     give_up_after: float | None = None,
     on_break: OnBreak | None = None,
@@ -96,7 +97,7 @@ def tail(
     """Everything in a topic after `from_seq`, and then what is appended, for ever: `watch` of a single topic.
 
     `from_seq` is a seq, exclusive, or a `Position`. `tail=True` wins over it: only what is appended from the moment
-    that the iterator is entered (`with`), or first asked.
+    that the iterator is entered (`with`), or first asked. With `create` a topic that is not there yet is waited for.
     """
     return watch(
         {topic: "tail" if tail else from_seq},
@@ -108,6 +109,7 @@ def tail(
         include_meta=include_meta,
         include_tags=include_tags,
         consistency=consistency,
+        create=create,
         caught_up=caught_up,
         give_up_after=give_up_after,
         on_break=on_break,
@@ -127,6 +129,7 @@ def watch(
     include_meta: bool = True,
     include_tags: bool = True,
     consistency: Literal["eventual", "strong"] = "eventual",
+    create: bool = False,
     caught_up: bool = False,
     give_up_after: float | None = None,
     on_break: OnBreak | None = None,
@@ -144,10 +147,12 @@ def watch(
     for so many seconds without a sign of it, then raises the last failure. `on_break(error, wait_s)` is called for each
     failure that it survives, `on_resume()` when it is connected again, both by whoever iterates.
 
-    An unknown topic raises NotFound at the beginning, unless `lenient`; then it is left out, and BadRequest if none is
-    left. Unauthorized, Forbidden and BadRequest are raised whenever they occur. `node`: leave out what these writers
-    have written. `limit` and `max_batch_bytes` bound one frame, which is also what is read ahead at most; `strong`
-    delivers a record once it is on disk. A stream without a byte for three heartbeats (`heartbeat_ms`, 15 s) is broken.
+    An unknown topic raises NotFound at the beginning, unless `lenient`; then it is left out, and BadRequest if none
+    is left. With `create` it is waited for, and followed from its first record on, `"tail"` or not, once somebody
+    has made it; following makes no topic. Unauthorized, Forbidden and BadRequest are raised whenever they occur.
+    `node`: leave out what these writers have written. `limit` and `max_batch_bytes` bound one frame, which is also
+    what is read ahead at most; `strong` delivers a record once it is on disk. A stream without a byte for three
+    heartbeats (`heartbeat_ms`, 15 s) is broken.
     """
     nodes = node if isinstance(node, str) else list(node)
     options = WatchOptions(
@@ -164,13 +169,13 @@ def watch(
         raise TypeError("topics are names, not one name; for one there is tail()")
     starts = topics if isinstance(topics, Mapping) else dict.fromkeys(topics, 0)
     reconnects = Reconnects(give_up_after=give_up_after, on_break=on_break, on_resume=on_resume)
-    return Following(starts, options, lenient=lenient, caught_up=caught_up, reconnects=reconnects)
+    return Following(starts, options, lenient=lenient, create=create, caught_up=caught_up, reconnects=reconnects)
 
 
 class _Place:
     """Where a follower is in one topic."""
 
-    __slots__ = ("at", "caught_up", "ended", "from_tail", "made_again", "name", "told")
+    __slots__ = ("at", "caught_up", "ended", "found", "from_tail", "made_again", "name", "told")
 
     def __init__(self, name: str, start: Start) -> None:
         self.name = name
@@ -188,6 +193,8 @@ class _Place:
         """The head at which it was told last that there is no more."""
         self.made_again = False
         """The daemon has said so, but not of what epoch the new instance is."""
+        self.found = False
+        """The topic was there."""
         self.ended = False
         """That it is deleted waits to be taken."""
 
@@ -198,6 +205,11 @@ class _RecordFrame(msgspec.Struct):
     to_seq: int
 
 
+class _About(msgspec.Struct):
+    topic: str
+
+
+_about: Final = msgspec.json.Decoder(_About)
 _record_frame: Final = msgspec.json.Decoder(_RecordFrame)
 _tombstone: Final = msgspec.json.Decoder(Tombstone)
 _caught_up: Final = msgspec.json.Decoder(CaughtUp)
@@ -214,6 +226,7 @@ class Following:
         options: WatchOptions,
         *,
         lenient: bool = False,
+        create: bool = False,
         caught_up: bool = False,
         reconnects: Reconnects | None = None,
     ) -> None:
@@ -227,6 +240,10 @@ class Following:
         """The stream that is open is of no more use: `finished` it."""
         self._options = options
         self._lenient = lenient
+        self._create = create
+        self._awaited: set[str] = set()
+        """Topics that were not there when the session was made. It does not say of what epoch they are once they are.
+        """
         self._tells_caught_up = caught_up
         self._reconnects = reconnects or Reconnects()
         self._places = {name: _Place(name, start) for name, start in starts.items()}
@@ -287,7 +304,10 @@ class Following:
             place.name: {"tail": True} if place.from_tail else {"from_seq": place.at.seq}
             for place in self._places.values()
         }
-        return calls.create_watch(starts, lenient=self._lenient and not self.begun, **self._options)
+        # Once all are there, one that is not there any more was deleted, and the daemon says so.
+        create = self._create and not all(place.found for place in self._places.values())
+        lenient = self._lenient and not self.begun
+        return calls.create_watch(starts, lenient=lenient, create=create, **self._options)
 
     def answered(self, session: Watch) -> None:
         """There is a session."""
@@ -305,7 +325,20 @@ class Following:
         self._last_id = None
 
     def _found(self, place: _Place, topic: WatchedTopic) -> None:
-        """A topic is there; see whether it is the one that was followed."""
+        """A topic is there; see whether it is the one that was followed. Or it is not there yet, or not any more."""
+        if topic.epoch is None:
+            if place.found:
+                self._end(place, place.at.seq)
+            elif place.from_tail:  # all that will be in it comes after now
+                place.from_tail = False
+                place.at = Position(0)
+            if not place.found:
+                self._awaited.add(place.name)
+            return
+        if place.name in self._awaited and place.at.seq:
+            place.made_again = True  # what was read was in another instance
+        self._awaited.discard(place.name)
+        place.found = True
         if place.from_tail:
             place.from_tail = False
             place.at = Position(topic.from_seq, topic.epoch)
@@ -373,6 +406,10 @@ class Following:
     # -- frames ------------------------------------------------------------------------------------------------------
 
     def _take_up(self, event: Event) -> None:
+        says_it_is_there = event.name in ("record", "tombstone", "caught-up")
+        if self._awaited and says_it_is_there and decoded(_about, event).topic in self._awaited:
+            self._drop_session()  # the next one says of what epoch the topic is
+            return
         if event.name == "record":
             self._take_up_records(decoded(_record_frame, event))
         elif event.name == "tombstone":
@@ -433,6 +470,7 @@ class Following:
             self._values.append((None, place, Position(seq, place.at.epoch)))
 
     def _end(self, place: _Place, head_seq: int) -> None:
+        self._awaited.discard(place.name)
         place.ended = True
         deleted = TopicDeleted(topic=place.name, head_seq=head_seq)
         self._values.append((deleted, place, Position(place.told, place.at.epoch)))

@@ -28,8 +28,8 @@ HEARTBEATS_MISSED: Final = 3
 LASTS_S: Final = 1.0
 """A connection that has brought nothing but its head for so long works all the same: the waits begin anew after it."""
 
-PACED: Final = 429
-"""The `error` event that is advice and ends nothing."""
+ADVICE: Final = frozenset({429, 504})
+"""The codes of `error` events that end nothing: paced under pressure, and records that cannot be read now."""
 
 OnBreak = Callable[[TopicsError, float], None]
 OnResume = Callable[[], None]
@@ -107,7 +107,7 @@ _final: Final = msgspec.json.Decoder(_Final)
 def error_event(event: Event) -> TopicsError | None:
     """What an `error` event ends its stream with; None for one that ends nothing. Raises ProtocolError."""
     said = decoded(_final, event)
-    if said.code == PACED:
+    if said.code in ADVICE:
         return None
     kind = {404: NotFound, 503: Unavailable}.get(said.code, ApiError)
     wait = None if said.retry_after_ms is None else said.retry_after_ms / 1000

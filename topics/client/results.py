@@ -327,7 +327,8 @@ class WatchedTopic(Struct, kw_only=True):
     from_seq: int
     head_seq: int
     earliest_seq: int
-    epoch: int
+    epoch: int | None
+    """None: there is no such topic yet, and the session waits for it."""
 
 
 class Watch(Struct, kw_only=True):

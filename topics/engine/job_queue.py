@@ -29,9 +29,11 @@ class Claimer:
     `hand` has the jobs it was dealt. They are reserved for it, and it has to claim or to abort them.
     """
 
-    __slots__ = ("ended", "hand", "most", "node", "passed", "woken")
+    __slots__ = ("asks_again", "ended", "hand", "most", "node", "passed", "woken")
 
-    def __init__(self, node: str, most: int) -> None:
+    def __init__(self, node: str, most: int, *, asks_again: bool = False) -> None:
+        self.asks_again = asks_again
+        """It wants to hear when the disk does not answer, and comes back. Others wait for the disk in line."""
         self.node = node
         self.most = most
         self.hand: array[int] = array("Q")

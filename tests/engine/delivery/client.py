@@ -88,6 +88,11 @@ class LineFormat:
     def paced(self, topics: list[str], retry_after_ms: int) -> bytes:
         return self._line("paced", topics=topics)
 
+    def held_up(self, topics: list[str], why: str, retry_after_ms: int) -> bytes:
+        assert why
+        assert retry_after_ms > 0
+        return self._line("held_up", topics=topics)
+
     def final(self, why: Ending) -> bytes:
         return self._line("final", status=why.status, code=why.code)
 

@@ -429,10 +429,41 @@ async def test_a_disk_that_does_not_answer_is_asked_again(autojump_clock: Any, n
         life.fs.faults.append(fault)
         reader = await Streams(life, nursery).watch("t")
         await trio.sleep(3.5)
-        assert reader.received == []
+        assert reader.kinds() == ["held_up"]
+        assert reader.received[0].frame.topics == ["t"]
         life.fs.faults.remove(fault)
         await trio.sleep(2)
         assert reader.seqs("t") == [1, 2, 3, 4, 5]
+        assert "tombstone" not in reader.kinds()
+
+
+async def test_each_outage_of_the_disk_is_told_once_to_each_connection(
+    autojump_clock: Any, nursery: trio.Nursery
+) -> None:
+    async with living(COLD_READS) as life:
+        streams = Streams(life, nursery)
+        for topic in ("t", "u"):
+            await fill(life, topic, 5)
+            await forget_payloads(life, topic)
+        fault = Fault(name="pread", error=5, times=None)
+        life.fs.faults.append(fault)
+        reader, other = await streams.watch("t", "u"), await streams.watch("t")
+        await trio.sleep(10)
+        assert sorted(topic for received in reader.received for topic in received.frame.topics) == ["t", "u"]
+        assert other.kinds() == ["held_up"]
+        life.fs.faults.remove(fault)
+        await trio.sleep(5)
+        for connection in (reader, other):
+            assert connection.seqs("t") == [1, 2, 3, 4, 5]
+            assert "tombstone" not in connection.kinds()
+        await forget_payloads(life, "t")
+        life.fs.faults.append(fault)
+        again = await streams.watch("t")
+        await trio.sleep(10)
+        assert again.kinds() == ["held_up"]
+        life.fs.faults.remove(fault)
+        await trio.sleep(5)
+        assert again.seqs("t") == [1, 2, 3, 4, 5]
 
 
 # --- strong -----------------------------------------------------------------------------------------------------------

@@ -25,6 +25,7 @@ from tests.simulation.offload import InlineOffload
 from topics.engine.job_queue import JobQueue
 from topics.engine.queues.queue_calls import Work
 from topics.engine.topic import Topic
+from topics.errors import ApiError
 from topics.model import ClaimRequest, ClaimResult, HeldRequest, HeldResult, Job, Performance, QueueState
 from topics.runtime.offload import Kind
 from topics.storage.files.datadir import DataDir
@@ -948,6 +949,31 @@ async def test_a_disk_that_does_not_answer_leases_nothing(jitter: int, autojump_
             assert waiting.seqs == [1, 2, 3]
             await nack(life, waiting.seqs)
         await nothing_is_held_for_ever(life, 18)
+
+
+async def test_a_stream_that_waits_in_line_hears_that_the_disk_does_not_answer(
+    autojump_clock: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A claim that waits stays in line: its time comes to an end."""
+    async with living() as life, trio.open_nursery() as nursery:
+        await life.put("q", type="queue")
+        stream = Stream(nursery, life, 5)
+        waiting = Timed(nursery, lambda: claim(life, node="other", most=3, wait_ms=30_000))
+        await settle()
+        _, queue = the_queue(life)
+        assert len(queue.line) == 2
+
+        async def fails(*_: object) -> None:
+            raise ApiError("not_ready", "the disk does not answer")
+
+        with monkeypatch.context() as away:
+            away.setattr(life.engine.queueing._claiming._loader, "prepared", fails)
+            await life.append("q", *range(3))
+            await trio.sleep(3)
+            assert stream.error == "not_ready"
+            assert not waiting.called.done
+        await trio.sleep(5)
+        assert waiting.seqs == [1, 2, 3]
 
 
 # ----------------------------------------------------------------- sizes

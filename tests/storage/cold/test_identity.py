@@ -18,7 +18,7 @@ from tests.simulation.segment_lives import SMALL, fill, looked_at
 from tests.simulation.world import COLD, ROOT, Life, World, Wreck, wrecks_of
 from topics.errors import ApiError
 from topics.model import Performance, ReadRequest
-from topics.storage.cold.identity import IDENTITY, ColdRoot, Identity, read_identity
+from topics.storage.cold.identity import IDENTITY, ColdRoot, Identity, read_cold_identity, read_data_identity
 from topics.storage.files.datadir import DataDirError
 from topics.storage.files.fs import OsFs, write_atomic
 from topics.storage.offline.verify import Verification
@@ -226,11 +226,50 @@ def test_an_identity_that_is_damaged_refuses_the_start() -> None:
         started(fs, nothing)
 
 
+@pytest.mark.parametrize("root", [ROOT, COLD])
+@pytest.mark.parametrize(
+    "harm", [b"", b"\xff\xfe", b'{"id":', b"[1]", b"{}", b'{"id":"abc"}', b'{"id":"' + b"z" * 3000]
+)
+def test_a_damaged_identity_is_refused_in_one_line_with_what_it_should_hold_and_that_mends_it(
+    root: str, harm: bytes
+) -> None:
+    fs = made()
+    path = f"{root}/{IDENTITY}"
+    line = fs.read(path)
+    write_atomic(fs, path, harm)
+    with pytest.raises(DataDirError) as refused:
+        started(fs, nothing)
+    message = str(refused.value)
+    assert message.startswith(f"{path} is damaged: it should hold the line {line.decode().strip()}")
+    assert "restore it from a copy" in message
+    assert "\n" not in message
+    assert len(message) < 700
+    write_atomic(fs, path, message.partition("should hold the line ")[2].partition(" ")[0].encode())
+    started(fs, whole)
+
+
+def test_two_damaged_identities_are_refused_with_the_form_of_the_line() -> None:
+    fs = made()
+    for root in (ROOT, COLD):
+        write_atomic(fs, f"{root}/{IDENTITY}", b"?")
+    with pytest.raises(DataDirError, match=r'/data/IDENTITY is damaged: it should hold a line .*"id":.*"cold":'):
+        started(fs, nothing)
+
+
+@pytest.mark.parametrize("member", [b'"data"', b'"id"'])
+def test_an_identity_whose_member_has_lost_its_name_is_damaged_and_nobody_elses(member: bytes) -> None:
+    fs = made()
+    path = f"{COLD}/{IDENTITY}"
+    write_atomic(fs, path, fs.read(path).replace(member, b'"x' + member[2:]))
+    with pytest.raises(DataDirError, match="IDENTITY is damaged"):
+        started(fs, nothing)
+
+
 def test_a_start_without_a_cold_directory_keeps_what_it_knows_of_it() -> None:
     fs = made()
-    before = read_identity(fs, ROOT)
+    before = read_data_identity(fs, ROOT, None)
     assert World(config=replace(SMALL, cold_dir=None), fs=fs).live(nothing)
-    assert read_identity(fs, ROOT) == before
+    assert read_data_identity(fs, ROOT, None) == before
     started(fs, whole)
 
 
@@ -240,7 +279,7 @@ def test_a_start_without_a_cold_directory_keeps_what_it_knows_of_it() -> None:
 def test_what_a_version_without_identities_has_left_is_taken_over() -> None:
     fs = without_identity(made(), COLD, ROOT)
     started(fs, whole)
-    mine, its = read_identity(fs, ROOT), read_identity(fs, COLD)
+    mine, its = read_data_identity(fs, ROOT, None), read_cold_identity(fs, COLD, ROOT)
     assert mine is not None
     assert its is not None
     assert (mine.cold, its.data, mine.pending) == (its.id, mine.id, False)

@@ -148,6 +148,46 @@ def test_a_format_that_is_not_ours_is_refused_with_what_was_found_and_what_is_su
     assert fs.read(ROOT + "/FORMAT") == content
 
 
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"",
+        b"\xff\xfe",
+        b"[1]",
+        b'{"wal":2',
+        b'{"wal":2}',
+        b'{"wal":-2,"segment":2,"snapshot":2}',
+        b"[" * 3000,
+        b"9" * 500,
+    ],
+)
+def test_a_damaged_format_is_refused_in_one_line_that_says_what_to_do(content: bytes) -> None:
+    fs = SimFs()
+    open_data_dir(fs, ROOT)
+    write_atomic(fs, ROOT + "/FORMAT", content)
+    with pytest.raises(DataDirError) as refused:
+        open_data_dir(fs, ROOT)
+    message = str(refused.value)
+    assert message.startswith(
+        '/var/topics/FORMAT is damaged: it should hold the line {"wal":2,"segment":2,"snapshot":2}'
+    )
+    assert "Restore it from a copy of the directory" in message
+    assert "write that line into it" in message
+    assert "\n" not in message
+    assert len(message) < 600
+
+
+@pytest.mark.parametrize(
+    "content", [b'{"wal":3,"segment":2,"snapshot":2}', b'{"wal":2,"segment":2,"snapshot":2,"index":1}']
+)
+def test_a_format_of_a_newer_version_is_refused_and_the_version_asked_for(content: bytes) -> None:
+    fs = SimFs()
+    open_data_dir(fs, ROOT)
+    write_atomic(fs, ROOT + "/FORMAT", content)
+    with pytest.raises(DataDirError, match=r"formats this version does not know.*start the version that wrote it"):
+        open_data_dir(fs, ROOT)
+
+
 def format_on_disk(fs: SimFs) -> object:
     content = fs.tree(durable=True)[ROOT + "/FORMAT"]
     assert content is not None

@@ -72,3 +72,51 @@ async def test_nothing_is_done_to_a_directory_in_the_place_of_ours(replaced: boo
         await trio.sleep(5)
         await life.append("t", 2)
         await life.engine.compactor.checkpoint()
+
+
+@pytest.mark.parametrize("replaced", [False, True])
+async def test_of_a_moved_directory_it_is_logged_that_it_moved_and_not_that_the_disk_is_full(
+    replaced: bool, autojump_clock: Any
+) -> None:
+    fs = SimFs()
+    with capture_logs() as logs:
+        async with living(life_settings(), fs=fs) as life:
+            await life.put("t", durability="fsync")
+            await trio.sleep(1)
+            fs.rename("/data", "/elsewhere")
+            if replaced:
+                fs.mkdir("/data")
+            await trio.sleep(30)
+            if replaced:
+                fs.rmdir("/data")
+            fs.rename("/elsewhere", "/data")
+            await trio.sleep(30)
+            await life.append("t", 1)
+    about = {"data_directory_displaced", "data_directory_back", "disk_nearly_full", "disk_has_room_again"}
+    assert [line["event"] for line in logs if line["event"] in about] == [
+        "data_directory_displaced",
+        "data_directory_back",
+    ]
+
+
+async def test_a_disk_that_fills_while_the_directory_is_away_is_told_of_when_it_is_back(autojump_clock: Any) -> None:
+    fs = SimFs(inodes=60)
+    with capture_logs() as logs:
+        async with living(life_settings(min_free_inodes=20), fs=fs) as life:
+            await life.put("t", durability="fsync")
+            await trio.sleep(1)
+            fs.rename("/data", "/elsewhere")
+            fs.mkdir("/data")
+            for n in range((fs.free_inodes("/") or 0) - 10):
+                fs.open(f"/empty{n}", create=True).close()
+            await trio.sleep(30)
+            fs.rmdir("/data")
+            fs.rename("/elsewhere", "/data")
+            await trio.sleep(30)
+            assert (await refusal(life.append("t", 2))).code == "read_only"
+    about = {"data_directory_displaced", "data_directory_back", "disk_nearly_full", "disk_has_room_again"}
+    assert [line["event"] for line in logs if line["event"] in about] == [
+        "data_directory_displaced",
+        "data_directory_back",
+        "disk_nearly_full",
+    ]

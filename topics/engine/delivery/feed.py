@@ -56,6 +56,10 @@ class Format(Protocol):
         """Delivery of these topics pauses under pressure. Advisory."""
         ...
 
+    def held_up(self, topics: list[str], why: str, retry_after_ms: int) -> bytes:
+        """Records of these topics cannot be read now, or not be claimed; it goes on by itself. Advisory."""
+        ...
+
     def final(self, why: Ending) -> bytes:
         """The connection's last frame."""
         ...
@@ -77,6 +81,7 @@ class Feed:
         "ended",
         "epoch",
         "fresh",
+        "held_up",
         "name",
         "outbox",
         "over",
@@ -106,6 +111,8 @@ class Feed:
         self.outbox: Outbox | None = None
         self.fresh = True
         """Nothing has been queued on this connection yet: what a floor has taken is reported as `from_seq_too_old`."""
+        self.held_up = False
+        """It was told that its records cannot be read now, and has got none since."""
         self.caught_up = False
         self.ended = False
         """`topic-deleted` is queued."""

@@ -87,7 +87,7 @@ class Delivery:
         """The feed is delivered to this connection from here on. One whose topic is gone is told so."""
         outbox.feeds[feed] = None
         feed.outbox = outbox
-        feed.fresh, feed.caught_up, feed.ended = True, False, False
+        feed.fresh, feed.caught_up, feed.ended, feed.held_up = True, False, False, False
         topic = None if feed.over else self._registry.topics.get(feed.name)
         if topic is None and feed.awaits:
             self._awaited.add(feed)
@@ -229,6 +229,7 @@ class Delivery:
         assert outbox is not None
         assert topic is not None
         assert topic.audience is not None
+        feed.held_up = False
         if made.tombstone is not None:
             feed.position = feed.told = made.after_tombstone
             if made.tombstone.reason == "recreated":
@@ -304,10 +305,12 @@ class Delivery:
         try:
             while (need := found.advance()) is not None and not _worth_giving(found):
                 await self._loader.provide(found, need, perf)
-        except ApiError:
+        except ApiError as error:
             # The topic is gone, which its next turn tells; or the disk does not answer.
             complete = False
             if not topic.deleted:
+                if feed.outbox is outbox:
+                    self._tell_held_up(feed, outbox, error)
                 await trio.sleep(RETRY_S)
         if feed.outbox is not outbox or feed in outbox.wanting:
             return
@@ -317,6 +320,13 @@ class Delivery:
         self._give(feed, self._made(feed, found))
         if topic.audience is not None and feed in topic.audience.due:
             self.scheduler.mark(topic)
+
+    @staticmethod
+    def _tell_held_up(feed: Feed, outbox: Outbox, why: ApiError) -> None:
+        """Say once that the feed's records cannot be read now; where there is no room for it, at a later try."""
+        if not feed.held_up and outbox.has_room():
+            feed.held_up = True
+            outbox.put(outbox.form.held_up([feed.name], why.message, int(RETRY_S * 1000)))
 
     # -- pressure ----------------------------------------------------------------------------------------------------
 

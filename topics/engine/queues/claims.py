@@ -178,6 +178,9 @@ class Claiming:
                     pause = MIN_PAUSE_S
                 except ApiError as error:
                     if error.code == "not_ready":  # the disk does not answer
+                        for claimer in [one for one in queue.line if one.asks_again]:
+                            queue.leave(claimer)
+                            claimer.end(error)
                         await trio.sleep(pause)
                         pause = min(2 * pause, MAX_PAUSE_S)
                     else:

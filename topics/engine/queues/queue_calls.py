@@ -258,7 +258,7 @@ class Queueing:
             while len(holder.leases) >= work.most:
                 await self._until_freed(work)
             await self._lease_commits.still_current(topic)
-            claimer = Claimer(work.node, work.most - len(holder.leases))
+            claimer = Claimer(work.node, work.most - len(holder.leases), asks_again=True)
             try:
                 await self._claiming.join(topic, queue, claimer, waits=True)
                 await claimer.woken.wait()

@@ -21,6 +21,8 @@ HEADERS: Final = (
     (b"cache-control", b"no-store"),
     (b"x-accel-buffering", b"no"),
 )
+HELD_UP: Final = 504
+"""The code of an `error` that ends nothing: what the daemon needs for the next frame does not answer it."""
 OPENING: Final = b"retry: 2000\n\n"
 
 
@@ -50,6 +52,9 @@ class EventFormat:
             b"error",
             {"code": 429, "error": "paced under pressure", "retry_after_ms": retry_after_ms, "topics": topics},
         )
+
+    def held_up(self, topics: list[str], why: str, retry_after_ms: int) -> bytes:
+        return _event(b"error", {"code": HELD_UP, "error": why, "retry_after_ms": retry_after_ms, "topics": topics})
 
     def final(self, why: Ending) -> bytes:
         return _event(b"error", {"code": why.status, "error": why.message})

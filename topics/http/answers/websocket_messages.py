@@ -34,6 +34,10 @@ class MessageFormat:
         detail = {"retry_after_ms": retry_after_ms, "topics": topics}
         return encode({"op": "error", "code": "throttled", "message": "paced under pressure", "detail": detail})
 
+    def held_up(self, topics: list[str], why: str, retry_after_ms: int) -> bytes:
+        detail = {"retry_after_ms": retry_after_ms, "topics": topics}
+        return encode({"op": "error", "code": "not_ready", "message": why, "detail": detail})
+
     def final(self, why: Ending) -> bytes:
         return encode({"op": "error", "code": why.code, "message": why.message})
 

@@ -2,6 +2,7 @@
 
 server                 listening, accepting, draining
 hypercorn_protocols    hypercorn's protocols with what they lack
+hosts                  hosts and targets of requests: which are well formed
 connection             one accepted connection
 hangups                peers that have ended their side
 unsent_bytes           bytes of answers that wait to be sent

@@ -50,6 +50,7 @@ from wsproto.events import CloseConnection, Message, Ping
 from wsproto.frame_protocol import CloseReason
 
 from topics.http.connections.connection import Connection
+from topics.http.connections.hosts import is_host, read_target
 from topics.http.connections.message_buffer import MessageBuffer
 from topics.http.connections.patience import BODY_BYTES_PER_S, BODY_GRACE_S, BODY_IDLE_S
 from topics.http.connections.unsent_bytes import COPIED_BYTES
@@ -204,6 +205,7 @@ class _H11Connection(h11.Connection):
         if type(event) is h11.Request:
             self._may_skip_line = True
             self._check(event)
+            event = self._with_host_of_target(event)
             if type(self._reader) is ChunkedReader:
                 self._reader = _ChunkedReader()
         return event
@@ -249,6 +251,25 @@ class _H11Connection(h11.Connection):
             raise h11.RemoteProtocolError("methods are in upper case")
         if not _are_single(request.headers):
             raise h11.RemoteProtocolError("a field that may be there once is there twice")
+        if not _have_valid_host(request.headers):
+            raise h11.RemoteProtocolError("Host is no host")
+
+    @staticmethod
+    def _with_host_of_target(request: h11.Request) -> h11.Request:
+        """A target with an authority is taken for its path, and for the `Host` (RFC 9112, 3.2.2)."""
+        if request.method == b"CONNECT":
+            return request
+        target = read_target(request.target)
+        if target is None:
+            raise h11.RemoteProtocolError("a target that is neither a path nor an http URI")
+        if target.host is None:
+            return request
+        return h11.Request(
+            method=request.method,
+            target=target.path,
+            headers=[*((name, value) for name, value in request.headers if name != b"host"), (b"host", target.host)],
+            http_version=request.http_version,
+        )
 
 
 def _check_size(head: bytes) -> None:
@@ -440,6 +461,11 @@ def _are_single(headers: Iterable[tuple[bytes, bytes]]) -> bool:
     """Return True if no field occurs twice that may be there once."""
     found = [name for name, _ in headers if name in _SINGLE]
     return len(found) == len(set(found))
+
+
+def _have_valid_host(headers: Iterable[tuple[bytes, bytes]]) -> bool:
+    """Return True if what the fields say of the host is one."""
+    return all(is_host(value) for name, value in headers if name in (b"host", b":authority"))
 
 
 def _opens_websocket(request: h11.Request, version: str) -> bool:
@@ -876,7 +902,7 @@ def _is_well_formed(headers: list[tuple[bytes, bytes]]) -> bool:
     WebSocket (RFC 8441). h2 has looked at everything else."""
     fields = dict(headers)
     method = fields.get(b":method", b"")
-    if method != method.upper() or not _are_single(headers):
+    if method != method.upper() or not _are_single(headers) or not _have_valid_host(headers):
         return False
     if method == b"CONNECT" and (fields.get(b":protocol") != b"websocket" or not _is_handshake(headers, "2")):
         return False

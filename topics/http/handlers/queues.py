@@ -129,15 +129,21 @@ class WorkStream(OpenStream):
     async def _pump(self) -> None:
         """Claim as long as there is room on the connection."""
         name = self._work.topic.name.encode()
+        held_up = False
         while await self.outbox.room(STREAM_BYTES):
             try:
                 jobs = await self._engine.next_jobs(self._work)
             except ApiError as error:
                 if error.code in ("not_ready", "read_only"):
+                    if not held_up and self.outbox.has_room():
+                        held_up = True
+                        wait_ms = int(RETRY_S * 1000)
+                        self.outbox.put(EVENTS.held_up([self._work.topic.name], error.message, wait_ms))
                     await trio.sleep(RETRY_S)
                     continue
                 self.outbox.finish(Ending(error.status, error.code, error.message))
                 return
+            held_up = False
             self.outbox.put(b"".join([job_event(job.seq, b'{"topic":"%b",%b' % (name, entry(job))) for job in jobs]))
 
 

@@ -150,8 +150,8 @@ The answer is a stream of server-sent events that does not end by itself. It beg
 - `tombstone`: `{topic, reason, gap_from, gap_to, earliest_seq, head_seq}`, records that are gone
 - `caught-up`: `{topic, head_seq}`, now live
 - `topic-deleted`: `{topic, head_seq, reason}`, the end of that topic
-- `error`: `{code, error, retry_after_ms?, topics?}`; 429 is advisory, others are the end:
-408 too slow, 409 taken over, 410 session gone or key withdrawn, 503 shutting down
+- `error`: `{code, error, retry_after_ms?, topics?}`; 429 (paced) and 504 (records of `topics` cannot be read now)
+are advisory, others are the end: 408 too slow, 409 taken over, 410 session gone or key withdrawn, 503 shutting down
 
 All but `error` carry an `id`. Who comes back with it as `Last-Event-ID` misses nothing."""
 

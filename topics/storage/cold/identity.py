@@ -11,11 +11,11 @@ from __future__ import annotations
 import errno
 import threading
 from collections.abc import Mapping
-from typing import Final, Literal, NamedTuple
+from typing import Annotated, Final, Literal, NamedTuple
 
 import msgspec
 
-from topics.storage.files.datadir import DataDir, DataDirError, parse_topic_name
+from topics.storage.files.datadir import DataDir, DataDirError, parse_topic_name, shown_bytes
 from topics.storage.files.fs import Fs, LockHandle, LockHeld, join, write_atomic
 from topics.storage.snapshots.snapshot import SnapshotDamaged, decode_manifest
 from topics.telemetry.logs import get_logger
@@ -36,12 +36,15 @@ read, and becomes ours when what is in it is known. foreign: somebody else's, or
 changed."""
 
 
+_Id = Annotated[str, msgspec.Meta(pattern="^[0-9a-f]{32}$")]
+
+
 class Identity(msgspec.Struct, frozen=True, omit_defaults=True):
     """The content of one of the two files."""
 
-    id: str
-    data: str | None = None
-    cold: str | None = None
+    id: _Id
+    data: _Id | None = None
+    cold: _Id | None = None
     pending: bool = False
     """Of the data directory: it is being joined with `cold`, whose file may not be there yet."""
 
@@ -61,16 +64,59 @@ class Expected(NamedTuple):
     """Ids of topics that are gone and whose files are needed yet."""
 
 
-def read_identity(fs: Fs, root: str) -> Identity | None:
-    """The identity of a root; None if it has none. Raises DataDirError if the file is not one, OSError."""
-    path = join(root, IDENTITY)
+def read_data_identity(fs: Fs, root: str, cold_root: str | None) -> Identity | None:
+    """The identity of a data directory; None if it has none. `cold_root` is asked for what a damaged one should hold.
+
+    Raises DataDirError if the file is damaged, OSError.
+    """
+    found = _read(fs, root)
+    if isinstance(found, bytes):
+        its = _read(fs, cold_root) if cold_root is not None else None
+        wanted = Identity(its.data, cold=its.id) if isinstance(its, Identity) and its.data is not None else None
+        raise _damaged(root, found, wanted, '{"id":"<its id>","cold":"<the id of the cold directory>"}')
+    return found
+
+
+def read_cold_identity(fs: Fs, root: str, data_root: str) -> Identity | None:
+    """The identity of a cold directory; None if it has none. `data_root` is asked for what a damaged one should hold.
+
+    Raises DataDirError if the file is damaged, OSError.
+    """
+    found = _read(fs, root)
+    if isinstance(found, Identity) and found.data is None:
+        found = found.line()
+    if isinstance(found, bytes):
+        mine = _read(fs, data_root)
+        wanted = Identity(mine.cold, data=mine.id) if isinstance(mine, Identity) and mine.cold is not None else None
+        raise _damaged(root, found, wanted, '{"id":"<its id>","data":"<the id of the data directory>"}')
+    return found
+
+
+def _read(fs: Fs, root: str) -> Identity | bytes | None:
+    """The identity of a root, None if it has none, its bytes if they are none. Raises OSError."""
     try:
-        found = msgspec.json.decode(fs.read(path), type=Identity)
+        content = fs.read(join(root, IDENTITY))
     except FileNotFoundError:
         return None
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise DataDirError(f"{path} is damaged ({error}): restore it from a copy of the directory") from None
-    return found
+    try:
+        return msgspec.json.decode(content, type=Identity)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return content
+
+
+def _damaged(root: str, found: bytes, wanted: Identity | None, form: str) -> DataDirError:
+    """What to say of a damaged file, in one line. `wanted` is what it should hold, None if nobody knows."""
+    path = join(root, IDENTITY)
+    if wanted is None:
+        return DataDirError(
+            f"{path} is damaged: it should hold a line {form} with ids of 32 hex digits, and {shown_bytes(found)} was "
+            f"found: restore it from a copy of {root}"
+        )
+    return DataDirError(
+        f"{path} is damaged: it should hold the line {wanted.line().decode().strip()} if the cold directory is the one "
+        f"of this data directory, and {shown_bytes(found)} was found: restore it from a copy of {root}, or write that "
+        f"line into it"
+    )
 
 
 class ColdRoot:
@@ -139,7 +185,7 @@ class ColdRoot:
         it cannot be looked at. Changes nothing in it that is not ours but the lock.
         """
         fs, root = self._fs, self.root
-        mine, its = read_identity(fs, self._data_root), read_identity(fs, root)
+        mine, its = read_data_identity(fs, self._data_root, root), read_cold_identity(fs, root, self._data_root)
         if its is not None:
             if mine is None or its.data != mine.id or mine.cold not in (None, its.id):
                 raise self._refusal(
@@ -174,7 +220,7 @@ class ColdRoot:
         fs = self._fs
         if not self._adopt:
             self._check_content(expected)
-        mine = read_identity(fs, self._data_root)
+        mine = read_data_identity(fs, self._data_root, self.root)
         data_id = mine.id if mine is not None else new_ids[0]
         its = Identity(new_ids[1], data=data_id)
         if mine is not None and mine.pending and mine.cold is not None:

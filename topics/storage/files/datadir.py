@@ -33,6 +33,9 @@ FORMAT: Final = {"wal": 2, "segment": 2, "snapshot": 2}
 READABLE: Final = (1, 2)
 """The formats this version reads, of each part. A directory of the older one holds files of both once it was opened."""
 
+SHOWN_BYTES: Final = 80
+"""Bytes of a damaged file in a message."""
+
 _WAL_NAME = re.compile(r"wal-([0-9]{20})\.log")
 _SNAPSHOT_NAME = re.compile(r"snapshot\.(0|[1-9][0-9]*)\.cbor")
 _SHARD_NAME = re.compile(r"shard-([0-9]{2,})")
@@ -267,22 +270,34 @@ def _encoded(numbers: Mapping[str, int]) -> bytes:
 def read_format(fs: Fs, datadir: DataDir) -> dict[str, int]:
     """The number of each part. FileNotFoundError without FORMAT.
 
-    Raises DataDirError for anything but numbers that this version reads: a part that is missing or unknown was not
-    written by it.
+    Raises DataDirError for anything but numbers that this version reads: it is damaged, or a newer version wrote it.
     """
     path = datadir.format_path
     raw = fs.read(path)
-    supported = msgspec.json.encode(FORMAT).decode() + " and older ones"
+    ours = msgspec.json.encode(FORMAT).decode()
     try:
         found = msgspec.json.decode(raw)
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise DataDirError(f"{path} is not JSON ({error}): found {raw[:80]!r}, supported {supported}") from None
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        found = None
     numbers = found if isinstance(found, dict) else {}
-    known = numbers.keys() == FORMAT.keys()
-    if not known or any(type(number) is not int or number not in READABLE for number in numbers.values()):
-        shown = msgspec.json.encode(found).decode()
-        raise DataDirError(f"{path} names formats this version does not know: found {shown}, supported {supported}")
+    if not numbers.keys() >= FORMAT.keys() or not all(type(n) is int and n > 0 for n in numbers.values()):
+        raise DataDirError(
+            f"{path} is damaged: it should hold the line {ours}, or numbers of an older or newer version, and "
+            f"{shown_bytes(raw)} was found. Restore it from a copy of the directory; without one, if this version was "
+            f"the last to start on the directory, write that line into it"
+        )
+    if numbers.keys() != FORMAT.keys() or not all(number in READABLE for number in numbers.values()):
+        raise DataDirError(
+            f"{path} names formats this version does not know: found {shown_bytes(raw)}, supported {ours} and older "
+            f"ones: start the version that wrote it; if no newer one ever did, restore the file from a copy of the "
+            f"directory"
+        )
     return numbers
+
+
+def shown_bytes(raw: bytes) -> str:
+    """The content of a small file in a message: one line, however damaged it is."""
+    return repr(raw[:SHOWN_BYTES])[1:] + (f" (of {len(raw)} bytes)" if len(raw) > SHOWN_BYTES else "")
 
 
 def _check_empty(fs: Fs, datadir: DataDir) -> None:

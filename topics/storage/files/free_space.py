@@ -88,8 +88,9 @@ class FreeSpace:
                 self._place = self._place or room.place
                 self._displace(displaced=room.place != self._place)
                 unknown, self.shortage = False, self._shortage(room)
-                if (self.shortage is not None) != told and trio.current_time() - told_at >= TOLD_EVERY_S:
-                    told, told_at = self.shortage is not None, trio.current_time()
+                low = self.shortage is not None
+                if not self.displaced and low != told and trio.current_time() - told_at >= TOLD_EVERY_S:
+                    told, told_at = low, trio.current_time()
                     if told:
                         refused = "appends are refused (503 read_only) until there is more; reads and deletions go on"
                         log.error("disk_nearly_full", **figures, consequence=refused)

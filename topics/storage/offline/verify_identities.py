@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from topics.storage.cold.identity import IDENTITY, Identity, read_identity
+from topics.storage.cold.identity import IDENTITY, read_cold_identity, read_data_identity
 from topics.storage.files.datadir import DataDirError
 from topics.storage.files.fs import Fs, join
 from topics.storage.offline.finding import Finding
@@ -12,15 +12,15 @@ from topics.storage.offline.finding import Finding
 
 def verify_identities(fs: Fs, data_root: str, cold_root: str | None) -> Iterator[Finding]:
     """What of the two identities would refuse a start. Changes nothing."""
-    found: list[Identity | None] = []
-    for root in (data_root, cold_root):
-        try:
-            found.append(read_identity(fs, root) if root is not None else None)
-        except DataDirError as error:
-            yield Finding(join(str(root), IDENTITY), None, str(error), "damage")
+    root = data_root
+    try:
+        mine = read_data_identity(fs, data_root, cold_root)
+        if cold_root is None:
             return
-    mine, its = found
-    if cold_root is None:
+        root = cold_root
+        its = read_cold_identity(fs, cold_root, data_root)
+    except DataDirError as error:
+        yield Finding(join(root, IDENTITY), None, str(error), "damage")
         return
     path = join(cold_root, IDENTITY)
     if its is None:

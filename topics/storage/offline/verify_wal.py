@@ -407,7 +407,7 @@ class LogCheck:
             weight = payload.get("replaces", 1)
             if weight != 1:
                 file.extra.append((index, weight - 1))
-            if "holes" in payload or "pad" in payload or "" in payload or not payload:
+            if "boot" not in payload and "failed" not in payload:
                 file.fillers.append((frame.offset, frame.end))
                 self._forget()
             if "boot" in payload:

@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping
 from typing import Final, NamedTuple
 
 from topics.storage.files.fs import File, Fs
+from topics.storage.recovery.bare_fillers import outstanding
 from topics.storage.recovery.recovered_state import Damage, RecoveredShard, RecoveredTopic
 from topics.storage.wal.frame_search import (
     MOST_RESERVED,
@@ -158,6 +159,7 @@ class LogEnds:
             names={topic.id: topic.name for topic in self._topics.values()},
             control_lost=True,
             routed={topic.id for topic in self._topics.values() if topic.stage is None},
+            outstanding=outstanding(shard.bare_fillers, self._topics),
         )
 
     def _most(self, size: int) -> int:

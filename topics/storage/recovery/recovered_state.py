@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
+from types import MappingProxyType
 from typing import Final, NamedTuple, TypeVar
 
 import cbor2
@@ -23,6 +24,7 @@ from topics.routing.router_state import Router
 from topics.runtime.instant import Instant
 from topics.storage.files.datadir import DataDir, DataDirError, discover_shards
 from topics.storage.files.fs import Fs
+from topics.storage.recovery.bare_fillers import BareFiller
 from topics.storage.segments.segment_reader import Tiers, load_columns
 from topics.storage.segments.topic_segments import Segment
 from topics.storage.snapshots.snapshot import ShardPosition
@@ -103,6 +105,7 @@ class RecoveredShard:
     """Where a shard's log ends, for its writer."""
 
     __slots__ = (
+        "bare_fillers",
         "boot_id",
         "clean",
         "directory",
@@ -131,6 +134,8 @@ class RecoveredShard:
         self.last_seqs: dict[int, int] = {}
         self.fillers: list[tuple[int, int, int]] = []
         """Ranges that salvage has given up: ordinal of the file, first offset, offset behind."""
+        self.bare_fillers: list[BareFiller] = []
+        """Those of them without a verdict, as long as it is not known what they held."""
         self.vouched = Position(0, 0)
         self.boot_id: str | None = None
         self.identity: str | None = None
@@ -161,6 +166,7 @@ class Damage(Exception):
         names: dict[int, str],
         control_lost: bool,
         routed: Collection[int] = (),
+        outstanding: Mapping[int, int] = MappingProxyType({}),
     ) -> None:
         self.shard = shard
         self.path = path
@@ -181,6 +187,8 @@ class Damage(Exception):
         self.control_lost = control_lost
         self.routed = routed
         """Ids of topics that routers or commits of stages may feed: a frame may stand for many of their seqs."""
+        self.outstanding = outstanding
+        """Topic id to seqs that earlier ranges may have held, in front of those of this one (`bare_fillers`)."""
         super().__init__(self.sentence())
 
     def sentence(self) -> str:

@@ -58,6 +58,7 @@ from topics.storage.files.datadir import (
 from topics.storage.files.file_header import FILE_HEADER_BYTES
 from topics.storage.files.fs import Fs, join
 from topics.storage.files.progress import Progress
+from topics.storage.recovery.bare_fillers import BareFiller, outstanding
 from topics.storage.recovery.log_end import WAL_FILE_BYTES, LogEnds, Stop
 from topics.storage.recovery.recovered_state import (
     MALFORMED,
@@ -89,6 +90,7 @@ from topics.storage.snapshots.snapshot import (
     snapshot_numbers,
 )
 from topics.storage.wal import frames
+from topics.storage.wal.frame_search import MOST_RESERVED
 from topics.storage.wal.frames import HAS_ORIGIN, HAS_TAG, Frame, FrameType, Row, Scan
 from topics.storage.wal.wal_files import Position, WalFile, WalFiles
 from topics.storage.wal.wal_head import read_heads, scans, wal_format
@@ -446,6 +448,11 @@ class _Replay:
                 raise self._missing_file(shard, ordinal, count)
             count = self._file(shard, ordinal, offset, count, following)
             offset = 0
+        for topic_id, seqs in outstanding(shard.bare_fillers, self.topics).items():
+            topic = self._with_files(topic_id)
+            if topic is not None:
+                self._give_up(topic, topic.log.head_seq + seqs, shard.bare_fillers[-1].end)
+                shard.last_seqs[topic_id] = topic.log.head_seq  # FileEnd will tell the replays after this one
         return shard
 
     def _check_start(self, shard: RecoveredShard, ordinals: list[int], begin: ShardPosition) -> None:
@@ -596,11 +603,14 @@ class _Replay:
             shard.vouched = max(shard.vouched, min(vouched, Position(file.ordinal, frame.offset)))
         elif frame.type == FrameType.FILE_END:
             self._fill_up(payload["last"])
+            shard.bare_fillers = [one for one in shard.bare_fillers if one.place.ordinal != file.ordinal]
         elif frame.type == FrameType.CLEAN_STOP:
             self.clock = max(self.clock, payload["clock"])
         elif frame.type == FrameType.SHARD_OPEN:
             if "boot" not in payload and "failed" not in payload:
                 shard.fillers.append((file.ordinal, frame.offset, frame.end))
+                if "holes" not in payload:
+                    self._bare_filler(shard, Position(file.ordinal, frame.offset), Position(file.ordinal, frame.end))
             if "holes" in payload:
                 for topic_id, (first, last) in payload["holes"].items():
                     topic = self._with_files(topic_id)
@@ -609,11 +619,7 @@ class _Replay:
                         and Position(file.ordinal, frame.offset) >= topic.end
                         and last > topic.log.head_seq
                     ):
-                        hole = partial(topic.log.add_hole, max(first, topic.log.head_seq + 1), last, "corrupt")
-                        self.columns.run(topic, hole)
-                        topic.part = None
-                        topic.ceiling = max(topic.ceiling, last)
-                        topic.end = Position(file.ordinal, frame.end)
+                        self._give_up(topic, last, Position(file.ordinal, frame.end), first=first)
                 return
             shard.failed_shards.update(payload.get("failed", ()))
             if "boot" in payload:
@@ -622,6 +628,33 @@ class _Replay:
                 if not shard.shards:
                     raise ValueError("a shard of none")
                 shard.failed_shards = set()
+
+    def _bare_filler(self, shard: RecoveredShard, place: Position, end: Position) -> None:
+        """A filler without a verdict: note what is known of each topic whose records it may stand for."""
+        shards = max(shard_count(self._fs, self._datadir), 1)
+        heads: dict[int, int] = {}
+        for topic_id in sorted(self.topics):
+            topic = self._with_files(topic_id)
+            if topic is None or shard_of(topic_id, shards) != shard.shard:
+                continue
+            if topic_id not in self.consulted:
+                self.consulted.add(topic_id)
+                self._consult(topic_id, topic)
+                topic = self._with_files(topic_id)
+            if topic is None or place < topic.end:
+                continue
+            if topic.config.durability == "ephemeral":
+                self._give_up(topic, max(topic.log.head_seq, topic.ceiling) + MOST_RESERVED, end)
+            else:
+                heads[topic_id] = topic.log.head_seq
+        shard.bare_fillers.append(BareFiller(place, end, heads))
+
+    def _give_up(self, topic: RecoveredTopic, last: int, end: Position, *, first: int = 1) -> None:
+        """What a filler that ends at `end` held of a topic: the seqs behind the head, from `first` to `last`."""
+        self.columns.run(topic, partial(topic.log.add_hole, max(first, topic.log.head_seq + 1), last, "corrupt"))
+        topic.part = None
+        topic.ceiling = max(topic.ceiling, last)
+        topic.end = max(topic.end, end)
 
     def _fill_up(self, last_seqs: Mapping[int, int]) -> None:
         """What FileEnd knows of and replay has not found was in a range that salvage gave up."""
@@ -957,6 +990,9 @@ class _Replay:
         elif kind == FrameType.HOLE:
             # Of an `ephemeral` topic an older snapshot knows a lower head than the recovery that has logged this.
             if payload["last"] > topic.log.head_seq:
+                if topic.config.durability != "ephemeral" and payload["first"] > topic.log.head_seq + 1:
+                    before = partial(topic.log.add_hole, topic.log.head_seq + 1, payload["first"] - 1, "corrupt")
+                    self.columns.run(topic, before)
                 hole = partial(topic.log.add_hole, topic.log.head_seq + 1, payload["last"], payload["reason"])
                 self.columns.run(topic, hole)
         elif kind == FrameType.TOPIC_DELETE:

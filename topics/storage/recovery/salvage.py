@@ -4,8 +4,8 @@
 The bad range is replaced by one *filler*: a ShardOpen frame of exactly its length, whose payload says what was lost.
 No other byte of the file moves, so every position that snapshots, Synced frames and the index know stays what it was.
 The filler is the durable record of the decision: replay turns it into `corrupt` holes, and the next strict start finds
-nothing wrong. Where a range is too short for that the filler is bare, and what lies behind it (a later Append, or
-FileEnd) tells replay the same holes. The original file is kept aside.
+nothing wrong. Where a range is too short for that the filler is bare, and every replay comes to the same holes by
+itself (`bare_fillers`). So there is no range that is too short. The original file is kept aside.
 """
 
 from __future__ import annotations
@@ -16,9 +16,10 @@ from typing import Final
 from topics.storage.files.datadir import DataDirError
 from topics.storage.files.file_header import encode_file_header
 from topics.storage.files.fs import File, Fs, parent, write_all
+from topics.storage.recovery.bare_fillers import most_seqs
 from topics.storage.recovery.recovered_state import Damage
 from topics.storage.wal import frames
-from topics.storage.wal.frame_search import MIN_COPY_BYTES, only_zeros
+from topics.storage.wal.frame_search import only_zeros
 from topics.storage.wal.frames import FrameType, Unsealed
 from topics.storage.wal.wal_head import TAIL_BYTES
 from topics.telemetry.logs import get_logger
@@ -28,8 +29,6 @@ log = get_logger(__name__)
 COPY_BYTES: Final = 8 << 20
 MOST_BEYOND: Final = 1 << 30
 """A file may have lost its end. What was vouched for lies no further behind it than a file and a batch are long."""
-MIN_APPEND_BYTES: Final = frames.HEADER_BYTES + 4 + 1 + frames.CHECKSUM_BYTES
-"""The smallest Append there is: it bounds how many records a range can have held."""
 
 
 def repair(fs: Fs, damage: Damage) -> None:
@@ -131,7 +130,7 @@ def _new_beginning(damage: Damage, salt: int) -> bytes:
 
 def _before(damage: Damage, at: int) -> Unsealed:
     """A filler from `at` up to the place from which replay needs the file."""
-    before = _sized({"replaces": damage.frames_before - damage.ordinal}, damage.start - at)
+    before = bare_filler(damage.frames_before - damage.ordinal, damage.start - at)
     if before is None:
         raise DataDirError(f"the part of {damage.path} that lies before {damage.start} is too short for a filler")
     return before
@@ -141,9 +140,9 @@ def _filler(damage: Damage, *, at_least: int, ends_file: bool) -> Unsealed:
     """A ShardOpen frame as long as the range (longer only where it ends the file) with the verdict in it."""
     size = damage.stop - damage.start
     holes = {
-        topic_id: [first, last if last is not None else first + max(size // least, 1) - 1]
+        topic_id: [first, last if last is not None else first - 1 + most]
         for topic_id, (first, last) in damage.losses.items()
-        for least in (MIN_COPY_BYTES if topic_id in damage.routed else MIN_APPEND_BYTES,)
+        for most in (most_seqs(size, routed=topic_id in damage.routed) + damage.outstanding.get(topic_id, 0),)
     }
     payload: dict[str, object] = {"holes": holes, "salvaged": True}
     last_file = damage.next_ordinal is None
@@ -154,13 +153,21 @@ def _filler(damage: Damage, *, at_least: int, ends_file: bool) -> Unsealed:
     data = _sized(payload, at_least)
     if data is None and ends_file:
         return frames.encode_control(FrameType.SHARD_OPEN, payload)
-    if data is None and all(last is not None for _, last in damage.losses.values()):
-        # A short range. What is behind it (a later Append, or FileEnd) tells replay the same holes.
-        del payload["holes"], payload["salvaged"]
-        data = _sized(payload, at_least)
     if data is None:
-        raise DataDirError(f"the damaged range at {damage.start} of {damage.path} is too short for its verdict")
+        data = bare_filler(1 if last_file else damage.replaces, at_least)
+    if data is None:  # no range of a log that a daemon has written
+        raise DataDirError(f"the damaged range at {damage.start} of {damage.path} has no room for a frame: restore it")
     return data
+
+
+def bare_filler(replaces: int, length: int) -> Unsealed | None:
+    """A filler of exactly `length` bytes that stands for so many frames and says nothing else. None if it is too short,
+    which no range is that has held these frames."""
+    data = _sized({"replaces": replaces} if replaces != 1 else {}, length)
+    if data is None and replaces == 1:
+        # One byte more than the shortest filler: an empty map whose length takes a byte of its own.
+        data = frames.seal_payloads([(FrameType.SHARD_OPEN, b"\xb8\x00", 0)], topic_id=0, ts=0)
+    return data if data is not None and len(data) == length else None
 
 
 def _sized(payload: Mapping[str, object], length: int) -> Unsealed | None:

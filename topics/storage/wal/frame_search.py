@@ -299,8 +299,8 @@ def behind(file: LogFile, start: int, topics: Mapping[int, TopicReplayed]) -> Be
     for found in believed(file, start, topics):
         frame = found.frame
         if not count:
-            if frame.flags & CONTINUES:
-                continue
+            if frame.flags & CONTINUES or frame.offset - start < frames.SHORTEST_BYTES:
+                continue  # nothing that was written fits in front of it
             stop = frame.offset
         count += 1
         if frame.seq and frame.type in (FrameType.APPEND, FrameType.FORWARDED):

@@ -76,6 +76,8 @@ HEADER_BYTES: Final = 38
 CHECKSUM_BYTES: Final = 8
 MIN_FRAME_LEN: Final = HEADER_BYTES - 4 + CHECKSUM_BYTES
 """`frame_len` of a frame without node, tag and payload."""
+SHORTEST_BYTES: Final = 4 + MIN_FRAME_LEN + 1
+"""Bytes of the shortest frame that is written: its payload is an empty map."""
 AROUND_BODY: Final = 4 + CHECKSUM_BYTES
 """Bytes of a frame beside its body."""
 
