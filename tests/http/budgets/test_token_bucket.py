@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from topics.config import Rate
@@ -51,6 +51,7 @@ def test_no_stretch_of_time_has_more_bytes_than_its_share_and_a_second_and_a_req
 
 
 @given(st.integers(0, 20), st.just(0) | st.integers(1000, 10_000), STEPS)
+@example(1, 0, [(0, 0), (173, 0)])
 def test_who_comes_back_when_told_to_is_let_in_however_often_it_was_refused_before(
     requests: int, size: int, steps: list[tuple[int, int]]
 ) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from typing import Final
 
 from topics.config import Rate
@@ -21,29 +20,35 @@ class Bucket:
 
     def __init__(self, rate: Rate, now_ns: int) -> None:
         self._rate = rate
-        self._requests = float(rate.requests)
-        self._bytes = float(rate.bytes)
+        # In billionths: at one request a second, a nanosecond brings one. Whole numbers lose nothing by rounding.
+        self._requests = rate.requests * _SECOND_NS
+        self._bytes = rate.bytes * _SECOND_NS
         self._filled_ns = now_ns
 
     def admit(self, now_ns: int) -> int:
         """Let one request in now: 0, or in how many milliseconds it may be tried again."""
         self._fill(now_ns)
-        wait_s = 0.0
-        if self._rate.requests and self._requests < 1:
-            wait_s = (1 - self._requests) / self._rate.requests
+        wait_ns = 0
+        if self._rate.requests and self._requests < _SECOND_NS:
+            wait_ns = _divided(_SECOND_NS - self._requests, self._rate.requests)
         if self._rate.bytes and self._bytes <= 0:
-            wait_s = max(wait_s, (1 - self._bytes) / self._rate.bytes)
-        if wait_s:
-            return max(1, math.ceil(wait_s * 1000))
-        self._requests -= 1
+            wait_ns = max(wait_ns, _divided(_SECOND_NS - self._bytes, self._rate.bytes))
+        if wait_ns:
+            return _divided(wait_ns, 1_000_000)
+        self._requests -= _SECOND_NS
         return 0
 
     def charge(self, size: int) -> None:
         """A request that was let in has moved so many bytes."""
-        self._bytes -= size
+        self._bytes -= size * _SECOND_NS
 
     def _fill(self, now_ns: int) -> None:
-        passed_s = (now_ns - self._filled_ns) / _SECOND_NS
+        passed_ns = now_ns - self._filled_ns
         self._filled_ns = now_ns
-        self._requests = min(self._rate.requests, self._requests + passed_s * self._rate.requests)
-        self._bytes = min(self._rate.bytes, self._bytes + passed_s * self._rate.bytes)
+        self._requests = min(self._rate.requests * _SECOND_NS, self._requests + passed_ns * self._rate.requests)
+        self._bytes = min(self._rate.bytes * _SECOND_NS, self._bytes + passed_ns * self._rate.bytes)
+
+
+def _divided(amount: int, by: int) -> int:
+    """The quotient, rounded up."""
+    return -(-amount // by)
