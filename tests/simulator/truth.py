@@ -114,9 +114,6 @@ class Truth:
         if config != instance.options[-1]:
             broken(f"{instance.name}: asked for {instance.options[-1]}, and was answered {config}")
         instance.created, instance.epoch = True, epoch
-        if config == instance.current:
-            instance.options.pop()  # nothing was done: what a change that failed has left may be found yet
-            return
         if len(instance.classes) > 1 and config.durability != "ephemeral":
             instance.settle(before=asked)
         instance.options = [config]

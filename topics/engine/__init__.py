@@ -4,6 +4,7 @@ engine             the one door, for HTTP and for tests: it wires the parts belo
 registry           which topics there are, and what they hold together
 topic              a live topic, and `Commit`: a change on its way through its shard
 commits            a decided change into its shard's queue
+doubts             names whose last change has failed, so that only a restart tells what is there
 ceilings           the seqs that a topic may give out before the next synced reserve
 idempotency_keys   keys of appends over all topics
 record_columns     the records of an append, column by column

@@ -19,6 +19,7 @@ from sortedcontainers import SortedDict
 from topics.auth.keys import Key
 from topics.config import Settings
 from topics.engine.commits import Commits
+from topics.engine.doubts import Doubts
 from topics.engine.forwarding.forwarders import Forwarding
 from topics.engine.operations.topic_lifecycle import Configuring
 from topics.engine.registry import Registry, names_with
@@ -61,6 +62,7 @@ class Routers:
         self._graph = Graph()
         self._names: SortedDict[str, Router] = SortedDict()
         forwarding.is_in_cycle = self._graph.is_in_cycle
+        self._doubts = Doubts()
         self._one = trio.Lock()
         """Held by each change."""
 
@@ -157,18 +159,21 @@ class Routers:
         """Create or update a router; its state, and whether it was created. Synced when it returns. Without `create`,
         raises 404 for a router that is missing.
 
-        Raises the refusals of `docs/spec/api.md` section 7, all of them before anything is created. Cancelling before
-        the change is decided leaves nothing; after that it takes place all the same.
+        Raises the refusals of `docs/spec/api.md` section 7, all of them before anything is created, and
+        `503 read_only` where the last change of it, or of one of its topics, has failed and may be on the disk all the
+        same. Cancelling before the change is decided leaves nothing; after that it takes place all the same.
         """
         return await self._background.finish(partial(self._put, name, patch, create))
 
     async def _put(self, name: str, patch: RouterPatch, create: bool) -> tuple[RouterState, bool]:
         async with self._one:
             while True:
+                self._doubts.check(name)
                 known = self._names.get(name)
                 if known is None and not create:
                     raise router_not_found(name)
                 config = resolve_router(known.config if known is not None else None, patch, router=name)
+                self._check_ends(config)
                 if known is not None and config == known.config:
                     return self._state(known), False
                 self._graph.check(name, config.source, config.dest, config.allow_cycle)
@@ -184,8 +189,16 @@ class Routers:
                     router = Router(name, known.source_id, known.cursor, known.forwarded, config)
                 payload = {"router": router.dump()}
                 commit = self._commit(dest, FrameType.ROUTER_CREATE, payload, partial(self._settle, router, source))
-                if await commit.wait():
+                with self._doubts.deciding(name):
+                    settled = await commit.wait()
+                if settled:
                     return self._state(known or router), known is None
+
+    def _check_ends(self, config: RouterConfig) -> None:
+        """Topics whose deletion may be on the disk take the router with them, should that be so. Raises 503."""
+        for end in (config.source, config.dest):
+            if end in self._registry.topics:  # else it is made anew, whatever was on the disk
+                self._configuring.doubts.check(end)
 
     async def _ends(self, config: RouterConfig, known: Router | None) -> tuple[Topic, Topic] | None:
         """The source and the dest of a router, made where they are missing; None if something had to be waited for, or
@@ -238,12 +251,14 @@ class Routers:
         self._graph.add(router.name, config.source, config.dest, config.allow_cycle)
 
     async def delete(self, name: str) -> bool:
-        """Delete a router; whether it was there. Its copies stay. Synced when it returns."""
+        """Delete a router; whether it was there. Its copies stay. Synced when it returns. Raises `503 read_only` where
+        it was made or deleted and nobody knows whether that is on the disk."""
         return await self._background.finish(partial(self._delete, name))
 
     async def _delete(self, name: str) -> bool:
         async with self._one:
             while True:
+                self._doubts.check(name)
                 router = self._names.get(name)
                 if router is None:
                     return False
@@ -252,7 +267,9 @@ class Routers:
                     break
                 await dest.barrier.wait()
             self._commits.check_writable(dest)
-            await self._commit(dest, FrameType.ROUTER_DELETE, {"name": name}, self._remove_at, name).wait()
+            commit = self._commit(dest, FrameType.ROUTER_DELETE, {"name": name}, self._remove_at, name)
+            with self._doubts.deciding(name):
+                await commit.wait()
             return True
 
     def _remove_at(self, name: str, commit: Commit) -> None:

@@ -19,6 +19,7 @@ import trio
 from topics.config import Settings
 from topics.engine.ceilings import Ceilings
 from topics.engine.commits import Commits
+from topics.engine.doubts import Doubts
 from topics.engine.idempotency_keys import IdempotencyKeys
 from topics.engine.loader import Loader
 from topics.engine.registry import Registry
@@ -70,6 +71,7 @@ class Configuring:
         """Told that a topic goes; answers with the names of the routers that go with it."""
         self.on_changed: Callable[[Topic], None] | None = None
         """Told that a topic has another config."""
+        self.doubts = Doubts()
         self._creating: dict[str, trio.Event] = {}
         self._dead_letters: dict[str, set[int]] = {}
         """Which topics name a dead-letter topic."""
@@ -109,6 +111,7 @@ class Configuring:
             if topic is None:
                 config = resolve_config(None, patch, topic=name)
                 if not create:
+                    self.doubts.check(name)
                     raise topic_not_found(name)
                 if await self.create(name, config):
                     return config, True
@@ -118,6 +121,7 @@ class Configuring:
                 continue
             config = resolve_config(topic.config, patch, topic=name)
             if config == topic.config:
+                self.doubts.check(name)
                 return config, False
             self.check_dead_letter(name, config)
             self._commits.check_writable(topic)
@@ -126,11 +130,12 @@ class Configuring:
 
     async def delete(self, name: str, *, if_empty: bool) -> tuple[bool, list[str]]:
         """Delete a topic with all it has (`docs/spec/api.md` section 3); whether it was there, and the routers that
-        went with it."""
+        went with it. Raises `503 read_only` where a creation has failed that may be on the disk."""
         while True:
             topic = self._registry.topics.get(name)
             if topic is None:
                 if name not in self._creating:
+                    self.doubts.check(name)
                     return False, []
                 await self._creating[name].wait()
                 continue
@@ -238,7 +243,8 @@ class Configuring:
                 apply=apply,
             )
             self._store.writers[shard].submit(batch)
-            await batch.wait_synced()
+            with self.doubts.deciding(name):
+                await batch.wait_synced()
         finally:
             self._creating.pop(name).set()
 
@@ -264,7 +270,8 @@ class Configuring:
             )
             batch = ControlBatch(data, 1, topic_id=topic.id, wants_sync=True, apply=apply)
             self._commits.writer(topic).submit(batch)
-            await batch.wait_synced()
+            with self.doubts.deciding(topic.name):
+                await batch.wait_synced()
             return routers
         finally:
             topic.lift_barrier()
@@ -333,7 +340,8 @@ class Configuring:
                 apply=apply,
             )
             self._commits.writer(topic).submit(batch)
-            await batch.wait_synced()
+            with self.doubts.deciding(topic.name):
+                await batch.wait_synced()
             return config
         finally:
             await files.aclose()
