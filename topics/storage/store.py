@@ -164,8 +164,8 @@ class Store:
                 shards=shards,
                 restored=restored_now,
             )
-            settle_queues(recovered)
             self.unchecked = check_at_start(recovered, self.tiers)
+            settle_queues(recovered)  # behind whatever may find a record damaged
             note_damage(recovered, verdicts, shards)
         if restored_now:
             log.warning("directory_restored", directory=self.datadir.root, seqs_skipped=restored_copy.SKIPPED_SEQS)
