@@ -5,23 +5,31 @@ Fresh seeds are for `scripts/simulate`; here nothing is left to chance.
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 from click.testing import CliRunner
 from msgspec.structs import replace
 
 from tests.everything import EVERYTHING
 from tests.simulation.disk import SimFile
+from tests.simulation.model import View, view_of
+from tests.simulation.world import Life, World, settings
 from tests.simulator import cases, running
 from tests.simulator.__main__ import main
 from tests.simulator.attempt import kind_of, problem_of
 from tests.simulator.clients import Clients
+from tests.simulator.known import Broken
 from tests.simulator.plan import Plan, decode, encode, make
 from tests.simulator.running import run
 from tests.simulator.shrinking import shrink
+from tests.storage.data_file import rows_of
+from topics.engine.engine import Engine
+from topics.model import AppendRequest, Performance, RecordIn, TopicConfigPatch
 from topics.storage.wal.frames import NOTHING, Unsealed
 from topics.storage.wal.shard_log import ShardLog
 from topics.storage.wal.wal_files import WalFile
@@ -125,6 +133,44 @@ def test_a_log_that_forgets_what_was_acked_is_noticed(monkeypatch: pytest.Monkey
     assert groups, "nothing was forgotten"
 
 
+def _damaged_in_two_segments() -> World:
+    """A stopped daemon with one topic of two sealed segments, of which the neighbouring records 4 and 5 are damaged."""
+    world = World(config=settings(segment_max_events=4, segment_max_age_ms=0))
+
+    async def fill(life: Life) -> None:
+        await life.engine.put_topic("t", TopicConfigPatch(durability="fsync"))
+        for n in range(1, 9):
+            record = RecordIn(data=msgspec.Raw(b'{"n":%d}' % n))
+            await life.engine.append("t", AppendRequest(records=[record]), Performance())
+        await life.compactor.checkpoint()
+
+    assert world.live(fill)
+    fs = world.fs
+    first, second = sorted(path for path, content in fs.tree().items() if content and path.endswith(".data"))
+    for path, at in ((first, -1), (second, 0)):
+        content = fs.tree()[path]
+        assert content
+        fs.flip_bit(path, rows_of(content).offset[at] + 20, 0)
+    return world
+
+
+def test_what_one_reading_shows_and_the_next_does_not_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As a daemon would that finds damage and forgets it again."""
+    world, readings = _damaged_in_two_segments(), [0]
+
+    async def forget(engine: Engine, name: str) -> View:
+        view = await view_of(engine, name)
+        readings[0] += 1
+        return dataclasses.replace(view, gaps=view.gaps[: readings[0] % 2])
+
+    async def look(life: Life) -> None:
+        await running.shown_by(life)
+
+    monkeypatch.setattr(running, "view_of", forget)
+    with pytest.raises(Broken, match="the next one"):
+        world.live(look)
+
+
 def test_what_fails_is_cut_down_and_fails_in_the_same_way(monkeypatch: pytest.MonkeyPatch) -> None:
     plan = make(5)
     wanted = next(step.do for life in plan.lives for actor in life.actors for step in actor.steps)
@@ -140,6 +186,28 @@ def test_what_fails_is_cut_down_and_fails_in_the_same_way(monkeypatch: pytest.Mo
 
 def test_failures_are_alike_but_for_their_numbers() -> None:
     assert kind_of("Broken: a: seq 4 was promised\n  more") == kind_of("Broken: a: seq 17 was promised")
+
+
+# ----------------------------------------------------------------- it allows what is right
+
+
+def test_damage_of_two_segments_is_two_gaps_to_who_finds_it_and_one_to_all_others() -> None:
+    world = _damaged_in_two_segments()
+    found: list[list[tuple[int, int, str]]] = []
+    shown: list[running.Shown] = []
+
+    async def find(life: Life) -> None:
+        found.append((await view_of(life.engine, "t")).gaps)
+
+    async def look(life: Life) -> None:
+        shown.append(await running.shown_by(life))
+
+    assert World(1, config=world.settings, fs=world.fs.after_process_kill()).live(find)
+    assert found == [[(4, 4, "corrupt"), (5, 5, "corrupt")]]
+    for _ in range(2):
+        world = World(1, config=world.settings, fs=world.fs.after_process_kill())
+        assert world.live(look)
+    assert [one.views["t"].gaps for one in shown] == [[(4, 5, "corrupt")]] * 2
 
 
 # ----------------------------------------------------------------- the command
