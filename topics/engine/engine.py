@@ -397,7 +397,7 @@ class Engine:
             await self.compactor.change_layout()
         elif self.store.salvaged or self.store.short_of_snapshots:
             for _ in range(KEPT):  # what salvage has decided is in both snapshots before anybody is served
-                await self.compactor.checkpoint(marks=False)
+                await self.compactor.checkpoint_at_start()
 
     async def _restore(self, recovered: Recovered) -> None:
         """Take over what recovery has found, in slices."""

@@ -28,7 +28,7 @@ from topics.storage.files.datadir import DataDir
 from topics.storage.files.fs import Fs
 from topics.storage.maintenance.file_holds import Upkeep
 from topics.storage.maintenance.named_files import NOTHING, NamedFiles
-from topics.storage.maintenance.topic_checkpoint import LiveTopic, Source, Storing
+from topics.storage.maintenance.topic_checkpoint import LiveTopic, RecordsDamaged, Source, Storing
 from topics.storage.segments.topic_segments import Segment, Shelf
 from topics.storage.snapshots.snapshot import KEPT, Snapshot, snapshot_numbers, write_reserve, write_snapshot
 from topics.storage.store import Start, Store
@@ -235,6 +235,16 @@ class Compactor:
         await manifests.remove_outdated(manifests.outdated - {topic.id for topic in self._storing.stuck})
         self._hold, self._keeps_outdated = None, False
 
+    async def checkpoint_at_start(self) -> None:
+        """Take a checkpoint without which the start cannot go on, before any writer runs. Each damaged record that it
+        comes upon becomes a hole, so there are no more attempts than records. Raises OSError if the disk fails."""
+        while True:
+            try:
+                await self.checkpoint(marks=False)
+            except RecordsDamaged:
+                continue
+            return
+
     async def change_layout(self) -> None:
         """At the start, before anything is written: go over to the number of shards in the settings
         (`docs/spec/crash.md` 14).
@@ -242,7 +252,7 @@ class Compactor:
         Everything goes into segments first, so that no frame of the old layout is needed any more; then two snapshots
         name the new one; then the old one goes.
         """
-        await self.checkpoint(marks=False)
+        await self.checkpoint_at_start()
         starts = self._store.new_layout_starts()
         for _ in range(KEPT):
             await self._write_snapshot(starts, new_layout=True)

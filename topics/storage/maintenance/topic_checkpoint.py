@@ -99,6 +99,10 @@ SMALL_TOPICS: Final = 16
 _REASON_CODES: Final = {"lost": HOLE_LOST, "corrupt": HOLE_CORRUPT, "source_trim": HOLE_SOURCE_TRIM}
 
 
+class RecordsDamaged(OSError):
+    """Records were found to be damaged, and are holes from now on: another attempt gets further."""
+
+
 class LiveCommit(Protocol):
     """A published commit that has not been written yet."""
 
@@ -719,7 +723,7 @@ class Storing:
                         topic.log.add_hole(seq, seq, "corrupt")
                         self._notes.note(topic, [(seq, seq)])
                         self._source.account(topic)
-            raise OSError(errno.EIO, f"records of topic {topic.name!r} are damaged in the WAL")
+            raise RecordsDamaged(errno.EIO, f"records of topic {topic.name!r} are damaged in the WAL")
         return b"".join(pieces), lens
 
     def _read_all(self, reads: Sequence[_Read], paths: dict[int, str]) -> list[bytes]:
