@@ -21,12 +21,8 @@ from typing import Any, Final
 import h11
 
 from tests.fuzz.target import Target
-from topics.http.connections.hypercorn_protocols import (
-    MAX_HEADER_BYTES,
-    _asks_for_http2,
-    _H11Connection,
-    _opens_websocket,
-)
+from topics.http.connections.protocols.http1 import Http1Connection, asks_for_http2
+from topics.http.connections.protocols.request_checks import MAX_HEADER_BYTES, opens_websocket
 
 HAS_LLHTTP: Final = util.find_spec("httptools") is not None
 
@@ -73,7 +69,7 @@ class Reading:
 
 def by_daemon(data: bytes) -> Reading:
     """As the daemon reads."""
-    return _by_h11(_H11Connection(h11.SERVER, max_incomplete_event_size=MAX_HEADER_BYTES), data, upgrades=True)
+    return _by_h11(Http1Connection(h11.SERVER, max_incomplete_event_size=MAX_HEADER_BYTES), data, upgrades=True)
 
 
 def by_h11(data: bytes) -> Reading:
@@ -109,7 +105,7 @@ def _ends(request: h11.Request, *, upgrades: bool) -> bool:
     version = request.http_version.decode()
     if request.method == b"CONNECT" or version == "2.0":
         return True
-    return upgrades and (_opens_websocket(request, version) or _asks_for_http2(request))
+    return upgrades and (opens_websocket(request, version) or asks_for_http2(request))
 
 
 def _answer(connection: h11.Connection) -> bool:
@@ -337,6 +333,6 @@ TARGETS: Final[tuple[Target, ...]] = (
         base_bytes=1 << 20,
         factor=1000,
         examples=300,
-        modules=("topics.http.connections.hypercorn_protocols", "h11"),
+        modules=("topics.http.connections.protocols", "h11"),
     ),
 )

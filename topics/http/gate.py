@@ -41,7 +41,7 @@ from topics.http.calls import (
     with_line_end,
 )
 from topics.http.connections.connection import Connection
-from topics.http.connections.hypercorn_protocols import stop_receiving, waits_for_continue, was_cut_off
+from topics.http.connections.protocols.stream_access import stop_receiving, waits_for_continue, was_cut_off
 from topics.http.grants import Grant
 from topics.http.handlers.bulk import Bulk
 from topics.http.handlers.control_plane import ControlPlane

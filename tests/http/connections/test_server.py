@@ -25,8 +25,8 @@ from structlog.testing import capture_logs
 
 from tests.http.conftest import SMALL, Served, serving, until
 from topics.config import Settings
-from topics.http.connections import hypercorn_protocols
 from topics.http.connections.connection import PROGRESS_BYTES, Connection
+from topics.http.connections.protocols import http1
 from topics.http.connections.server import Server, open_listener, port_of, serve
 from topics.runtime import process_limits
 
@@ -386,7 +386,7 @@ async def test_a_broken_http2_connection_is_that_connections_affair(served: Serv
 
 async def test_an_exception_in_a_connection_closes_it_alone(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
     bystander = await served.connect()
-    with capture_logs() as logged, breaking(monkeypatch, hypercorn_protocols._H11):
+    with capture_logs() as logged, breaking(monkeypatch, http1.Http1):
         stream = await served.connect()
         await stream.send_all(b"GET /v0/health HTTP/1.1\r\nhost: x\r\n\r\n")
         with trio.fail_after(60):

@@ -1,7 +1,7 @@
 """Sockets and protocols, below the meaning of any request.
 
 server                 listening, accepting, draining
-hypercorn_protocols    hypercorn's protocols with what they lack
+protocols/             HTTP/1.1, HTTP/2 and WebSockets: hypercorn with what it lacks
 hosts                  hosts and targets of requests: which are well formed
 connection             one accepted connection
 hangups                peers that have ended their side

@@ -11,7 +11,7 @@ Hypercorn is used for its protocols (h11, h2, WebSocket) and not for its process
 - a drain has two steps, `Server.stop_accepting` and, at the deadline, `Server.abort_all`.
 
 Where hypercorn 0.18 falls short or leaks, a subclass says so and why: of its connections here, of its protocols in
-`topics.http.connections.hypercorn_protocols`.
+`topics.http.connections.protocols`.
 """
 
 from __future__ import annotations
@@ -37,7 +37,10 @@ from hypercorn.utils import parse_socket_addr
 from topics.config import Settings
 from topics.http.connections.connection import Connection
 from topics.http.connections.hangups import Hangups
-from topics.http.connections.hypercorn_protocols import MAX_HEADER_BYTES, MAX_STREAMS, NoMoreRequests, Protocols
+from topics.http.connections.protocols.http1 import NoMoreRequests
+from topics.http.connections.protocols.http2 import MAX_STREAMS
+from topics.http.connections.protocols.negotiation import Protocols
+from topics.http.connections.protocols.request_checks import MAX_HEADER_BYTES
 from topics.http.connections.unsent_bytes import UnsentBytes
 from topics.runtime import process_limits
 from topics.telemetry.logs import get_logger

@@ -25,7 +25,7 @@ from topics.http.access.key_access import Access
 from topics.http.answers.websocket_messages import MESSAGES
 from topics.http.calls import Engine, Receive, Scope, Send, append_answer, encode
 from topics.http.connections.connection import Connection
-from topics.http.connections.hypercorn_protocols import message_is_late, send_ping, take_next_message
+from topics.http.connections.protocols.websocket_stream import message_is_late, send_ping, take_next_message
 from topics.http.grants import Grant
 from topics.http.handlers.data_plane import check_config_access
 from topics.http.handlers.transports import message_transport

@@ -30,8 +30,13 @@ from topics.http.budgets.byte_budget import ByteBudget
 from topics.http.budgets.byte_shares import ByteShares
 from topics.http.calls import Call, ClientGone, Message
 from topics.http.connections.connection import Connection
-from topics.http.connections.hypercorn_protocols import ask_for_body, bytes_of_unfinished_frame, cut_off, receive_nowait
 from topics.http.connections.patience import BODY_BYTES_PER_S, BODY_GRACE_S, BODY_IDLE_S
+from topics.http.connections.protocols.stream_access import (
+    ask_for_body,
+    bytes_of_unfinished_frame,
+    cut_off,
+    receive_nowait,
+)
 from topics.http.requests.topic_requests import MAX_COMMIT_BYTES
 from topics.http.routes import Body
 from topics.runtime.withdrawal import interruptible

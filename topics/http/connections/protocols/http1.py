@@ -1,0 +1,378 @@
+"""HTTP/1.1: hypercorn's protocol and h11's connection with what they lack. h11 lets through more than one idea of where
+a body ends; hypercorn leaks a reader that waits behind an answer.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Any, Final, cast
+
+import h2.config
+import h2.connection
+import h2.errors
+import h2.events
+import h2.exceptions
+import h11
+from h11._readers import ChunkedReader
+from h11._receivebuffer import ReceiveBuffer
+from hypercorn.events import Closed, Event, RawData, Updated
+from hypercorn.protocol.events import Data, Request
+from hypercorn.protocol.events import Event as StreamEvent
+from hypercorn.protocol.h11 import (
+    STREAM_ID,
+    H11Protocol,
+    H11WSConnection,
+)
+from hypercorn.protocol.ws_stream import WSStream
+from hypercorn.trio.worker_context import EventWrapper
+from hypercorn.typing import H11SendableEvent
+from hyperframe.exceptions import HyperframeError
+from wsproto.connection import ConnectionState as ConnectionPhase
+
+from topics.http.connections.connection import Connection
+from topics.http.connections.hosts import read_target
+from topics.http.connections.protocols.request_checks import (
+    LONG_FIELD,
+    MAX_HEADER_BYTES,
+    MAX_HEADER_FIELDS,
+    are_single,
+    have_valid_host,
+    opens_websocket,
+    refusal_of_no_http,
+    without_extensions,
+)
+from topics.http.connections.protocols.websocket_stream import WebSocketStream
+
+# A longer body is not copied to stand behind its head.
+_JOINED_WITH_HEAD: Final = 64 << 10
+
+
+_LONG_CONNECTION_FIELD: Final = re.compile(
+    rb"\n(?:connection|content-length|expect|host|te|transfer-encoding|upgrade|sec-websocket-[a-z]+)[ \t]*:[^\n]{%d}"
+    % LONG_FIELD,
+    re.IGNORECASE,
+)
+
+
+# A length in a list, a length twice, or a coding with white space behind it is not what every server takes it for.
+_FRAMING_LINES: Final = re.compile(rb"\n(content-length|transfer-encoding)[ \t]*:([^\r]*)", re.IGNORECASE)
+
+
+_FRAMING_VALUES: Final = {
+    b"c": re.compile(rb"[ \t]*[0-9]+[ \t]*"),
+    b"t": re.compile(rb"[ \t]*chunked", re.IGNORECASE),
+}
+
+
+_CHUNK_LINE: Final = re.compile(
+    rb"[0-9A-Fa-f]{1,16}(?:;[!#$%&'*+.^_`|~0-9A-Za-z-]+"
+    rb"(?:=(?:[!#$%&'*+.^_`|~0-9A-Za-z-]+|\"(?:[\t \x21\x23-\x5b\x5d-\x7e]|\\[\t -~])*\"))?)*"
+)
+
+
+_ODD_LINES: Final = re.compile(rb"(?<!\r)\n|\r[^\n]|\n[ \t]|[\x00-\x08\x0b\x0c\x0e-\x1f\x7f]")
+
+
+_FRAMING_FIELDS: Final = frozenset({b"content-length", b"transfer-encoding"})
+
+
+class Http1Connection(h11.Connection):
+    """Refuses what h11 lets through: more than one idea of where a body ends, versions it does not know, and heads
+    that take too long to parse."""
+
+    def has_part(self) -> bool:
+        """Whether something has come that is no event yet."""
+        return len(self._receive_buffer) > 0
+
+    @property
+    def they_are_waiting_for_100_continue(self) -> bool:
+        """Never as far as hypercorn is asked, which would send it before anybody has looked at the request."""
+        return False
+
+    def next_event(self) -> Any:
+        if self.their_state is h11.IDLE:
+            if not self._at_head():
+                return h11.NEED_DATA
+            self._check_lines(self.trailing_data[0])
+        try:
+            event = super().next_event()
+        except ValueError:
+            # A length of thousands of digits, which Python does not convert. h11's own errors are none of these.
+            raise h11.RemoteProtocolError("bad Content-Length") from None
+        if type(event) is h11.Request:
+            self._may_skip_line = True
+            self._check(event)
+            event = self._with_host_of_target(event)
+            if type(self._reader) is ChunkedReader:
+                self._reader = StrictChunkedReader()
+        return event
+
+    _may_skip_line = True
+
+    def _at_head(self) -> bool:
+        """Skip one empty line before a request (RFC 9112, 2.2). Return False while it is not complete."""
+        start = bytes(self._receive_buffer._data[:2])
+        if start == b"\r" and self._may_skip_line and not self._receive_buffer_closed:
+            return False
+        if start == b"\r\n" and self._may_skip_line:
+            self._may_skip_line = False
+            self._receive_buffer.maybe_extract_at_most(2)
+        return True
+
+    @staticmethod
+    def _check_lines(received: bytes) -> None:
+        """Refuse heads in which another server on the way might see other lines: a line feed or a carriage return by
+        itself, a folded field, a control character; and those that take too long to parse."""
+        end = received.find(b"\r\n\r\n")
+        head = received if end < 0 else received[: end + 4]
+        _check_size(head)
+        if _ODD_LINES.search(head) is not None:
+            raise h11.RemoteProtocolError("a line that does not end with CR LF, a folded one, or a control character")
+        for number, (name, value) in enumerate(_FRAMING_LINES.findall(head)):
+            if number or _FRAMING_VALUES[name[:1].lower()].fullmatch(value) is None:
+                raise h11.RemoteProtocolError("more than one idea of where the body ends, or an odd one")
+        if len(head) > LONG_FIELD and _LONG_CONNECTION_FIELD.search(head) is not None:
+            raise h11.RemoteProtocolError("a field of the connection is too long", error_status_hint=431)
+
+    @staticmethod
+    def _check(request: h11.Request) -> None:
+        """What two servers on the way might see differently is an attempt to smuggle a request past the first (RFC
+        9112, 6.1 and 11.2). Methods are case-sensitive, and none of ours has small letters."""
+        version = request.http_version
+        if version not in (b"1.1", b"1.0") and (version, request.method, request.target) != (b"2.0", b"PRI", b"*"):
+            raise h11.RemoteProtocolError("unknown HTTP version")
+        framing = {name for name, _ in request.headers if name in _FRAMING_FIELDS}
+        if b"transfer-encoding" in framing and (len(framing) > 1 or version == b"1.0"):
+            raise h11.RemoteProtocolError("Transfer-Encoding with Content-Length, or in HTTP/1.0")
+        if request.method != request.method.upper():
+            raise h11.RemoteProtocolError("methods are in upper case")
+        if not are_single(request.headers):
+            raise h11.RemoteProtocolError("a field that may be there once is there twice")
+        if not have_valid_host(request.headers):
+            raise h11.RemoteProtocolError("Host is no host")
+
+    @staticmethod
+    def _with_host_of_target(request: h11.Request) -> h11.Request:
+        """A target with an authority is taken for its path, and for the `Host` (RFC 9112, 3.2.2)."""
+        if request.method == b"CONNECT":
+            return request
+        target = read_target(request.target)
+        if target is None:
+            raise h11.RemoteProtocolError("a target that is neither a path nor an http URI")
+        if target.host is None:
+            return request
+        return h11.Request(
+            method=request.method,
+            target=target.path,
+            headers=[*((name, value) for name, value in request.headers if name != b"host"), (b"host", target.host)],
+            http_version=request.http_version,
+        )
+
+
+def _check_size(head: bytes) -> None:
+    if len(head) > MAX_HEADER_FIELDS and head.count(b"\n") > MAX_HEADER_FIELDS:
+        raise h11.RemoteProtocolError("too many header fields", error_status_hint=431)
+
+
+class StrictChunkedReader(ChunkedReader):
+    """Refuses trailers that take too long to parse, that say how long the body is, or whose lines do not end with CR
+    LF; and heads of chunks that are not of the form of RFC 9112, 7.1, where h11 takes more."""
+
+    def __call__(self, buf: ReceiveBuffer) -> h11.Data | h11.EndOfMessage | None:
+        if not self._reading_trailer and not self._bytes_in_chunk:
+            start = len(self._bytes_to_discard)
+            end = buf._data.find(b"\r\n", start)
+            if end >= 0 and _CHUNK_LINE.fullmatch(buf._data, start, end) is None:
+                raise h11.LocalProtocolError("not the head of a chunk")
+        if self._reading_trailer:
+            received = bytes(buf)
+            end = 0 if received.startswith(b"\r\n") else received.find(b"\r\n\r\n")
+            trailers = received if end < 0 else received[: end + 2]
+            _check_size(trailers)
+            if _ODD_LINES.search(trailers) is not None:
+                raise h11.LocalProtocolError("a line that does not end with CR LF, or a folded one")
+            if _FRAMING_LINES.search(b"\n" + trailers) is not None:
+                raise h11.LocalProtocolError("a trailer that says how long the body is")
+        return super().__call__(buf)
+
+
+class Http1(H11Protocol):
+    """Sends the head of an answer together with the first of its body, and refuses what is not HTTP with the error
+    envelope.
+
+    Hypercorn makes three writes of every answer, the last one empty, and refuses with an empty body.
+    """
+
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
+        self.connection = Http1Connection(h11.SERVER, max_incomplete_event_size=MAX_HEADER_BYTES)
+        self.can_read = self._resumption = Resumption()
+        self._head = b""
+
+    async def handle(self, event: Event) -> None:
+        await super().handle(event)
+        if isinstance(event, Closed):
+            await self._resumption.end()  # a reader that is paused behind an answer which nobody will get
+
+    def has_part(self) -> bool:
+        """Whether a part of a head has come."""
+        return isinstance(self.connection, Http1Connection) and self.connection.has_part()
+
+    async def _send_h11_event(self, event: H11SendableEvent) -> None:
+        try:
+            data = self.connection.send(event) or b""
+        except h11.LocalProtocolError:
+            if self.connection.their_state != h11.ERROR:
+                raise
+            return
+        # An application that streams sends the first of its body at once.
+        if isinstance(event, h11.Response):
+            self._head += data
+            return
+        head, self._head = self._head, b""
+        if head and len(data) > _JOINED_WITH_HEAD:
+            await self.send(RawData(data=head))
+        else:
+            data = head + data
+        if data:
+            await self.send(RawData(data=data))
+
+    async def _send_error_response(self, status_code: int) -> None:
+        body, headers = refusal_of_no_http()
+        headers += [(b"connection", b"close"), *self.config.response_headers("h11")]
+        # h11 has 501 for transfer codings that it does not know; ours are 500s only for our own mistakes.
+        status_code = status_code if status_code < 500 else 400
+        await self._send_h11_event(h11.Response(status_code=status_code, headers=headers))
+        await self._send_h11_event(h11.Data(data=body))
+        await self._send_h11_event(h11.EndOfMessage())
+
+    async def _check_protocol(self, event: h11.Request) -> None:
+        # A CONNECT over HTTP/2 is a WebSocket, and that needs more than an upgrade.
+        if event.method == b"CONNECT":
+            return
+        if any(name == b"upgrade" and value.strip().lower() == b"h2c" for name, value in event.headers) and (
+            not asks_for_http2(event)
+        ):
+            return  # answered over HTTP/1.1, as the upgrade is nothing that a server has to take
+        await super()._check_protocol(event)
+
+    def waits_for_continue(self) -> bool:
+        """Return True if the client sends its body only when it is told to (`Expect: 100-continue`)."""
+        return isinstance(self.connection, h11.Connection) and self.connection.client_is_waiting_for_100_continue
+
+    async def ask_for_body(self) -> None:
+        """Tell a client that waits for it that its body is wanted."""
+        if self.waits_for_continue():
+            await self._send_h11_event(
+                h11.InformationalResponse(status_code=100, headers=self.config.response_headers("h11"))
+            )
+
+    async def _create_stream(self, request: h11.Request) -> None:
+        headers = list(request.headers)
+        version = request.http_version.decode()
+        if not any(name == b"upgrade" for name, _ in headers):
+            await super()._create_stream(request)
+            return
+        if not opens_websocket(request, version):
+            # Hypercorn would refuse it with an empty body; without the upgrade, the gate does so in form.
+            headers = [(name, value) for name, value in headers if name != b"upgrade"]
+            await super()._create_stream(
+                h11.Request(method=request.method, target=request.target, headers=headers, http_version=version)
+            )
+            return
+        self.stream = WebSocketStream(
+            self.app,
+            self.config,
+            self.context,
+            self.task_group,
+            self.ssl,
+            self.client,
+            self.server,
+            self.stream_send,
+            STREAM_ID,
+        )
+        self.connection = H11WSConnection(cast(h11.Connection, self.connection))
+        await self.stream.handle(
+            Request(
+                stream_id=STREAM_ID,
+                headers=without_extensions(headers),
+                http_version=version,
+                method="GET",
+                raw_path=request.target,
+                state=self.connection_state,
+            )
+        )
+        await self.context.mark_request()
+
+    async def stream_send(self, event: StreamEvent) -> None:
+        stream = self.stream
+        if (
+            isinstance(event, Data)
+            and isinstance(stream, WSStream)
+            and stream.connection.state is not ConnectionPhase.OPEN
+        ):
+            self._connection.stop_direct()  # this is a close: nothing may come after it
+        await super().stream_send(event)
+
+    @property
+    def _connection(self) -> Connection:
+        return cast(Connection, self.connection_state["connection"])
+
+    async def _maybe_recycle(self) -> None:
+        """After an answer: the next request, or the end.
+
+        Where no further request is taken, hypercorn would leave a reader that has one in its buffer paused for ever.
+        """
+        await self._close_stream()
+        state = self.connection
+        if not self.context.terminated.is_set() and state.our_state is h11.DONE and state.their_state is h11.DONE:
+            state.start_next_cycle()
+            await self.can_read.set()
+            await self.send(Updated(idle=True))
+        else:
+            await self._resumption.end()
+            await self.send(Closed())
+
+
+def asks_for_http2(request: h11.Request) -> bool:
+    """Return True if an upgrade to h2c has what belongs to it (RFC 7540, 3.2): one HTTP2-Settings that can be decoded,
+    and a Connection that names both."""
+    fields = dict(request.headers)
+    tokens = {token.strip().lower() for token in fields.get(b"connection", b"").split(b",")}
+    settings = fields.get(b"http2-settings")
+    if settings is None or not {b"upgrade", b"http2-settings"} <= tokens:
+        return False
+    if _BASE64URL.fullmatch(settings) is None:
+        return False
+    try:
+        h2.connection.H2Connection(h2.config.H2Configuration(client_side=False)).initiate_upgrade_connection(settings)
+    except (h2.exceptions.H2Error, HyperframeError, ValueError):
+        return False
+    return True
+
+
+_BASE64URL: Final = re.compile(rb"[A-Za-z0-9_-]+={0,2}")
+
+
+class NoMoreRequests(Exception):
+    """Tells the reader of a connection that whatever it has buffered will not be looked at."""
+
+
+class Resumption(EventWrapper):
+    """What a reader waits for when a request has come before the answer to the one before it is complete."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._ended = False
+
+    async def wait(self) -> None:
+        """Wait until the next request may be read. Raises `NoMoreRequests` when none will be."""
+        if not self._ended:
+            await super().wait()
+        if self._ended:
+            raise NoMoreRequests
+
+    async def end(self) -> None:
+        """No further request is read."""
+        self._ended = True
+        await self.set()
