@@ -27,6 +27,7 @@ Everything here blocks; the daemon runs it in a worker thread.
 from __future__ import annotations
 
 import errno
+import sys
 from array import array
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
@@ -608,7 +609,9 @@ class _Replay:
             self.clock = max(self.clock, payload["clock"])
         elif frame.type == FrameType.SHARD_OPEN:
             if "boot" not in payload and "failed" not in payload:
-                shard.fillers.append((file.ordinal, frame.offset, frame.end))
+                # A file that had lost its end, and is not the last: what was behind the filler is gone as well.
+                end = sys.maxsize if payload.get("ends_file") else frame.end
+                shard.fillers.append((file.ordinal, frame.offset, end))
                 if "holes" not in payload:
                     self._bare_filler(shard, Position(file.ordinal, frame.offset), Position(file.ordinal, frame.end))
             if "holes" in payload:
