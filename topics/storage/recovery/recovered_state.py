@@ -14,15 +14,15 @@ import cbor2
 from topics.errors import ApiError
 from topics.log.copies import CopyTable, Origin
 from topics.log.dedupe_window import DedupeWindow
-from topics.log.record_index import NotLoaded, Span
+from topics.log.record_index import DELETED, LIVE, NotLoaded, Span
 from topics.log.stages import CommitKeys, StageOf
-from topics.log.topic_log import LossReason, TopicLog
+from topics.log.topic_log import LossReason, SpanColumns, TopicLog
 from topics.model import TopicConfig
 from topics.queue.leases import Leases
 from topics.routing.origin_set import OriginSet
 from topics.routing.router_state import Router
 from topics.runtime.instant import Instant
-from topics.storage.files.datadir import DataDir, DataDirError, discover_shards
+from topics.storage.files.datadir import DataDir, DataDirError, discover_shards, segment_name
 from topics.storage.files.fs import Fs
 from topics.storage.recovery.bare_fillers import BareFiller
 from topics.storage.segments.segment_reader import Tiers, load_columns
@@ -230,8 +230,30 @@ def understood(what: str) -> Iterator[None]:
         raise DataDirError(f"{what} holds what no version has written: {type(error).__name__}: {error}") from error
 
 
+class _Ahead(NamedTuple):
+    """A span of which the files say less than its part."""
+
+    topic: RecoveredTopic
+    live: int
+    """How many records the part counts as live; which ones may be known to nobody."""
+    unflagged: int
+    """How many deletions are to be written to the files, before replay has added any."""
+    dropped: bool
+    """There are no files at all. So no deletion by tag finds anything there, and the others are about live records."""
+
+    def is_over(self, span: Span) -> bool:
+        """Whether replay has deleted as many as were live, one by one: the others had been deleted before."""
+        return self.dropped and len(span.unflagged or ()) - self.unflagged >= self.live
+
+
 class Columns:
-    """Loads columns that replay asks for; keeps only the last few in memory."""
+    """Loads columns that replay asks for; keeps only the last few in memory.
+
+    Files may be newer than the part that replay begins with: the manifest that knew of them was damaged, or a crash
+    came before it. Records that a file does not have any more, or flags as deleted, are live for replay as they are for
+    the part, until a frame says what has become of them: an eviction moves the floor only where it takes something, and
+    what was deleted is not damaged. What the files say is looked at again when replay is over (`settle`).
+    """
 
     KEPT: Final = 16
 
@@ -240,6 +262,8 @@ class Columns:
         self.damaged: dict[int, list[tuple[int, int]]] = {}
         """By topic id, the records that were found to be damaged and were not known to be lost."""
         self._loaded: deque[tuple[TopicLog, Span]] = deque()
+        self._replaying = True
+        self._ahead: dict[Span, _Ahead] = {}
 
     def run(self, topic: RecoveredTopic, operation: Callable[[], T]) -> T:
         """Call `operation`, as often as it asks for columns. Raises OSError if the disk does not answer."""
@@ -264,17 +288,57 @@ class Columns:
         assert isinstance(segment, Segment)
         found = load_columns(self.tiers, segment, span.first, span.n)
         topic.part = None
-        if topic.log.attach(span, found.columns) and topic.log.holds(span):
+        columns, damaged, live = found.columns, found.damaged, span.live
+        later = self._replaying and segment.tier != "gone"
+        if later:
+            columns, damaged = self._as_of_part(span, columns), []
+        if self.run(topic, partial(topic.log.attach, span, columns)) and topic.log.holds(span):
             # Somebody was flagging deletions that are newer than the part. One of .data and .idx may have a flag that
             # the other has not, and which of them is read is another question each time.
             topic.log.unflag(span)
-        for first, last in found.damaged:
+        if later and (found.damaged or columns is not found.columns) and span not in self._ahead:
+            self._ahead[span] = _Ahead(topic, live, len(span.unflagged or ()), self._was_dropped(segment))
+        for first, last in damaged:
             log.error("records_damaged", topic=topic.name, first=first, last=last)
-            live = topic.log.count
+            count = topic.log.count
             self.run(topic, partial(topic.log.add_hole, first, last, "corrupt"))
-            if topic.log.count != live:
+            if topic.log.count != count:
                 self.damaged.setdefault(topic.id, []).append((first, last))
         self._loaded.append((topic.log, span))
+
+    def _was_dropped(self, segment: Segment) -> bool:
+        """Whether a hot segment has no file left."""
+        names = [segment_name(segment.first, kind) for kind in ("data", "idx", "tags")]
+        return segment.tier == "hot" and not any(self.tiers.hot.exists(segment.topic_id, name) for name in names)
+
+    @staticmethod
+    def _as_of_part(span: Span, columns: SpanColumns) -> SpanColumns:
+        """The columns with every record live that the part may count as such; the same ones if it counts no more of
+        them than the files."""
+        known = {seq - span.first for seq in span.unflagged or ()}
+        newer = [i for i in range(span.start, span.n) if columns.dead[i] == DELETED and i not in known]
+        by_part = span.n - span.start - span.live - span.lost - sum(i >= span.start for i in known)
+        if len(newer) <= by_part:
+            return columns
+        dead = bytearray(columns.dead)
+        for i in newer:
+            dead[i] = LIVE
+        return columns._replace(dead=bytes(dead))
+
+    def settle(self, topics: Mapping[int, RecoveredTopic]) -> None:
+        """Replay is over, and `topics` are there: what is left of records that the files do not have is as the files
+        say, deleted or damaged. Raises OSError if the disk does not answer."""
+        self._replaying = False
+        for span, ahead in self._ahead.items():
+            topic = ahead.topic
+            if topics.get(topic.id) is not topic or not span.live or not topic.log.holds(span):
+                continue
+            if ahead.is_over(span):
+                self.run(topic, partial(topic.log.delete_seqs, range(span.first, span.end)))
+            else:
+                topic.log.detach(span)
+                self._load(topic, span)
+        self._ahead.clear()
 
     def _forget(self) -> None:
         owner, span = self._loaded.popleft()

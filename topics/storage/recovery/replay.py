@@ -164,6 +164,7 @@ def _recover(
     recovered = [replay.shard(found) for found in shards]
     replay.check_files()
     replay.drop_superseded()
+    replay.columns.settle(replay.topics)
     numbers = snapshot_numbers(fs, datadir)
     missing = replay.resolve_copies({shard.shard: shard for shard in recovered})
     replay.check_routers()
