@@ -47,6 +47,9 @@ from topics.storage.wal.frames import StoredRecord
 DAMAGES_RECORDS: Final = ".data"
 """The kind of file in which a bit that changes costs a record; of all others there is a second witness."""
 
+DERIVED: Final = (".idx", ".tags")
+"""The files of which a cold segment has a copy in the hot directory."""
+
 SNAPSHOT: Final = "snapshot"
 LOG: Final = ".log"
 
@@ -133,7 +136,7 @@ class _Run:
     def _live(self, life: LifePlan) -> None:
         world, fs = self.world, self.world.fs
         faults = [_fault(trouble, world) for trouble in life.troubles]
-        hang = _hang(life.hang) if life.hang is not None and self.plan.cold else None
+        hang = _hang(life.hang) if life.hang is not None and self._may_hang(life.hang) else None
         if life.slow:
             kinds = {Kind(kind): 0.2 for kind in life.slow}
             world.offload = partial(SlowOffload, kinds, (life.slow_ms / 1000, 0.001))
@@ -206,7 +209,7 @@ class _Run:
         fate: Fate = "stop" if before.end == "stop" else "kill" if end == "kill" else "machine"
         self._go_on(self.world.after(end, before.end_seed), before.down_ms, before.clock_step)
         fate = self._crash_in_recovery(before, fate)
-        if before.hang is not None and before.hang.start and self.plan.cold and not before.rot:
+        if before.hang is not None and before.hang.start and not before.rot and self._may_hang(before.hang, start=True):
             self._start_hanging()
         for rot in before.rot:
             self._decay(rot)
@@ -253,6 +256,12 @@ class _Run:
         self._go_on(self.world.after(kind, before.end_seed + 1), 0, 0)
         self.figures.recoveries += 1
         return fate if kind == "kill" else "machine"
+
+    def _may_hang(self, hang: Hang, *, start: bool = False) -> bool:
+        """Whether calls of the cold store may hang so. Where all do, and a hot copy was damaged, a deletion that needs
+        it waits for as long as they do, and so does a start (`docs/design/cold_store.md` section 4)."""
+        for_ever = start or not hang.times
+        return self.plan.cold and not (for_ever and any(self.decayed[kind] for kind in DERIVED))
 
     def _start_hanging(self) -> None:
         """A start gets ready though no call of the cold store returns; then the process is killed."""
