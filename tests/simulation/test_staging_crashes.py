@@ -17,6 +17,7 @@ import trio
 
 from tests.everything import EVERYTHING
 from tests.simulation.world import End, Life, World, all_ends, disk_after, settings, some_ends, wrecks_of
+from tests.storage.data_file import rows_of
 from tests.storage.offline.test_verify import damage
 from topics.config import Settings
 from topics.errors import ApiError
@@ -317,3 +318,42 @@ def test_the_same_at_more_points(scenario: Callable[[Life, Script], Awaitable[No
 def test_another_number_of_shards_keeps_stages_and_commits() -> None:
     following = settings(wal_shards=3, wal_file_bytes=4 << 10, segment_max_events=8, stage_ttl_ms=60_000)
     assert crash_everywhere(commits, "disk", stride=9, following=following) > 5
+
+
+# ----------------------------------------------------------------- damage
+
+
+@pytest.mark.parametrize("left", ["all but one record", "nothing"])
+def test_a_stage_that_has_lost_records_is_dropped_by_the_start_that_finds_it(left: str) -> None:
+    """And not by the one after it, when others have staged more and were told how much it holds."""
+    world = World(config=settings(segment_max_age_ms=0))
+    script = Script()
+
+    async def fill(life: Life) -> None:
+        await life.engine.put_topic(TOPIC, TopicConfigPatch(durability="fsync"))
+        await script.stage(life, "a", [0, 1, 2])
+        await script.stage(life, "b", [10])
+        await life.compactor.checkpoint()
+
+    assert world.live(fill)
+    path, _ = sorted(name for name, content in world.fs.tree().items() if content and name.endswith(".data"))
+    content = world.fs.tree()[path]
+    assert content
+    handle = world.fs.open(path)
+    handle.truncate(rows_of(content).offset[-1] if left == "all but one record" else 0)
+    handle.fdatasync()
+    handle.close()
+    told: list[int] = []
+
+    async def go_on(life: Life) -> None:
+        with pytest.raises(ApiError, match="stage_not_found"):
+            await life.engine.commit_stages(TOPIC, ["a"], "q/1", Performance())
+        result = await life.engine.stage(TOPIC, "a", request("a", [3]), Performance())
+        told.append(result.count)
+
+    async def commit(life: Life) -> None:
+        told.append((await life.engine.commit_stages(TOPIC, ["a", "b"], "q/2", Performance())).count)
+
+    assert world.live(go_on)
+    assert world.after("drop").live(commit)
+    assert told == [1, 2]

@@ -86,6 +86,8 @@ class Shown:
     views: dict[str, View]
     states: dict[str, QueueState]
     routers: dict[str, RouterState]
+    stages: dict[str, tuple[int, int]]
+    """By name, how many records a stage was given, and how many of them are there."""
 
 
 def run(plan: Plan) -> Figures:
@@ -432,7 +434,8 @@ async def shown_by(life: Life) -> Shown:
     routers, more = await life.engine.list_routers("", None, None, None, 1000)
     assert not more
     check_logs(life)
-    return Shown(views, states, {state.router: state for state in routers})
+    stages = {stage.name: (stage.log.head_seq, stage.log.count) for stage in life.engine.registry.stages.values()}
+    return Shown(views, states, {state.router: state for state in routers}, stages)
 
 
 async def _settled_view(life: Life, name: str) -> View:
@@ -478,6 +481,8 @@ def _assert_same(before: Shown, after: Shown, problem: str, *, stopped: bool = F
             broken(f"{name}: {problem}\n  {one}\n  {other}")
     if before.routers.keys() != after.routers.keys():
         broken(f"{problem}: routers {before.routers} and {after.routers}")
+    if not stopped and before.stages != after.stages:
+        broken(f"{problem}: stages {before.stages} and {after.stages}")
 
 
 async def _make_room(fs: SimFs, after_ms: int) -> None:

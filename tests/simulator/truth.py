@@ -429,6 +429,7 @@ class Truth:
         worst: Fate = "machine" if self.failed else fate
         for stage in self.stages:
             stage.may_be_gone |= not survives(stage.promise, worst) or "ephemeral" in stage.instance.ever
+            stage.may_be_gone |= self.rot > 0  # one that has lost a record is dropped
         self.failed = False
         self.life += 1
         for name in self.instances:

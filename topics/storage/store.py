@@ -39,7 +39,7 @@ from topics.storage.recovery.length_check import check_at_start
 from topics.storage.recovery.recovered_state import Damage, Recovered, RecoveredShard, shard_of, understood
 from topics.storage.recovery.salvage import finish_repairs, repair
 from topics.storage.recovery.substitute_snapshot import NoSnapshot
-from topics.storage.recovery.verdicts import Verdict, decide, note_damage, secure_end, settle_queues
+from topics.storage.recovery.verdicts import Verdict, decide, drop_stages, note_damage, secure_end, settle_queues
 from topics.storage.segments.segment_reader import Tiers
 from topics.storage.segments.segment_store import DirectorySegmentStore, SegmentStore
 from topics.storage.snapshots.clock_mark import read_mark, write_mark
@@ -167,6 +167,7 @@ class Store:
             self.unchecked = check_at_start(recovered, self.tiers)
             settle_queues(recovered)  # behind whatever may find a record damaged
             note_damage(recovered, verdicts, shards)
+            drop_stages(recovered, verdicts, shards)
         if restored_now:
             log.warning("directory_restored", directory=self.datadir.root, seqs_skipped=restored_copy.SKIPPED_SEQS)
         self._log_found(recovered, verdicts, (self._clock.perf_ns() - began_ns) / 1e6)

@@ -58,12 +58,17 @@ def decide(
             verdict = (verdict or Verdict(topic.id, None, topic.ceiling))._replace(copies=lost)
         if verdict is not None:
             verdicts.setdefault(number, []).append(verdict)
+    return verdicts
+
+
+def drop_stages(recovered: Recovered, verdicts: dict[int, list[Verdict]], shards: int) -> None:
+    """Drop the stages that may not go on, and add that to the verdicts. Called when all is known that this start finds
+    out: what the next one would drop takes no more records."""
     for stage in _stages_gone(recovered):
         del recovered.topics[stage.id]
         others = verdicts.setdefault(shard_of(stage.id, shards), [])
         others[:] = [verdict for verdict in others if verdict.topic_id != stage.id]
         others.append(Verdict(stage.id, None, 0, dropped=stage.name))
-    return verdicts
 
 
 def _stages_gone(recovered: Recovered) -> list[RecoveredTopic]:
