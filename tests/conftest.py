@@ -18,7 +18,7 @@ SWEEPS = (
     "engine/queues/test_queue_lives.py",
     "engine/forwarding/test_router_lives.py",
     "fuzz/test_fuzz.py",
-    "log/test_stored_spans.py",
+    "log/test_stored_spans_model.py",
     "log/test_topic_log_model.py",
     "queue/test_lease_machine.py",
     "simulation/test_crash_sweep.py",

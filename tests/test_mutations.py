@@ -144,7 +144,7 @@ def test_a_stage_that_fails_without_saying_what_is_an_error_and_no_catch(copy: C
 
 
 def test_a_build_that_cannot_be_imported_is_an_error_of_the_table(copy: Copy) -> None:
-    mutation = replace(HARMLESS, old="class Gap(NamedTuple):", new="class Gap(NoSuchThing):")
+    mutation = replace(HARMLESS, old="_FIRST_STRIDE: Final = 32", new="_FIRST_STRIDE: Final = NoSuchThing")
     trial = tried(copy, mutation, NOTICES)
     assert trial.verdict == "error"
     assert trial.error is not None
@@ -200,4 +200,4 @@ def test_a_real_mutation_is_caught_by_a_real_test(tmp_path: Path) -> None:
     assert (one["name"], one["verdict"]) == (HARMLESS.name, "caught")
     (look,) = one["stages"]
     assert look["verdict"] == "caught"
-    assert "tests/log/test_topic_log.py::" in look["what"]
+    assert "tests/log/test_retention.py::" in look["what"]

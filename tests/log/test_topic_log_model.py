@@ -7,9 +7,10 @@ section 3 words them. Spans, runs and strides are tiny, so that every border is 
 from __future__ import annotations
 
 from array import array
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from itertools import takewhile
+from typing import TypeVar
 
 import cbor2
 import pytest
@@ -17,23 +18,21 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from topics.log import record_index, tag_index, topic_log
+from tests.log.logs import caps, tiny_limits
+from topics.log.frame_ranges import locate
+from topics.log.losses import Gap, LossReason
+from topics.log.retention import eviction_watermark, expire, has_room
 from topics.log.tag_match import Match
-from topics.log.topic_log import Extent, Gap, Run, TopicLog
+from topics.log.topic_log import Extent, Run, TopicLog
 
 
 @pytest.fixture(scope="module", autouse=True)
 def _tiny_limits() -> Iterator[None]:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(record_index, "SPAN_RECORDS", 4)
-        patch.setattr(record_index, "MIN_TRIM", 3)
-        patch.setattr(record_index, "_FIRST_STRIDE", 2)
-        patch.setattr(tag_index, "RUN_NAMES", 2)
-        patch.setattr(tag_index, "_CHUNK", 2)
-        patch.setattr(topic_log, "_SHORT_HOLE", 2)
-        patch.setattr(topic_log, "_SWEEP_MIN", 1)
+    with tiny_limits():
         yield
 
+
+T = TypeVar("T")
 
 LIVE = "live"
 DELETED = "deleted"
@@ -180,6 +179,13 @@ class TopicLogMachine(RuleBasedStateMachine):
         for batch in batches:
             self.publish(batch, one_time=False)
 
+    def do(self, operation: Callable[[TopicLog], T]) -> T:
+        """What the operation does to the log, or to a part of it."""
+        return operation(self.log)
+
+    def matching(self, match: Match, *, before_seq: int | None, bound: int) -> array[int]:
+        return self.log.tags.matching(match, before_seq=before_seq, bound=bound)
+
     def seq(self, place: tuple[str, int]) -> int:
         base, n = place
         match base:
@@ -212,7 +218,7 @@ class TopicLogMachine(RuleBasedStateMachine):
     def append(self, batches: list[list[tuple[str | None, int, int]]], later: int, one_time: bool) -> None:
         self.now += later
         sizes = [array("I", [size for _, size, _ in batch]) for batch in batches]
-        watermark = self.log.eviction_watermark(*self.caps, sizes)
+        watermark = self.do(lambda log: eviction_watermark(log, caps(*self.caps), sizes))
         for batch in batches:
             self.publish(batch, one_time=one_time)
         self.model.make_room(*self.caps)
@@ -224,10 +230,10 @@ class TopicLogMachine(RuleBasedStateMachine):
     def change_caps(self, cap_records: int, cap_bytes: int) -> None:
         self.caps = (cap_records, cap_bytes)
         self.model.make_room(*self.caps)
-        self.log.evict_below(self.log.eviction_watermark(*self.caps, []), "cap")
+        self.log.evict_below(self.do(lambda log: eviction_watermark(log, caps(*self.caps), [])), "cap")
 
     @rule(below=PLACE, reason=st.sampled_from(["cap", "ttl"]))
-    def evict(self, below: tuple[str, int], reason: topic_log.LossReason) -> None:
+    def evict(self, below: tuple[str, int], reason: LossReason) -> None:
         before, seq = len(self.model.live), self.seq(below)
         self.model.evict(seq, reason)
         assert self.log.evict_below(seq, reason) == before - len(self.model.live)
@@ -239,7 +245,7 @@ class TopicLogMachine(RuleBasedStateMachine):
         for seq in self.model.live:
             if ttl_ms and self.now - self.model.seqs[seq].ts > ttl_ms:
                 self.model.seqs[seq].fate = "ttl"
-        assert self.log.expire(self.now, ttl_ms) == before - len(self.model.live)
+        assert self.do(lambda log: expire(log, self.now, ttl_ms)) == before - len(self.model.live)
 
     @precondition(lambda self: self.model.head > 60)
     @rule()
@@ -248,13 +254,13 @@ class TopicLogMachine(RuleBasedStateMachine):
         self.log.lose_all("lost")
 
     @rule(n=st.integers(1, 6), reason=REASONS)
-    def add_hole_at_the_head(self, n: int, reason: topic_log.LossReason) -> None:
+    def add_hole_at_the_head(self, n: int, reason: LossReason) -> None:
         first = self.model.head + 1
         self.model.add_hole(first, first + n - 1, reason)
         self.log.add_hole(first, first + n - 1, reason)
 
     @rule(at=PLACE, n=st.integers(1, 8), reason=REASONS, twice=st.booleans())
-    def add_hole_inside(self, at: tuple[str, int], n: int, reason: topic_log.LossReason, twice: bool) -> None:
+    def add_hole_inside(self, at: tuple[str, int], n: int, reason: LossReason, twice: bool) -> None:
         first = min(max(1, self.seq(at)), self.model.head + 1)
         self.model.add_hole(first, first + n - 1, reason)
         for _ in range(1 + twice):
@@ -286,7 +292,7 @@ class TopicLogMachine(RuleBasedStateMachine):
             and seq <= self.seq(bound)
             and (before_seq is None or seq < before_seq)
         ]
-        found = self.log.matching(match, before_seq=before_seq, bound=self.seq(bound))
+        found = self.matching(match, before_seq=before_seq, bound=self.seq(bound))
         assert list(found) == doomed
         for seq in doomed:
             self.model.seqs[seq].fate = DELETED
@@ -313,10 +319,10 @@ class TopicLogMachine(RuleBasedStateMachine):
         for seq in range(low, high + 1):
             offsets.append(at)
             at += self.model.seqs[seq].size + 30 + apart
-        self.log.place(low, file, offsets)
+        self.log.index.place(low, file, offsets)
         live = [seq for seq in self.model.live if low <= seq <= high]
         found = []
-        for part in self.log.locate(low, high, max_range=5000):
+        for part in locate(self.log.index, low, high, max_range=5000):
             assert part.file == file
             assert part.length <= 5000
             assert part.starts[-1] + part.frame_lens[-1] == part.length
@@ -325,7 +331,6 @@ class TopicLogMachine(RuleBasedStateMachine):
                 for seq, start, length in zip(part.seqs, part.starts, part.frame_lens, strict=True)
             ]
         assert found == [(seq, offsets[seq - low], self.model.seqs[seq].size + 30) for seq in live]
-        assert (file in self.log.live_files()) >= bool(live)
 
     @rule(from_seq=PLACE, limit=st.integers(1, 9))
     def read(self, from_seq: tuple[str, int], limit: int) -> None:
@@ -337,17 +342,17 @@ class TopicLogMachine(RuleBasedStateMachine):
         fits = (not cap_records or len(self.model.live) + pending + n <= cap_records) and (
             not cap_bytes or self.model.bytes + 7 * pending + nbytes <= cap_bytes
         )
-        assert self.log.room(cap_records, cap_bytes, pending, 7 * pending, n, nbytes) == fits
+        assert has_room(self.log, caps(*self.caps), pending, 7 * pending, n, nbytes) == fits
 
     @invariant()
     def agrees_with_the_model(self) -> None:
         log, model = self.log, self.model
         log.check()
         assert (log.head_seq, log.count, log.bytes) == (model.head, len(model.live), model.bytes)
-        assert (log.earliest_seq, log.evict_floor) == (model.earliest, model.evict_floor)
+        assert (log.earliest_seq, log.losses.evict_floor) == (model.earliest, model.evict_floor)
         assert log.earliest_seq >= self.floors[0]
-        assert log.evict_floor >= self.floors[1]
-        self.floors = (log.earliest_seq, log.evict_floor)
+        assert log.losses.evict_floor >= self.floors[1]
+        self.floors = (log.earliest_seq, log.losses.evict_floor)
 
     @invariant()
     def every_seq_is_what_it_is(self) -> None:
@@ -355,7 +360,7 @@ class TopicLogMachine(RuleBasedStateMachine):
         for seq in range(self.model.head + 3):
             assert self.log.is_live(seq) == (seq in live)
             if seq in live:
-                assert self.log.ts_of(seq) == self.model.seqs[seq].ts
+                assert self.log.index.ts_of(seq) == self.model.seqs[seq].ts
 
     def starts(self) -> range:
         """Where reading begins in the end: everywhere, but of a long log at a sample, as each reads the rest."""

@@ -20,7 +20,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from topics.log.record_index import from_little_endian
+from topics.log.dumped_values import from_little_endian
 from topics.queue import job_pages, leases
 from topics.queue.job_pages import ABSENT, DELAYED, FREE, LEASED, PARKED
 from topics.queue.lease_events import Acked, Claimed, DeadLettered, Event, Extended, Parked, Released, event_from_wire

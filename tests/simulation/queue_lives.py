@@ -32,7 +32,7 @@ from topics.config import Settings
 from topics.engine.queues.dead_letters import DeadLetters
 from topics.engine.queues.queue_calls import Work
 from topics.errors import ApiError
-from topics.log.record_index import NotLoaded
+from topics.log.span import NotLoaded
 from topics.log.tag_match import Match
 from topics.log.topic_log import Run
 from topics.model import (

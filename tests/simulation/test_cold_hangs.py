@@ -173,8 +173,8 @@ def test_columns_whose_hot_copy_is_gone_are_read_by_threads_for_what_is_cold() -
                 life.fs.unlink(path)
         hang(life)
         topic = life.engine.topic("a")
-        for span in topic.log.stored_spans():
-            topic.log.detach(span)
+        for span in topic.log.stored.all():
+            span.detach()
         with pytest.raises(ApiError) as refused, trio.fail_after(60):
             await life.engine.delete_records("a", None, exactly("a"), Performance())
         assert refused.value.code == "not_ready"

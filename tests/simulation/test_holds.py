@@ -32,7 +32,7 @@ from tests.simulation.segment_lives import (
     unexpected,
 )
 from tests.simulation.world import COLD, ROOT, Life, World, quiet
-from topics.log.record_index import Span
+from topics.log.span import Span
 from topics.storage.offline.finding import Finding
 from topics.storage.offline.verify import Verification
 from topics.storage.recovery.restored_copy import MARK
@@ -202,7 +202,7 @@ def test_what_a_hold_has_kept_goes_with_the_first_checkpoint_after_it() -> None:
 
 
 def hot_spans(life: Life, name: str) -> list[Span]:
-    spans = life.engine.registry.topic(name).log.stored_spans()
+    spans = life.engine.registry.topic(name).log.stored.all()
     return [span for span in spans if isinstance(span.segment, Segment) and span.segment.tier == "hot"]
 
 

@@ -269,7 +269,7 @@ def test_without_the_cold_directory_hot_records_are_served_and_cold_ones_come_ba
     async def away(life: Life) -> None:
         for name, written in topics.items():
             topic = life.engine.topic(name)
-            spans = topic.log.stored_spans()
+            spans = topic.log.stored.all()
             hot = first_hot[name] = next(s.first for s in spans if s.segment.tier == "hot")  # type: ignore[attr-defined]
             state = await life.engine.topic_state(name, touch=False)
             assert state.count == len(written.records) - len(written.deleted)

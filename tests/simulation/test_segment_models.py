@@ -653,8 +653,8 @@ def test_a_match_on_an_active_segment_whose_columns_are_not_loaded() -> None:
             await life.compactor.checkpoint()
         for name in ("t", "u"):
             for topic in engine.topics.values():
-                for span in topic.log.stored_spans():
-                    topic.log.detach(span)
+                for span in topic.log.stored.all():
+                    span.detach()
             assert (await engine.delete_records(name, None, Match("t2", prefix=False), Performance())).deleted == 2
 
     assert World(config=settings(cache_bytes=0)).live(scenario)

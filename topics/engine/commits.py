@@ -125,7 +125,7 @@ def unlogged_floor(topic: Topic) -> dict[str, Any] | None:
     ttl moves floors without a frame of its own. A change that takes records has to be preceded by it in the same batch:
     what has expired is lost for its age, and replay has to know that before it sees who took the rest.
     """
-    floor = topic.log.evict_floor
+    floor = topic.log.losses.evict_floor
     if not topic.config.ttl_ms or floor <= topic.floor_logged:
         return None
     topic.floor_logged = floor

@@ -56,7 +56,7 @@ from topics.engine.queues.queue_calls import Queueing, Work
 from topics.engine.registry import EngineStatus, Registry, names_with
 from topics.engine.topic import Fanout, Topic
 from topics.errors import ApiError, read_only, topic_not_found
-from topics.log.record_index import NotLoaded, Span
+from topics.log.span import NotLoaded, Span
 from topics.log.tag_match import Match
 from topics.model import (
     AppendRequest,
@@ -414,7 +414,7 @@ class Engine:
             topic.last_ts = found.log.last_ts
             topic.ceiling = topic.ceiling_queued = found.ceiling
             topic.keys = found.keys
-            topic.floor_logged = found.log.evict_floor
+            topic.floor_logged = found.log.losses.evict_floor
             topic.applied_end = found.end if found.end.ordinal >= 0 else None
             topic.last_write_ms, topic.last_read_ms = found.last_write, found.last_read
             topic.incoming = found.incoming or None
@@ -437,7 +437,7 @@ class Engine:
                 self.registry.changed.discard(topic)  # nothing has happened since its part was made
                 if topic.shelf is not None:
                     # What the part names without needing it may or may not be there still.
-                    needed = {span.segment for span in topic.log.stored_spans()}
+                    needed = {span.segment for span in topic.log.stored.all()}
                     topic.shelf.gone = [segment for segment in topic.shelf.segments if segment not in needed]
             if i % 256 == 255:
                 await trio.lowlevel.checkpoint()

@@ -19,9 +19,9 @@ from topics.engine.registry import Registry
 from topics.engine.topic import Topic
 from topics.errors import ApiError, topic_not_found
 from topics.log.block import Block
-from topics.log.record_index import NotLoaded, Span
+from topics.log.frame_ranges import FrameRange, locate
+from topics.log.span import NotLoaded, Span
 from topics.log.tag_match import Match
-from topics.log.topic_log import FrameRange
 from topics.model import Performance
 from topics.runtime.background import Background
 from topics.runtime.clock import Clock
@@ -154,7 +154,7 @@ class Loader:
     def _fetch(self, topic: Topic, spans: tuple[Span, ...]) -> None:
         """A commit cannot be published before these columns are there."""
         # If that is what comes of having loaded others for it: loading these must not drop those.
-        known = [span for span in self._resuming.get(topic, ()) if topic.log.holds(span)]
+        known = [span for span in self._resuming.get(topic, ()) if topic.log.stored.holds(span)]
         self._background.start_soon(self._fetch_and_resume, topic, (*known, *spans))
 
     async def _fetch_and_resume(self, topic: Topic, spans: tuple[Span, ...]) -> None:
@@ -200,7 +200,7 @@ class Loader:
         """
         following = topic.blocks.next_first(first)
         last = min(last, first + LOAD_RECORDS - 1, following - 1 if following is not None else last)
-        located = await self.prepared(topic, partial(topic.log.locate, first, last))
+        located = await self.prepared(topic, partial(locate, topic.log.index, first, last))
         if not located:
             return []
         wanted = located[0]
@@ -223,7 +223,7 @@ class Loader:
     async def open_stored(self, topic: Topic, first: int, last: int, max_bytes: int) -> OpenedRun | None:
         """Live records that are in a segment, with their origins, of which the first has seq `first`; None if the
         caller has to look at the topic again. Raises `503 not_ready` if the disk does not answer."""
-        located = await self.prepared(topic, partial(topic.log.locate, first, last, max_bytes))
+        located = await self.prepared(topic, partial(locate, topic.log.index, first, last, max_bytes))
         if not located or not isinstance(located[0].segment, Segment):
             return None
         wanted, segment = located[0], located[0].segment
@@ -276,7 +276,7 @@ class Loader:
     def is_current(topic: Topic, opened: OpenedRun) -> bool:
         """Whether those records are still there, live and in the same place. Raises NotLoaded."""
         at = 0
-        for found in topic.log.locate(opened.seqs[0], opened.seqs[-1]):
+        for found in locate(topic.log.index, opened.seqs[0], opened.seqs[-1]):
             n = len(found.seqs)
             if found.segment is not opened.segment or found.seqs != opened.seqs[at : at + n]:
                 return False
@@ -299,7 +299,7 @@ class Loader:
                 return [block_of_records(records)] if records else [], damaged
             except FileNotFoundError:
                 # Dropped while we were about to read it; if the index still points there, the file is missing.
-                return [], [seq for seq in wanted.seqs if not topic.log.is_stored(seq)]
+                return [], [seq for seq in wanted.seqs if topic.log.stored.at(seq) is None]
         cold = segment.tier == "cold"
         name = segment_name(segment.first, "data")
         try:
@@ -319,14 +319,15 @@ class Loader:
         """The same for copies that are made of another topic's frames."""
         assert topic.copies is not None
         runs = list(topic.copies.runs)
-        times = [topic.log.ts_of(seq) for seq in wanted.seqs]
+        times = [topic.log.index.ts_of(seq) for seq in wanted.seqs]
         read = partial(read_copies, self._fs, self._store.tiers, self._store.files, wanted, runs, times)
         try:
             records, damaged = await self._offload.run(Kind.HOT_READ, read)
         except (FileNotFoundError, KeyError):
             # They are in a segment of their own topic by now; if the index still points there, the file is missing.
             records, damaged = [], list(wanted.seqs)
-        return [block_of_records(records)] if records else [], [seq for seq in damaged if not topic.log.is_stored(seq)]
+        damaged = [seq for seq in damaged if topic.log.stored.at(seq) is None]
+        return [block_of_records(records)] if records else [], damaged
 
     async def _decode(
         self, window: bytes, wanted: FrameRange, most: int, *, cold: bool
@@ -354,12 +355,12 @@ class Loader:
         nobody at work on the files, by columns that come from `.data` itself."""
         shelf = topic.shelf
         assert shelf is not None
-        while not topic.deleted and any(topic.log.is_stored(seq) for seq in damaged):
+        while not topic.deleted and any(topic.log.stored.at(seq) is not None for seq in damaged):
             cold = _is_cold(topic, damaged)
             async with shelf.cold if cold else shelf.upkeep:
                 if _is_cold(topic, damaged) is not cold:
                     continue  # moved while it was waited for
-                if topic.deleted or not any(topic.log.is_stored(seq) for seq in damaged):
+                if topic.deleted or not any(topic.log.stored.at(seq) is not None for seq in damaged):
                     return [], []
                 await self.spans.rescan(topic, damaged)
                 if topic.deleted:
@@ -368,7 +369,7 @@ class Loader:
                 alive = [seq for seq in wanted.seqs if topic.log.is_live(seq)]
                 if not alive:
                     return [], []
-                ranges = topic.log.locate(alive[0], alive[-1])
+                ranges = locate(topic.log.index, alive[0], alive[-1])
                 return await self._read(topic, ranges[0]) if ranges else ([], [])
         return [], []
 
@@ -386,7 +387,7 @@ class Loader:
 
 def _is_cold(topic: Topic, seqs: Sequence[int]) -> bool:
     """Whether any of these records is in a cold segment."""
-    segments = (span.segment for seq in seqs if (span := topic.log.stored_span_at(seq)) is not None)
+    segments = (span.segment for seq in seqs if (span := topic.log.stored.at(seq)) is not None)
     return any(isinstance(segment, Segment) and segment.tier == "cold" for segment in segments)
 
 

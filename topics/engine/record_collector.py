@@ -21,9 +21,9 @@ from topics.engine.registry import Registry
 from topics.engine.topic import Topic
 from topics.errors import topic_not_found
 from topics.log.block import Block, Projection, block_with
-from topics.log.record_index import NotLoaded, Span
+from topics.log.losses import Gap
+from topics.log.span import NotLoaded, Span
 from topics.log.tag_match import Match
-from topics.log.topic_log import Gap
 from topics.model import Tombstone
 
 SCAN_SLICE: Final = 10_000
@@ -184,7 +184,7 @@ class Collector:
         hidden = wish.nodes if self.topic.config.dedupe_node else frozenset()
         end = self.end
         while self.count < wish.limit and self.room > 0:
-            if self.position + 1 < log.evict_floor:  # the front has come by since the last step
+            if self.position + 1 < log.losses.evict_floor:  # the front has come by since the last step
                 if self.count:
                     return None
                 self._begin()

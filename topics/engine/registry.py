@@ -15,6 +15,7 @@ from sortedcontainers import SortedDict
 from topics.engine.job_queue import JobQueue
 from topics.engine.topic import Common, Topic
 from topics.errors import ApiError, throttled, topic_not_found
+from topics.log.retention import expire
 from topics.log.stages import StageOf
 from topics.model import TopicConfig
 from topics.queue.leases import Leases
@@ -220,7 +221,7 @@ class Registry:
 
     def expire(self, topic: Topic) -> None:
         """Advance the floors to now (`docs/spec/crash.md` 7). Raises NotLoaded."""
-        if topic.config.ttl_ms and topic.log.expire(self.now_ms(), topic.config.ttl_ms):
+        if topic.config.ttl_ms and expire(topic.log, self.now_ms(), topic.config.ttl_ms):
             self.account(topic)
 
     def touch(self, topic: Topic) -> None:

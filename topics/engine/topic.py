@@ -20,7 +20,7 @@ from topics.engine.job_queue import JobQueue
 from topics.errors import ApiError
 from topics.log.copies import CopyTable
 from topics.log.dedupe_window import DedupeWindow
-from topics.log.record_index import NotLoaded, Span
+from topics.log.span import NotLoaded, Span
 from topics.log.stages import CommitKeys, StageOf
 from topics.log.topic_log import TopicLog
 from topics.model import TopicConfig
@@ -314,7 +314,7 @@ class Topic:
     def set_queue(self, queue: JobQueue) -> None:
         """These are its jobs from here on."""
         self.queue = queue
-        self.log.on_lost = partial(queue.lost, live_among=self.log.live_among)
+        self.log.on_lost = partial(queue.lost, live_among=self.log.index.only_live)
 
     def copy_table(self) -> CopyTable:
         """Its copies, made where there are none."""
@@ -584,7 +584,7 @@ class Commit:
                 topic.unwritten.popleft()
             if self.frame_lens is not None:
                 first_seq = self.last_seq - self.records + 1
-                topic.log.place(first_seq, self.file, offsets_of(offset, self.frame_lens))
+                topic.log.index.place(first_seq, self.file, offsets_of(offset, self.frame_lens))
             topic.mark_changed()
             topic.tell_workers()
             if topic.fanout is not None and topic.fanout.behind:

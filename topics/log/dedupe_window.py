@@ -19,7 +19,7 @@ from collections.abc import Iterator
 from itertools import accumulate, pairwise
 from typing import Any, Final
 
-from topics.log.record_index import from_little_endian, little_endian
+from topics.log.dumped_values import from_little_endian, little_endian
 
 PAGE_KEYS: Final = 1024
 """Keys of a full page."""

@@ -25,7 +25,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import pairwise
 from typing import Any, Final
 
-from topics.log.record_index import from_little_endian, little_endian
+from topics.log.dumped_values import from_little_endian, little_endian
 from topics.log.tag_match import Match
 
 # Sorting this many names takes about a millisecond; ten million tags make 2,500 runs, searched in a few.

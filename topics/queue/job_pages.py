@@ -42,7 +42,7 @@ from collections.abc import Iterable, Sequence
 from itertools import compress, count
 from typing import Any, Final
 
-from topics.log.record_index import from_little_endian, little_endian
+from topics.log.dumped_values import from_little_endian, little_endian
 
 # A page costs 800 bytes besides its slots, which is 3 for each of 256 jobs; a lone job costs a whole page, 6.7 KB. With
 # 128 slots it is 6 and 3.7 KB, but twice as many pages for whatever goes through all of them. It takes 60 us to load a

@@ -22,7 +22,7 @@ from array import array
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from topics.log.record_index import from_little_endian, little_endian
+from topics.log.dumped_values import from_little_endian, little_endian
 from topics.runtime.instant import Instant
 
 

@@ -27,7 +27,7 @@ from collections.abc import Sequence
 from itertools import pairwise
 from typing import Any, Final
 
-from topics.log.record_index import from_little_endian, little_endian
+from topics.log.dumped_values import from_little_endian, little_endian
 
 _SHIFT: Final = 12
 CHUNK_SEQS: Final = 1 << _SHIFT

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from topics.log.record_index import whole
+from topics.log.dumped_values import whole
 from topics.routing.origin_set import OriginSet
 from topics.routing.router import RouterConfig, router_from_wire, router_to_wire
 

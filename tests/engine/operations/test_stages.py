@@ -210,9 +210,9 @@ async def test_a_stage_that_goes_while_it_is_read_for_a_commit_ends_the_commit(a
         await stage(life, "a", *range(20))
         await life.compactor.checkpoint()
         staged = (life.engine.topics["t"].stages or {})["a"]
-        for span in staged.log.stored_spans():
+        for span in staged.log.stored.all():
             life.engine._indexes.forget_columns(span)
-            staged.log.detach(span)
+            span.detach()
         offload.hold(Kind.HOT_READ)
         call = Called(nursery, lambda: commit(life, "k", "a"))
         await settle()

@@ -10,7 +10,7 @@ import pytest
 
 from tests.simulation.disk import SimFs
 from topics.log.block import Block, Projection, encode_block
-from topics.log.topic_log import FrameRange
+from topics.log.frame_ranges import FrameRange
 from topics.storage.cache.payload_cache import BlockList, PayloadCache, block_of_records, read_records
 from topics.storage.wal.frames import StoredRecord, encode_appends
 

@@ -30,7 +30,7 @@ from tests.simulation.wal_content import scan_of, sealed_for
 from tests.simulation.world import World, quiet, wrecks_of
 from tests.storage.data_file import rows_of
 from tests.storage.made import COLD, CONFIG, ROOT, Maker, made
-from topics.log.topic_log import Summary
+from topics.log.span import Summary
 from topics.storage.files.datadir import DataDir
 from topics.storage.files.file_header import FILE_HEADER_BYTES
 from topics.storage.files.fs import join, write_all

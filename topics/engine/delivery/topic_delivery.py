@@ -28,7 +28,7 @@ from topics.engine.record_collector import Collector, Pause
 from topics.engine.registry import Registry
 from topics.engine.topic import Fanout, Topic
 from topics.errors import ApiError
-from topics.log.record_index import NotLoaded
+from topics.log.span import NotLoaded
 from topics.model import Performance, Tombstone
 from topics.runtime.background import Background
 from topics.sched.audience import Audience

@@ -24,7 +24,8 @@ from topics.engine.registry import Registry
 from topics.engine.topic import Commit, Gate, Topic
 from topics.log.block import Block
 from topics.log.copies import Kind, Origin, each_kind
-from topics.log.record_index import FLAG_DERIVED, FLAG_ORIGIN, NotLoaded
+from topics.log.missing_columns import missing_below
+from topics.log.span import FLAG_DERIVED, FLAG_ORIGIN, NotLoaded
 from topics.log.topic_log import Extent
 from topics.runtime.clock import Clock
 from topics.storage.segments.copy_frames import Forwarded, Recipe, encode_forwarded
@@ -200,7 +201,7 @@ class CopyCommits:
         )
         if decided is not None:
             if decided.watermark:
-                commit.needs = partial(dest.log.missing_below, decided.watermark)
+                commit.needs = partial(missing_below, dest.log.index, decided.watermark)
             if decided.recipe is not None:
                 commit.leans = self._leans(dest, decided.recipe)
             self._expect(dest, decided)

@@ -40,8 +40,10 @@ from topics.engine.topic import Fanout, Topic
 from topics.errors import ApiError
 from topics.log.block import block_with
 from topics.log.copies import MAX_HOPS, Look, stamped
-from topics.log.record_index import NotLoaded
-from topics.log.topic_log import Gap, Run
+from topics.log.losses import Gap
+from topics.log.retention import has_room
+from topics.log.span import NotLoaded
+from topics.log.topic_log import Run
 from topics.routing.router_state import Router
 from topics.runtime.background import Background
 from topics.runtime.clock import Clock
@@ -353,7 +355,7 @@ class Forwarding:
         heavy = (
             dest.origins is not None
             or (source.ephemeral and not dest.ephemeral)
-            or forwarder.position < source.log.stored_to
+            or forwarder.position < source.log.stored.last_seq
         )
         return HEAVY_RECORDS if heavy else BATCH_RECORDS
 
@@ -418,9 +420,7 @@ class Forwarding:
         total = 0
         for n, size in enumerate(sizes, 1):
             total += size
-            room = not rejects or dest.log.room(
-                config.cap_records, config.cap_bytes, dest.pending_records, dest.pending_bytes, n, total
-            )
+            room = not rejects or has_room(dest.log, config, dest.pending_records, dest.pending_bytes, n, total)
             if not room or (quota and total > left):
                 if n == 1:
                     raise Full
@@ -435,10 +435,10 @@ class Forwarding:
         following = source.log.step(position, 1)
         if config.discard != "reject" or not isinstance(following, Run):
             return
-        raw = source.log.capture_raw(following.first, following.first)
+        raw = source.log.index.capture_raw(following.first, following.first)
         size = raw[0].size[0] if raw else 1
         self._expire(dest)
-        room = dest.log.room(config.cap_records, config.cap_bytes, dest.pending_records, dest.pending_bytes, 1, size)
+        room = has_room(dest.log, config, dest.pending_records, dest.pending_bytes, 1, size)
         if not room and not 0 < config.cap_bytes < size:
             raise Full
 
@@ -467,8 +467,8 @@ class Forwarding:
     def _take(self, forwarder: Forwarder, first: int, last: int) -> Taken:
         """Live records from `first` on, at most up to `last`, taken apart. Raises Wait for what is on disk."""
         source = forwarder.source
-        if first <= source.log.stored_to:
-            return self._take_stored(forwarder, first, min(last, source.log.stored_to))
+        if first <= source.log.stored.last_seq:
+            return self._take_stored(forwarder, first, min(last, source.log.stored.last_seq))
         block = source.blocks.find(first) or block_with(forwarder.read, first)
         if block is None:
             raise Wait(partial(self._load, forwarder, first, min(first + READ_AHEAD - 1, source.log.head_seq)))
@@ -494,7 +494,7 @@ class Forwarding:
         # Where they are is looked up once more: the segment may have been replaced while it was read.
         if opened is None or not self._loader.is_current(source, opened):
             forwarder.opened = None
-            raise Wait(partial(self._open, forwarder, first, min(first + READ_AHEAD - 1, source.log.stored_to)))
+            raise Wait(partial(self._open, forwarder, first, min(first + READ_AHEAD - 1, source.log.stored.last_seq)))
         if self._is_busy(source, opened.segment):
             raise Wait(partial(trio.sleep, MIN_BACKOFF_S))
         # Nobody is to depend on a cold store but those who read what is in it: copies of that are logged.

@@ -14,7 +14,7 @@ from topics.engine.loader import OpenedRun
 from topics.engine.topic import Topic
 from topics.log.block import Block
 from topics.log.copies import PLAIN, Kind, Look, each_kind, kinds_of, run_of, stamped
-from topics.log.record_index import FLAG_DERIVED, FLAG_NODE, FLAG_ORIGIN, FLAG_TAG
+from topics.log.span import FLAG_DERIVED, FLAG_NODE, FLAG_ORIGIN, FLAG_TAG
 
 BATCH_BYTES: Final = 1 << 20
 """Of the records that are taken in one go; one is always taken, whatever its size."""
@@ -85,7 +85,7 @@ def take_raw(source: Topic, block: Block, first: int, last: int) -> Taken:
     """Records that are in no segment of the source: their frames are in the WAL or in segments of others, or of an
     `ephemeral` topic in memory."""
     files, offsets, lens, sizes, flags = array("I"), array("I"), array("I"), array("I"), bytearray()
-    for run in source.log.capture_raw(last, first):
+    for run in source.log.index.capture_raw(last, first):
         files += run.file
         offsets += run.offset
         lens += run.frame_len

@@ -28,7 +28,9 @@ from topics.engine.registry import Registry
 from topics.engine.topic import Commit, Gate, Topic
 from topics.errors import ApiError, topic_not_found
 from topics.log.block import Block
-from topics.log.record_index import NotLoaded
+from topics.log.missing_columns import missing_below
+from topics.log.retention import eviction_watermark, has_room
+from topics.log.span import NotLoaded
 from topics.log.topic_config import resolve_config
 from topics.log.topic_log import Extent
 from topics.model import AppendRequest, AppendResult, Performance, TopicConfigPatch
@@ -135,7 +137,7 @@ class Appending:
                 continue
             if batch is None:
                 batch = columns_of(request)
-            if topic.log.stored_to and not await self._loaded(topic, batch):
+            if topic.log.stored.last_seq and not await self._loaded(topic, batch):
                 continue
             break
         self._check_room(topic, batch)
@@ -235,9 +237,7 @@ class Appending:
                 detail={"cap_records": config.cap_records, "cap_bytes": config.cap_bytes},
             )
         self._registry.expire(topic)
-        if not topic.log.room(
-            config.cap_records, config.cap_bytes, topic.pending_records, topic.pending_bytes, count, nbytes
-        ):
+        if not has_room(topic.log, config, topic.pending_records, topic.pending_bytes, count, nbytes):
             raise ApiError(
                 "topic_full",
                 f"topic {topic.name!r} is full",
@@ -285,7 +285,7 @@ class Appending:
             frame_lens=None if topic.ephemeral else appended.frame_lens,
         )
         if watermark:
-            commit.needs = partial(topic.log.missing_below, watermark)
+            commit.needs = partial(missing_below, topic.log.index, watermark)
         if key is not None:
             self._keys.begin(commit, key)
         self._commits.send(commit)
@@ -298,8 +298,7 @@ class Appending:
         if not evicts(topic):
             return 0
         incoming = [commit.sizes for commit in topic.pending or () if commit.sizes is not None]
-        caps = topic.config.cap_records, topic.config.cap_bytes
-        watermark = topic.log.eviction_watermark(*caps, [*incoming, sizes])
+        watermark = eviction_watermark(topic.log, topic.config, [*incoming, sizes])
         return watermark if watermark > topic.log.earliest_seq else 0
 
     def _publish(self, decided: _Decided, commit: Commit) -> tuple[int, int]:

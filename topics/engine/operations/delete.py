@@ -20,7 +20,8 @@ from topics.engine.loader import Loader
 from topics.engine.registry import Registry
 from topics.engine.topic import Commit, Gate, Topic
 from topics.errors import ApiError
-from topics.log.record_index import NotLoaded, Span
+from topics.log.missing_columns import missing_below, missing_to_delete
+from topics.log.span import NotLoaded, Span
 from topics.log.tag_match import Match
 from topics.model import DeleteResult, Performance
 from topics.runtime.background import Background
@@ -96,12 +97,12 @@ class Deleting:
         if match is None:
             return array("Q")
         found = array("Q")
-        if topic.log.spans_with_tags(topic.log.head_seq):
+        if topic.log.tags.spans_in_files(topic.log.head_seq):
             found = await self._loader.candidates(topic, match, topic.log.head_seq)
             if topic.deleted or topic.barrier is not None or self._commits.writer(topic).failed is not None:
                 return None
         bound = topic.log.head_seq
-        matching = partial(topic.log.matching, match, before_seq=before_seq, bound=bound)
+        matching = partial(topic.log.tags.matching, match, before_seq=before_seq, bound=bound)
         try:
             indexed = matching()
         except NotLoaded:
@@ -126,7 +127,7 @@ class Deleting:
             self._clock.perf_ns,
         )
         commit.deletes = True
-        if topic.log.stored_to and seqs is None:
+        if topic.log.stored.last_seq and seqs is None:
             assert before_seq is not None
             commit.needs = partial(self._needs_below, topic, min(before_seq, bound + 1))
         self._commits.send(commit)
@@ -143,7 +144,7 @@ class Deleting:
 
     @staticmethod
     def _needs_below(topic: Topic, end: int) -> tuple[Span, ...]:
-        return topic.log.missing_below(end)
+        return missing_below(topic.log.index, end)
 
     def _publish(
         self, topic: Topic, before_seq: int | None, seqs: array[int] | None, bound: int, commit: Commit
@@ -157,7 +158,7 @@ class Deleting:
                 topic.blocks.free(range(first, min(before_seq, bound + 1)))
             self._registry.account(topic)
             return deleted
-        if len(seqs) <= DELETE_SLICE and not topic.log.missing_for(seqs):
+        if len(seqs) <= DELETE_SLICE and not missing_to_delete(topic.log.index, seqs):
             return self._delete_slice(topic, seqs)
         topic.working = trio.Event()
         self._background.start_soon(self._work_off, topic, commit, seqs)

@@ -26,8 +26,9 @@ from topics.engine.registry import EngineStatus, Registry
 from topics.engine.topic import Topic
 from topics.errors import ApiError
 from topics.log.block import Projection
+from topics.log.losses import Gap
 from topics.log.tag_match import Match
-from topics.log.topic_log import Gap, TopicLog
+from topics.log.topic_log import TopicLog
 from topics.model import Performance, Tombstone
 from topics.runtime.clock import Clock
 
@@ -269,7 +270,7 @@ def _first_at(log: TopicLog, ts: int) -> int:
 def _ts_from(log: TopicLog, seq: int) -> int:
     """The time of the first live record from `seq` on; later than any if there is none."""
     live = _live_from(log, seq)
-    return sys.maxsize if live is None else log.ts_of(live)
+    return sys.maxsize if live is None else log.index.ts_of(live)
 
 
 def _live_from(log: TopicLog, seq: int) -> int | None:

@@ -40,7 +40,8 @@ from topics.engine.topic import Commit, Gate, Topic
 from topics.errors import ApiError, invalid, topic_not_found
 from topics.log.block import Block, RecordColumns, block_with
 from topics.log.copies import PLAIN, CopyTable, Kind
-from topics.log.record_index import FLAG_DERIVED, SPAN_RECORDS, NotLoaded, Span
+from topics.log.missing_columns import missing_below
+from topics.log.span import FLAG_DERIVED, SPAN_RECORDS, NotLoaded, Span
 from topics.log.stages import CommitKeys, Known
 from topics.model import CommitResult, Performance
 from topics.runtime.background import Background
@@ -274,15 +275,15 @@ class StageCommits:
                 recipe = Recipe(kinds, seqs, *places, flags[part])
                 found.append((first + at, n, recipe))
 
-        for span in log.stored_spans():
+        for span in log.stored.all():
             segment = span.segment
             assert isinstance(segment, Segment)
-            stored = await self._loader.prepared(stage, partial(log.columns_of, span))
+            stored = await self._loader.prepared(stage, span.columns)
             file = self._store.files.file_of(("segment", segment.topic_id, segment.first), segment.read_salt)
             files = array("I", (file,)) * span.n
             take(span.first, files, stored.offset, stored.frame_len, stored.size, stored.flags)
-        for at in range(log.stored_to + 1, log.head_seq + 1, FRAME_RECORDS):
-            for run in log.capture_raw(at + FRAME_RECORDS - 1, at):
+        for at in range(log.stored.last_seq + 1, log.head_seq + 1, FRAME_RECORDS):
+            for run in log.index.capture_raw(at + FRAME_RECORDS - 1, at):
                 take(run.first, run.file, run.offset, run.frame_len, run.size, run.flags)
             await trio.lowlevel.checkpoint()
         return found
@@ -292,15 +293,15 @@ class StageCommits:
         log = stage.log
         tags: list[str | None] = [None] * log.head_seq
         tagged = done = 0
-        for name, seqs in log.tags_by_name():
+        for name, seqs in log.tags.by_name():
             for seq in seqs:
                 tags[seq - 1] = name
             tagged += len(seqs)
             if tagged - done >= TAG_SLICE:
                 done = tagged
                 await trio.lowlevel.checkpoint()
-        for span in log.stored_spans():
-            if span.first < log.tags_from and span.tagged:
+        for span in log.stored.all():
+            if span.first < log.tags.known_from and span.tagged:
                 assert isinstance(span.segment, Segment)
                 found: SegmentTags = await self._loader.tags(stage, span.segment)
                 for name, slots in found.items():
@@ -426,7 +427,7 @@ class StageCommits:
             nbytes=nbytes,
         )
         if watermark:
-            commit.needs = partial(target.log.missing_below, watermark)
+            commit.needs = partial(missing_below, target.log.index, watermark)
         commit.held = trio.Event()
         commit.on_fail = commit.held.set
         self._commits.send(commit)

@@ -27,9 +27,12 @@ from topics.engine.topic import MIN_CEILING_BLOCK, Topic
 from topics.errors import ApiError, topic_not_found
 from topics.log.block import Block, block_with
 from topics.log.copies import Origin
-from topics.log.record_index import FLAG_ORIGIN, NotLoaded
+from topics.log.losses import Gap
+from topics.log.missing_columns import missing_below
+from topics.log.retention import eviction_watermark
+from topics.log.span import FLAG_ORIGIN, NotLoaded
 from topics.log.topic_config import config_to_wire, resolve_config
-from topics.log.topic_log import Gap, Run
+from topics.log.topic_log import Run
 from topics.model import TopicConfig, TopicConfigPatch
 from topics.runtime.background import Background
 from topics.storage.segments.topic_segments import Shelf
@@ -305,8 +308,7 @@ class Configuring:
                 ceiling = topic.assigned + MIN_CEILING_BLOCK
             else:
                 ceiling = max(topic.ceiling, topic.ceiling_queued)
-            caps = partial(topic.log.eviction_watermark, config.cap_records, config.cap_bytes, [])
-            below = await self._loader.prepared(topic, caps)
+            below = await self._loader.prepared(topic, partial(eviction_watermark, topic.log, config, []))
             # The floors are latched before the new ttl and caps can change what they would have been
             # (`docs/spec/crash.md` 6).
             update: dict[str, Any] = {"config": config_to_wire(config), "ceiling": ceiling}
@@ -317,7 +319,7 @@ class Configuring:
                 if topic.queue is not None:
                     update["queue"] = topic.queue.freeze(self._registry.instant()).dump()
             entries: list[tuple[FrameType, dict[str, Any]]] = []
-            if topic.log.evict_floor > 1:
+            if topic.log.losses.evict_floor > 1:
                 entries.append((FrameType.EVICT_WATERMARK, {"below": topic.log.earliest_seq, "reason": "ttl"}))
             entries.append((FrameType.CONFIG_UPDATE, update))
             entries.append((FrameType.HEAD_WATERMARK, {"ceiling": ceiling}))
@@ -349,7 +351,7 @@ class Configuring:
 
     def _latch(self, topic: Topic, below: int) -> None:
         """What new caps and a new ttl take. Raises NotLoaded, and then is called again."""
-        if missing := topic.log.missing_below(below):
+        if missing := missing_below(topic.log.index, below):
             raise NotLoaded(missing)
         topic.log.evict_below(below, "cap")
         self._registry.account(topic)
@@ -372,7 +374,7 @@ class Configuring:
 
         The records mean nothing until the ConfigUpdate that follows them, which carries the structure they belong to.
         """
-        position = max(topic.log.earliest_seq - 1, topic.log.stored_to)
+        position = max(topic.log.earliest_seq - 1, topic.log.stored.last_seq)
         loaded: list[Block] = []
         while (step := topic.log.step(position, RUN_RECORDS)) is not None:
             if isinstance(step, Gap):
@@ -400,7 +402,7 @@ class Configuring:
             return None
         return {
             run.first + i: topic.copies.run_of(run.first + i).origin(run.first + i)
-            for run in topic.log.capture_raw(last, first)
+            for run in topic.log.index.capture_raw(last, first)
             for i, flag in enumerate(run.flags)
             if flag & FLAG_ORIGIN
         }
@@ -414,7 +416,7 @@ class Configuring:
                 frames.encode_appends(
                     topic.id,
                     seq,
-                    topic.log.ts_of(seq),
+                    topic.log.index.ts_of(seq),
                     [part.data],
                     nodes=[part.node],
                     tags=[part.tag],
@@ -430,5 +432,5 @@ class Configuring:
         lens = array("I")
         for one in encoded:
             lens.extend(one.frame_lens)
-        topic.log.place(first, batch.file_id, offsets_of(batch.offset, lens), lens)
+        topic.log.index.place(first, batch.file_id, offsets_of(batch.offset, lens), lens)
         topic.blocks.written_seq = max(topic.blocks.written_seq, last)

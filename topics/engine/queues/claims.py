@@ -319,7 +319,7 @@ def _gather(
     fetched, and the room for it. Raises NotLoaded, and has done nothing then."""
     if topic.deleted:
         raise topic_not_found(topic.name)
-    live = topic.log.live_among(seqs)
+    live = topic.log.index.only_live(seqs)
     block: Block | None = None
     for i, seq in enumerate(live):
         if block is None or not block.first_seq <= seq <= block.last_seq:

@@ -23,7 +23,9 @@ from topics.engine.loader import Loader
 from topics.engine.registry import Registry
 from topics.engine.topic import Commit, Gate, Topic
 from topics.errors import ApiError, topic_not_found
-from topics.log.record_index import NotLoaded, little_endian
+from topics.log.dumped_values import little_endian
+from topics.log.missing_columns import missing_to_delete
+from topics.log.span import NotLoaded
 from topics.queue.lease_events import Acked, Claimed, DeadLettered, LeaseEvent
 from topics.runtime.clock import Clock
 from topics.runtime.instant import Instant
@@ -132,8 +134,8 @@ class LeaseCommits:
         commit = Commit(topic, data, count, gate, partial(self._publish_end, topic, event), self._clock.perf_ns)
         commit.deletes = True
         commit.on_fail = partial(topic.queue.abort, event.seqs)
-        if topic.log.stored_to:
-            commit.needs = partial(topic.log.missing_for, event.seqs)
+        if topic.log.stored.last_seq:
+            commit.needs = partial(missing_to_delete, topic.log.index, event.seqs)
         self._commits.send(commit)
         return commit
 

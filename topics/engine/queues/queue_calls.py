@@ -277,7 +277,7 @@ class Queueing:
         holder.changed = trio.Event()
         now = self._lease_commits.now()
         left = queue.due_in_ms(now)
-        ttl_ms, oldest = work.topic.config.ttl_ms, work.topic.log.oldest_ts
+        ttl_ms, oldest = work.topic.config.ttl_ms, work.topic.log.index.oldest_ts
         if ttl_ms and oldest is not None:
             left = min(left, oldest + ttl_ms + 1 - self._registry.now_ms())
         with trio.move_on_after(max(left, 0) / 1000):

@@ -22,7 +22,7 @@ import msgspec
 
 from topics.cli.failures import EXIT_FAILED, Refused
 from topics.cli.output import count, print_line, printable, size
-from topics.log.record_index import Span
+from topics.log.span import Span
 from topics.spark.session import JobOptions, spark_options
 from topics.storage.files.datadir import DataDir, DataDirError
 from topics.storage.files.fs import OsFs

@@ -13,8 +13,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Final
 
-from topics.log.record_index import Span
-from topics.log.topic_log import TopicLog
+from topics.log.span import Span
 from topics.storage.segments.segment_format import SegmentTags
 from topics.storage.segments.topic_segments import Segment
 
@@ -28,7 +27,7 @@ class IndexCache:
 
     def __init__(self, cache_bytes: int) -> None:
         self._max_bytes = max(cache_bytes // SHARE, LEAST_BYTES)
-        self._columns: OrderedDict[Span, tuple[TopicLog, int]] = OrderedDict()
+        self._columns: OrderedDict[Span, int] = OrderedDict()
         self._tags: OrderedDict[Segment, SegmentTags] = OrderedDict()
         self._gathered: Counter[Span] = Counter()
         self.bytes = 0
@@ -44,22 +43,22 @@ class IndexCache:
             self._gathered.subtract(spans)
             self._gathered = +self._gathered
 
-    def add_columns(self, log: TopicLog, span: Span) -> None:
+    def add_columns(self, span: Span) -> None:
         """A span is loaded, or has grown."""
         self.forget_columns(span)
-        size = log.span_bytes(span)
-        self._columns[span] = (log, size)
+        size = span.column_bytes
+        self._columns[span] = size
         self.bytes += size
         kept = []
         while self.bytes > self._max_bytes and len(self._columns) > 1:
-            oldest, (owner, freed) = self._columns.popitem(last=False)
+            oldest, freed = self._columns.popitem(last=False)
             if oldest in self._gathered:
-                kept.append((oldest, (owner, freed)))
+                kept.append((oldest, freed))
                 continue
             self.bytes -= freed
-            owner.detach(oldest)
-        for oldest, entry in reversed(kept):
-            self._columns[oldest] = entry
+            oldest.detach()
+        for oldest, size in reversed(kept):
+            self._columns[oldest] = size
             self._columns.move_to_end(oldest, last=False)
 
     def use_columns(self, span: Span) -> None:
@@ -71,7 +70,7 @@ class IndexCache:
         """The span is gone, or not loaded any more."""
         known = self._columns.pop(span, None)
         if known is not None:
-            self.bytes -= known[1]
+            self.bytes -= known
 
     def tags(self, segment: Segment) -> SegmentTags | None:
         """The tags of a sealed segment, if they are here."""

@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from typing import Final
 
 from topics.log.block import Block, encode_block
-from topics.log.topic_log import FrameRange
+from topics.log.frame_ranges import FrameRange
 from topics.storage.files.fs import Fs
 from topics.storage.wal.frames import Seeds, StoredRecord, decode_append
 

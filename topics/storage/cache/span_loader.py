@@ -13,7 +13,7 @@ from functools import partial
 from typing import Final, Protocol, TypeVar
 
 from topics.errors import topic_not_found
-from topics.log.record_index import NotLoaded, Span
+from topics.log.span import NotLoaded, Span
 from topics.log.tag_match import Match
 from topics.log.topic_log import TopicLog
 from topics.runtime.offload import Kind, Offload
@@ -74,14 +74,14 @@ class SpanLoader:
     async def _renew(
         self, topic: Owner, seqs: Iterable[int], load: Callable[[Tiers, Segment, int, int], Loaded]
     ) -> None:
-        for span in {span: None for seq in seqs if (span := topic.log.stored_span_at(seq)) is not None}:
+        for span in {span: None for seq in seqs if (span := topic.log.stored.at(seq)) is not None}:
             segment, n = span.segment, span.n
             assert isinstance(segment, Segment)
             kind = Kind.COLD_READ if segment.tier == "cold" else Kind.HOT_READ
             found = await self._offload.run(kind, partial(load, self.tiers, segment, span.first, n))
             if span.loaded:
                 self._cache.forget_columns(span)
-                topic.log.detach(span)
+                span.detach()
             await self._attach(topic, span, segment, n, found)
 
     async def prepared(self, topic: Owner, operation: Callable[[], T]) -> T:
@@ -114,7 +114,7 @@ class SpanLoader:
         if span.loaded:
             self._cache.use_columns(span)
             return
-        if not topic.log.holds(span):
+        if not topic.log.stored.holds(span):
             return
         assert isinstance(segment, Segment)
         n = span.n
@@ -159,13 +159,13 @@ class SpanLoader:
 
     def _attach_at_once(self, topic: Owner, span: Span, segment: Segment, n: int, found: Loaded) -> bool:
         """Whether it is still the span that was looked at. Raises NotLoaded."""
-        if topic.deleted or span.segment is not segment or span.n != n or not topic.log.holds(span):
+        if topic.deleted or span.segment is not segment or span.n != n or not topic.log.stored.holds(span):
             return False
         if not span.loaded:
             if topic.log.attach(span, found.columns):
                 log.warning("summary_corrected", topic=topic.name, first=span.first, last=span.end - 1)
                 topic.mark_changed()
-            self._cache.add_columns(topic.log, span)
+            self._cache.add_columns(span)
         return True
 
     def _give_up(self, topic: Owner, first: int, last: int) -> None:
@@ -189,11 +189,11 @@ class SpanLoader:
 
     async def candidates(self, topic: Owner, match: Match, bound: int) -> array[int]:
         """Seqs up to `bound` that have a matching tag according to segment files, ascending; together with
-        `TopicLog.matching`, asked in the same step as this returns, that is all of them."""
+        `TopicTags.matching`, asked in the same step as this returns, that is all of them."""
         seqs: array[int] = array("Q")
         done = 0
         while True:
-            spans = [span for span in topic.log.spans_with_tags(bound) if span.end > done]
+            spans = [span for span in topic.log.tags.spans_in_files(bound) if span.end > done]
             if not spans:
                 return seqs
             span = spans[0]
@@ -203,12 +203,13 @@ class SpanLoader:
             try:
                 tags = await self.tags(segment)
             except FileNotFoundError:
-                if span.segment is segment and segment.tier == tier and topic.log.holds(span):
+                if span.segment is segment and segment.tier == tier and topic.log.stored.holds(span):
                     raise
                 continue  # it was dropped or moved while it was looked for
-            if span.segment is not segment or not topic.log.holds(span):
+            if span.segment is not segment or not topic.log.stored.holds(span):
                 continue  # it was replaced while it was read
-            seqs.extend(segment.first + i for i in tags.find(match) if done <= segment.first + i < topic.log.tags_from)
+            end = topic.log.tags.known_from
+            seqs.extend(segment.first + i for i in tags.find(match) if done <= segment.first + i < end)
             done = max(done, segment.first + len(tags.sizes))
 
 

@@ -343,7 +343,7 @@ class Compactor:
         """
         last: dict[int, ControlBatch] = {}
         for topic in list(self._source.changed):
-            floor = topic.log.evict_floor
+            floor = topic.log.losses.evict_floor
             ephemeral = topic.config.durability == "ephemeral"
             if topic.config.ttl_ms and floor > topic.floor_logged and not ephemeral:
                 topic.floor_logged = floor

@@ -27,8 +27,7 @@ import trio
 
 from topics.config import Settings
 from topics.errors import ApiError
-from topics.log.record_index import DELETED, LIVE, LOST, Span
-from topics.log.topic_log import SpanColumns
+from topics.log.span import DELETED, LIVE, LOST, Span, SpanColumns
 from topics.runtime.clock import Clock
 from topics.runtime.offload import Kind, Offload
 from topics.storage.cache.index_cache import IndexCache
@@ -238,7 +237,7 @@ class Reclaimer:
         if _gone(shelf, cold=True):
             await self._drop_cold(topic, shelf)
             done += 1
-        if any(_lacks_flags(span) for span in topic.log.stored_spans()):
+        if any(_lacks_flags(span) for span in topic.log.stored.all()):
             done += await self._flag_cold(topic, shelf)
         return done + await self._replace_all(topic, shelf, cold=True)
 
@@ -270,7 +269,7 @@ class Reclaimer:
 
     def _look_again(self, topic: LiveTopic) -> None:
         """Note when time alone will have made something to do of this topic."""
-        spans = topic.log.stored_spans()
+        spans = topic.log.stored.all()
         due = []
         if topic.config.ttl_ms and spans:
             due.append(spans[0].last_ts + topic.config.ttl_ms + 1)
@@ -295,7 +294,7 @@ class Reclaimer:
             self._source.attention.add(topic)  # once nobody needs them any more, there may be something to do
         for span in sealed:
             segment = _sealed(span)
-            if segment is None or not topic.log.holds(span):
+            if segment is None or not topic.log.stored.holds(span):
                 continue  # evicted while another one was loaded
             if segment.tier == "gone" or _lacks_flags(span) or segment.first in needed:
                 continue
@@ -416,7 +415,7 @@ class Reclaimer:
                     self._source.attention.add(topic)  # whatever makes its part durable until then
                     return 0  # not every one of them is in a part yet: after the next checkpoint
                 if not topic.deleted:
-                    lacking = [span for span in topic.log.stored_spans() if _lacks_flags(span)]
+                    lacking = [span for span in topic.log.stored.all() if _lacks_flags(span)]
                     todo = [(span, sorted(span.unflagged or ())) for span in lacking]
             for span, seqs in todo:
                 segment = span.segment
@@ -428,7 +427,7 @@ class Reclaimer:
                     if topic.deleted:
                         return done
                     await self._offload.run(Kind.FILES, partial(_flag_copy, tiers, segment, patches))
-                    topic.log.flagged(span, [seq for patch in patches for seq in patch.seqs])
+                    span.flagged([seq for patch in patches for seq in patch.seqs])
                     topic.mark_changed()
                     done += 1
         return done
@@ -505,7 +504,7 @@ class Reclaimer:
         if any(segment is not None and segment.first in needed for segment in segments):
             self._source.attention.add(topic)
             return False
-        return all(topic.log.holds(span) for span in group) and all(segments)
+        return all(topic.log.stored.holds(span) for span in group) and all(segments)
 
     async def _prepare(self, topic: LiveTopic, shelf: Shelf, group: Sequence[Span]) -> _Replacement | None:
         """What is to be written in the place of `group`; None if a span does not cover its segment."""
@@ -522,14 +521,14 @@ class Reclaimer:
         for span, segment in zip(work.group, work.old, strict=True):
             if span.segment is segment:
                 self._cache.forget_columns(span)
-                topic.log.detach(span)
+                span.detach()
             self._cache.forget_tags(segment)
             segment.flagged_meanwhile = None  # a copy of it is of nothing
 
     async def _put_in_place(self, topic: LiveTopic, shelf: Shelf, work: _Replacement) -> int | None:
         """The index points to what has been written, and so does the part on disk when it returns."""
         group, old, plan = work.group, work.old, work.plan
-        if topic.deleted or not all(topic.log.holds(span) for span in group):
+        if topic.deleted or not all(topic.log.stored.holds(span) for span in group):
             return None  # evicted meanwhile: dropped as it is
         new = Segment(
             topic.id,
@@ -545,7 +544,7 @@ class Reclaimer:
         for span, segment in zip(group, old, strict=True):
             self._cache.forget_columns(span)
             self._cache.forget_tags(segment)
-        topic.log.replace(group[0].first, group[-1].end - 1, new)
+        topic.log.stored.replace(group[0].first, group[-1].end - 1, new)
         shelf.segments.discard(old[0])
         shelf.segments.add(new)
         await self._storing.store([topic])
@@ -558,7 +557,7 @@ class Reclaimer:
         assert isinstance(old, Segment)
         self._cache.forget_columns(span)
         gone = Segment(topic.id, span.first, n=span.n, opened_ms=span.last_ts, sealed=True, tier="gone")
-        topic.log.replace(span.first, span.end - 1, gone)
+        topic.log.stored.replace(span.first, span.end - 1, gone)
         await self._storing.store([topic])
         log.info("segment_emptied", topic=topic.name, first=span.first, last=span.end - 1)
         return 1
@@ -601,7 +600,7 @@ class _Frozen(NamedTuple):
 
 def _columns_if_held(topic: LiveTopic, span: Span) -> SpanColumns | None:
     """The columns of a span; None if it has been evicted: nothing loads it any more. Raises NotLoaded."""
-    return topic.log.columns_of(span) if topic.log.holds(span) else None
+    return span.columns() if topic.log.stored.holds(span) else None
 
 
 def _freeze(topic: LiveTopic, shelf: Shelf, group: Sequence[Span]) -> list[_Frozen] | None:
@@ -614,7 +613,7 @@ def _freeze(topic: LiveTopic, shelf: Shelf, group: Sequence[Span]) -> list[_Froz
         if span.first != segment.first or span.n != segment.n:
             return None
         gone = min(max(shelf.earliest_stored - span.first, 0), span.n)
-        frozen.append(_Frozen(span.first, topic.log.columns_of(span), set(span.unflagged or ()), gone))
+        frozen.append(_Frozen(span.first, span.columns(), set(span.unflagged or ()), gone))
     return frozen
 
 
@@ -770,7 +769,7 @@ def _sealed_in(topic: LiveTopic, tried: set[Segment], *, cold: bool) -> list[Spa
     """The spans of sealed segments in a tier, but for those that were tried."""
     return [
         span
-        for span in topic.log.stored_spans()
+        for span in topic.log.stored.all()
         if (segment := _sealed(span)) is not None and (segment.tier == "cold") is cold and segment not in tried
     ]
 

@@ -94,7 +94,7 @@ class Relocator:
 
     def _due(self, topic: LiveTopic) -> Segment | None:
         """The oldest hot sealed segment, if there is more than stays hot by count or by bytes."""
-        spans = topic.log.stored_spans()
+        spans = topic.log.stored.all()
         most, most_bytes = self._settings.hot_retain_segments, self._settings.hot_retain_bytes
         if len(spans) <= most and not most_bytes:
             return None
@@ -154,7 +154,7 @@ class Relocator:
             return False
         if segment.first in self._upkeep.needed_segments(topic.id):
             return False
-        return any(span.segment is segment for span in topic.log.stored_spans())
+        return any(span.segment is segment for span in topic.log.stored.all())
 
 
 def _keep_derived(tiers: Tiers, segment: Segment) -> None:

@@ -25,9 +25,11 @@ import trio
 
 from topics.config import Settings
 from topics.log.copies import PLAIN, CopyTable, run_of
-from topics.log.record_index import FLAG_DERIVED, FLAG_ORIGIN, LIVE, LOST, NOT_DERIVED, NotLoaded, Span
+from topics.log.dumped_spans import grow_dump, set_unflagged, summary_first
+from topics.log.record_index import RawRun
+from topics.log.span import FLAG_DERIVED, FLAG_ORIGIN, LIVE, LOST, NOT_DERIVED, NotLoaded, Span
 from topics.log.topic_config import config_to_wire
-from topics.log.topic_log import RawRun, TopicLog, grow_dump, set_unflagged, summary_first
+from topics.log.topic_log import TopicLog
 from topics.model import TopicConfig
 from topics.runtime.clock import Clock
 from topics.runtime.instant import Instant
@@ -247,9 +249,9 @@ class _Captured:
         self.unwritten: list[LiveCommit] = list(topic.unwritten or ())
         self.earliest = log_.earliest_seq
         """The front: the part of an `ephemeral` topic gives everything up, this life does not."""
-        self.spans = log_.stored_spans()
+        self.spans = log_.stored.all()
         self.unflagged = [(span, span.unflagged[:]) for span in self.spans if span.unflagged]
-        self.runs = log_.capture_raw(log_.head_seq)
+        self.runs = log_.index.capture_raw(log_.head_seq)
         self.copies = topic.copies.seal() if topic.copies is not None else []
         self.head_seq = log_.head_seq
         if self.ephemeral:
@@ -984,7 +986,7 @@ class Storing:
                 self._source.attention.add(topic)  # who looked while this was written has seen nothing of it
             shelf.earliest_stored = captured.earliest
         for span, seqs in captured.flagged:
-            log_.flagged(span, seqs)
+            span.flagged(seqs)
             if isinstance(span.segment, Segment) and span.segment.flagged_meanwhile is not None:
                 span.segment.flagged_meanwhile.update(seqs)
         sealed_to = 0
@@ -1000,7 +1002,7 @@ class Storing:
             for piece in growth.pieces:
                 run = captured.runs[piece.run]
                 n = piece.b - piece.a
-                log_.store(
+                log_.stored.store(
                     run.first + piece.a,
                     n,
                     segment,
@@ -1015,9 +1017,9 @@ class Storing:
             shelf.segments.add(segment)
             if growth.seals:
                 sealed_to = segment.end
-            newest = log_.stored_span_at(segment.end - 1)
+            newest = log_.stored.at(segment.end - 1)
             if newest is not None and newest.loaded:
-                self._cache.add_columns(log_, newest)
+                self._cache.add_columns(newest)
             await self._breathe()
         topic.copies_stored(captured.head_seq)  # not before: others have looked at the topic in between
         if sealed_to:

@@ -16,7 +16,8 @@ from typing import Any, Final
 import msgspec
 
 from topics.log.copies import Origin
-from topics.log.record_index import FLAG_DERIVED, from_little_endian
+from topics.log.dumped_values import from_little_endian
+from topics.log.span import FLAG_DERIVED
 from topics.log.topic_log import TopicLog
 from topics.model import TopicConfig
 from topics.queue.leases import Leases
@@ -527,7 +528,7 @@ def _topic(
     names: dict[int, str],
     shards: int,
 ) -> TopicFacts:
-    spans = log.stored_spans()
+    spans = log.stored.all()
     stored = sum(span.live for span in spans)
     return TopicFacts(
         id=topic_id,
@@ -537,7 +538,7 @@ def _topic(
         durability=config.durability,
         head_seq=log.head_seq,
         earliest_seq=log.earliest_seq,
-        evict_floor=log.evict_floor,
+        evict_floor=log.losses.evict_floor,
         ceiling=ceiling,
         count=log.count,
         bytes=log.bytes,
@@ -545,7 +546,7 @@ def _topic(
         unstored=log.count - stored,
         derived=sum(
             flag >= FLAG_DERIVED and not dead
-            for run in log.capture_raw(log.head_seq)
+            for run in log.index.capture_raw(log.head_seq)
             for flag, dead in zip(run.flags, run.dead, strict=True)
         ),
         routers=[
@@ -572,7 +573,7 @@ def _queue(queue: Leases, count: int) -> QueueFacts:
 
 
 def _segment(segment: Segment, log: TopicLog) -> SegmentFacts:
-    span = log.stored_span_at(segment.end - 1)
+    span = log.stored.at(segment.end - 1)
     return SegmentFacts(
         segment.first,
         segment.end - 1,

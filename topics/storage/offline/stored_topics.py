@@ -27,7 +27,8 @@ from dataclasses import dataclass
 from itertools import islice, pairwise
 from typing import Any, Final, NamedTuple
 
-from topics.log.record_index import Span, little_endian
+from topics.log.dumped_values import little_endian
+from topics.log.span import Span
 from topics.log.topic_log import TopicLog
 from topics.storage.files.datadir import DataDir, DataDirError, parse_segment_name, parse_topic_name, read_format
 from topics.storage.files.fs import Fs, join
@@ -256,7 +257,7 @@ class Directory:
 
     def _segments(self, part: TopicPart, log: TopicLog) -> Iterator[StoredSegment]:
         """Those with a span; what comes behind those has yet to be removed."""
-        spans = log.stored_spans()
+        spans = log.stored.all()
         if len(spans) > len(part.segments):
             raise ValueError(f"{len(spans)} spans and {len(part.segments)} segments")
         for span, entry in zip(spans, part.segments, strict=False):
@@ -289,7 +290,7 @@ class Directory:
         stayed = min((first for first, _, _, _, tier, _ in entries if tier == "hot"), default=log.head_seq + 1)
         names = fs.listdir(layout.topic_dir(part.id))
         firsts = [first for name in names if (first := parse_segment_name(name)) is not None and first < stayed]
-        unflagged = b"".join(map(_unflagged, log.stored_spans()))
+        unflagged = b"".join(map(_unflagged, log.stored.all()))
         for first, behind in pairwise([*sorted(firsts), min(stayed, max(ends, default=0))]):
             if first < behind and behind > log.earliest_seq:
                 path = layout.segment_path(part.id, first, "data")

@@ -24,7 +24,7 @@ from typing import Final
 import cbor2
 import xxhash
 
-from topics.log.record_index import Span
+from topics.log.span import Span
 from topics.storage.files.datadir import (
     DataDir,
     DataDirError,
@@ -392,7 +392,7 @@ class Verification:
 
     def _segments(self, topic_id: int, found: Part) -> Iterator[Finding]:
         """The segments of a part."""
-        spans = found.log.stored_spans()
+        spans = found.log.stored.all()
         if len(spans) > len(found.segments):
             yield Finding(found.path, None, f"{len(spans)} spans and {len(found.segments)} segments", "damage")
         away = [segment for segment in found.segments if segment.tier == "cold"] if self._tiers.cold is None else []
@@ -567,7 +567,7 @@ class Verification:
 
 def _span_of(found: Part, i: int) -> Span | None:
     """The span of a part's segment: the first ones have one each, what comes behind those has yet to be removed."""
-    spans = found.log.stored_spans()
+    spans = found.log.stored.all()
     return spans[i] if i < len(spans) else None
 
 

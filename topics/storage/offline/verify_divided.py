@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
-from topics.log.record_index import Span
+from topics.log.span import Span
 from topics.storage.files.datadir import DataDir
 from topics.storage.files.fs import Fs, join
 from topics.storage.files.progress import Progress

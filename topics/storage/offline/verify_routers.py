@@ -16,7 +16,7 @@ from itertools import groupby
 from typing import Any, Final, NamedTuple
 
 from topics.log.copies import MAX_HOPS, Kind, each_kind, stamped
-from topics.log.record_index import FLAG_NODE, FLAG_ORIGIN, FLAG_TAG
+from topics.log.span import FLAG_NODE, FLAG_ORIGIN, FLAG_TAG
 from topics.storage.files.datadir import DataDir, wal_path
 from topics.storage.files.fs import Fs
 from topics.storage.offline.finding import DAMAGE, NOTE, Finding, Severity, bounded

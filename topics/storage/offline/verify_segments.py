@@ -17,7 +17,7 @@ from functools import partial
 from operator import le, lt
 from typing import Final, NamedTuple
 
-from topics.log.record_index import Span
+from topics.log.span import Span
 from topics.storage.files.datadir import segment_name
 from topics.storage.files.file_header import FILE_HEADER_BYTES
 from topics.storage.offline.finding import DAMAGE, NOTE, SECTOR, Finding, Severity, bounded

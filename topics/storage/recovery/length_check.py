@@ -37,7 +37,7 @@ def check_at_start(recovered: Recovered, tiers: Tiers, most: int = AT_START) -> 
     replayed_first = sorted(recovered.topics.values(), key=lambda topic: topic.id not in recovered.replayed)
     later: list[int] = []
     for topic in replayed_first:
-        spans = [span for span in topic.log.stored_spans() if span.live and isinstance(span.segment, Segment)]
+        spans = [span for span in topic.log.stored.all() if span.live and isinstance(span.segment, Segment)]
         if len(spans) > most:
             later.append(topic.id)
             continue
@@ -45,7 +45,7 @@ def check_at_start(recovered: Recovered, tiers: Tiers, most: int = AT_START) -> 
         for span in spans:
             try:
                 assert isinstance(span.segment, Segment)
-                if shortened_to(tiers, span.segment) is not None and topic.log.holds(span):
+                if shortened_to(tiers, span.segment) is not None and topic.log.stored.holds(span):
                     recovered.columns.look_at(topic, span)
             except OSError as error:
                 log.warning("length_unknown", topic=topic.name, first=span.first, error=str(error))
@@ -79,7 +79,7 @@ class LengthCheck:
         await trio.sleep_forever()
 
     async def _check(self, topic: Any) -> None:
-        spans = [span for span in topic.log.stored_spans() if span.live and isinstance(span.segment, Segment)]
+        spans = [span for span in topic.log.stored.all() if span.live and isinstance(span.segment, Segment)]
         for at in range(0, len(spans), SLICE):
             segments = [span.segment for span in spans[at : at + SLICE] if isinstance(span.segment, Segment)]
             short = await self._offload.run(Kind.FILES, partial(_short_ones, self._loader.tiers, segments))

@@ -14,9 +14,10 @@ import cbor2
 from topics.errors import ApiError
 from topics.log.copies import CopyTable, Origin
 from topics.log.dedupe_window import DedupeWindow
-from topics.log.record_index import DELETED, LIVE, NotLoaded, Span
+from topics.log.losses import LossReason
+from topics.log.span import DELETED, LIVE, NotLoaded, Span, SpanColumns
 from topics.log.stages import CommitKeys, StageOf
-from topics.log.topic_log import LossReason, SpanColumns, TopicLog
+from topics.log.topic_log import TopicLog
 from topics.model import TopicConfig
 from topics.queue.leases import Leases
 from topics.routing.origin_set import OriginSet
@@ -261,7 +262,7 @@ class Columns:
         self.tiers = tiers
         self.damaged: dict[int, list[tuple[int, int]]] = {}
         """By topic id, the records that were found to be damaged and were not known to be lost."""
-        self._loaded: deque[tuple[TopicLog, Span]] = deque()
+        self._loaded: deque[Span] = deque()
         self._replaying = True
         self._ahead: dict[Span, _Ahead] = {}
 
@@ -292,10 +293,10 @@ class Columns:
         later = self._replaying and segment.tier != "gone"
         if later:
             columns, damaged = self._as_of_part(span, columns), []
-        if self.run(topic, partial(topic.log.attach, span, columns)) and topic.log.holds(span):
+        if self.run(topic, partial(topic.log.attach, span, columns)) and topic.log.stored.holds(span):
             # Somebody was flagging deletions that are newer than the part. One of .data and .idx may have a flag that
             # the other has not, and which of them is read is another question each time.
-            topic.log.unflag(span)
+            span.unflag()
         if later and (found.damaged or columns is not found.columns) and span not in self._ahead:
             self._ahead[span] = _Ahead(topic, live, len(span.unflagged or ()), self._was_dropped(segment))
         for first, last in damaged:
@@ -304,7 +305,7 @@ class Columns:
             self.run(topic, partial(topic.log.add_hole, first, last, "corrupt"))
             if topic.log.count != count:
                 self.damaged.setdefault(topic.id, []).append((first, last))
-        self._loaded.append((topic.log, span))
+        self._loaded.append(span)
 
     def _was_dropped(self, segment: Segment) -> bool:
         """Whether a hot segment has no file left."""
@@ -331,19 +332,17 @@ class Columns:
         self._replaying = False
         for span, ahead in self._ahead.items():
             topic = ahead.topic
-            if topics.get(topic.id) is not topic or not span.live or not topic.log.holds(span):
+            if topics.get(topic.id) is not topic or not span.live or not topic.log.stored.holds(span):
                 continue
             if ahead.is_over(span):
                 self.run(topic, partial(topic.log.delete_seqs, range(span.first, span.end)))
             else:
-                topic.log.detach(span)
+                span.detach()
                 self._load(topic, span)
         self._ahead.clear()
 
     def _forget(self) -> None:
-        owner, span = self._loaded.popleft()
-        if span.loaded:
-            owner.detach(span)
+        self._loaded.popleft().detach()
 
     def forget_all(self) -> None:
         """Replay is over: the daemon counts what is in memory from here on."""

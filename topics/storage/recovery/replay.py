@@ -35,11 +35,13 @@ from typing import Any
 
 from topics.log.copies import PLAIN, CopyTable, Kind, Origin, each_kind
 from topics.log.dedupe_window import DedupeWindow
-from topics.log.record_index import FLAG_DERIVED, from_little_endian, whole
+from topics.log.dumped_values import from_little_endian, whole
+from topics.log.losses import LossReason
+from topics.log.span import FLAG_DERIVED
 from topics.log.stages import CommitKeys, StageOf
 from topics.log.tag_match import parse_match
 from topics.log.topic_config import config_from_wire
-from topics.log.topic_log import LossReason, TopicLog
+from topics.log.topic_log import TopicLog
 from topics.queue.lease_events import event_from_wire
 from topics.queue.leases import Leases
 from topics.routing.origin_set import OriginSet
@@ -359,7 +361,7 @@ class _Replay:
         topic.part = blob
         topic.base = encode_part(part) if blob is None else blob
         topic.segments = [Segment.from_wire(part.id, entry) for entry in part.segments]
-        for span, segment in zip(topic.log.stored_spans(), topic.segments, strict=False):
+        for span, segment in zip(topic.log.stored.all(), topic.segments, strict=False):
             span.segment = segment
         if part.generation:
             self.generations[topic.id] = max(part.generation, self.generations.get(topic.id, 0))
@@ -890,7 +892,7 @@ class _Replay:
             if topic.copies is None:
                 continue
             lost: list[tuple[int, int, LossReason]] = []
-            for run in topic.log.capture_raw(topic.log.head_seq):
+            for run in topic.log.index.capture_raw(topic.log.head_seq):
                 for i, flag in enumerate(run.flags):
                     if flag < FLAG_DERIVED or run.dead[i]:
                         continue
@@ -911,7 +913,7 @@ class _Replay:
     def _give_up_filled(self, shards: Mapping[int, RecoveredShard]) -> None:
         """Records that a part knows of, in the log where salvage has given it up: replay has not looked at them."""
         for topic in self.topics.values():
-            for run in topic.log.capture_raw(topic.log.head_seq):
+            for run in topic.log.index.capture_raw(topic.log.head_seq):
                 for i, flag in enumerate(run.flags):
                     if flag >= FLAG_DERIVED or run.dead[i] or not self._is_filled(shards, run.file[i], run.offset[i]):
                         continue
@@ -1040,16 +1042,16 @@ class _Replay:
             return
         match = parse_match(payload["match"])
         end = bound if before is None else min(bound, before - 1)
-        for span in log_.spans_with_tags(end):
+        for span in log_.tags.spans_in_files(end):
             segment = span.segment
             assert isinstance(segment, Segment)
             tags = load_tags(self.columns.tiers, segment)
             seqs = [segment.first + i for i in tags.find(match)]
             # One segment after another, so that a few columns at a time are enough.
-            hit = array("Q", [seq for seq in seqs if seq < log_.tags_from and log_.earliest_seq <= seq <= end])
+            hit = array("Q", [seq for seq in seqs if seq < log_.tags.known_from and log_.earliest_seq <= seq <= end])
             if hit:
                 self.columns.run(topic, partial(log_.delete_seqs, hit))
-        rest = self.columns.run(topic, partial(log_.matching, match, before_seq=before, bound=bound))
+        rest = self.columns.run(topic, partial(log_.tags.matching, match, before_seq=before, bound=bound))
         self.columns.run(topic, partial(log_.delete_seqs, rest))
 
     def _configure(self, topic: RecoveredTopic, payload: dict[str, Any]) -> None:
@@ -1057,7 +1059,7 @@ class _Replay:
         topic.ceiling = payload["ceiling"]
         if "log" in payload:
             topic.log = TopicLog.load(payload["log"])
-            for span in topic.log.stored_spans():
+            for span in topic.log.stored.all():
                 inside = (one for one in topic.segments if one.first <= span.first and span.end <= one.end)
                 span.segment = next(inside, None)
                 if span.segment is None:
@@ -1065,7 +1067,7 @@ class _Replay:
                     return
             topic.copies = None  # what is in no segment has been written out
             for first_seq, file_id, offsets, totals, origins in topic.stash:
-                topic.log.place(first_seq, file_id, offsets, array("I", totals))
+                topic.log.index.place(first_seq, file_id, offsets, array("I", totals))
                 _Replay._note_origins(topic, first_seq, origins)
             topic.keys = DedupeWindow.load(payload["keys"]) if payload["keys"] else None
             if payload.get("origins") is not None:

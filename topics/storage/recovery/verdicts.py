@@ -8,8 +8,8 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
+from topics.log.losses import LossReason
 from topics.log.stages import StageOf
-from topics.log.topic_log import LossReason
 from topics.storage.files.fs import TEMPORARY_SUFFIX, WINDOW_BYTES, File, Fs, parent, write_all
 from topics.storage.recovery.recovered_state import Columns, Recovered, RecoveredShard, RecoveredTopic, shard_of
 from topics.storage.recovery.restored_copy import SKIPPED_SEQS
@@ -114,7 +114,7 @@ def settle_queues(recovered: Recovered) -> None:
     for topic in recovered.topics.values():
         if topic.queue is not None:
             topic.queue.gone_below(topic.log.earliest_seq)
-            recovered.columns.run(topic, partial(topic.queue.reconcile, topic.log.live_among))
+            recovered.columns.run(topic, partial(topic.queue.reconcile, topic.log.index.only_live))
 
 
 def _decide_topic(topic: RecoveredTopic, columns: Columns, *, stayed_up: bool, skipped: int) -> Verdict | None:

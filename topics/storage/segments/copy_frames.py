@@ -18,8 +18,8 @@ from operator import add
 from typing import Any, Final, NamedTuple
 
 from topics.log.copies import CopyRun, Kind, Look, run_of, stamped
-from topics.log.record_index import from_little_endian, little_endian
-from topics.log.topic_log import FrameRange
+from topics.log.dumped_values import from_little_endian, little_endian
+from topics.log.frame_ranges import FrameRange
 from topics.storage.files.datadir import segment_name
 from topics.storage.files.file_header import FILE_HEADER_BYTES
 from topics.storage.files.fs import Fs

@@ -65,7 +65,7 @@ import cbor2
 import xxhash
 
 from topics.log.copies import Origin
-from topics.log.record_index import from_little_endian, little_endian
+from topics.log.dumped_values import from_little_endian, little_endian
 from topics.log.tag_match import Match
 from topics.storage.files.file_header import frame_seed
 from topics.storage.wal import frames

@@ -12,8 +12,7 @@ from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from typing import Final, NamedTuple
 
-from topics.log.record_index import DELETED, LIVE, LOST
-from topics.log.topic_log import SpanColumns
+from topics.log.span import DELETED, LIVE, LOST, SpanColumns
 from topics.storage.files.datadir import segment_name
 from topics.storage.files.file_header import FILE_HEADER_BYTES
 from topics.storage.segments.segment_format import (

@@ -14,8 +14,8 @@ from typing import Any, Final, Literal, NamedTuple
 
 import trio
 
-from topics.log.record_index import whole
-from topics.log.topic_log import RawRun
+from topics.log.dumped_values import whole
+from topics.log.record_index import RawRun
 from topics.storage.files.file_header import FILE_HEADER_BYTES
 
 Tier = Literal["hot", "cold", "gone"]

@@ -31,7 +31,7 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Any, Final, NamedTuple
 
-from topics.log.record_index import whole
+from topics.log.dumped_values import whole
 from topics.storage.files.fs import WINDOW_BYTES, File
 from topics.storage.wal import frames
 from topics.storage.wal.frames import CONTINUES, Frame, FrameType

@@ -1,0 +1,49 @@
+"""The "spans" of `TopicLog.dump(raw=False)`, which whoever stores raw records makes complete with what was stored."""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Sequence
+from typing import Any
+
+from topics.log.dumped_values import little_endian
+from topics.log.record_index import RawRun
+from topics.log.span import STORED_MARK, Span, Summary
+
+
+def grow_dump(spans: list[Any], run: RawRun, a: int, b: int, *, new: bool) -> None:
+    """Slots `a` to `b` (exclusive) of a captured run are stored: add them to the "spans" of `dump(raw=False)`.
+
+    They go to the last one there if they follow it and are not in a `new` segment.
+    """
+    span = Span(run.first + a)
+    span.n = b - a
+    span.dead, span.flags, span.size = bytearray(run.dead[a:b]), bytearray(run.flags[a:b]), run.size[a:b]
+    span.first_ts, span.last_ts = run.ts[a], run.ts[b - 1]
+    span.recount()
+    more = span.summary()
+    if not new and spans:
+        mark, *fields, unflagged = spans[-1]
+        last = Summary(*fields)
+        if last.first + last.n == more.first:
+            grown = last._replace(
+                n=last.n + more.n,
+                live=last.live + more.live,
+                lost=last.lost + more.lost,
+                bytes=last.bytes + more.bytes,
+                tagged=last.tagged + more.tagged,
+                last_ts=more.last_ts,
+            )
+            spans[-1] = [mark, *grown, unflagged]
+            return
+    spans.append([STORED_MARK, *more, b""])
+
+
+def summary_first(dumped: Sequence[Any]) -> int:
+    """The first seq of a stored span in a dump."""
+    return Summary(*dumped[1:-1]).first
+
+
+def set_unflagged(dumped: list[Any], seqs: Sequence[int]) -> None:
+    """A stored span in a dump has these unflagged deletions left."""
+    dumped[-1] = little_endian(array("Q", seqs)) if seqs else b""

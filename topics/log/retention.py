@@ -1,0 +1,108 @@
+"""What a topic may keep: its caps, its ttl, and the seq below which everything has to go so that they hold.
+
+Only looks at a log; `TopicLog.evict_below` makes it so, except for `expire`, which does both at once.
+"""
+
+from __future__ import annotations
+
+from array import array
+from bisect import bisect_left
+from collections.abc import Sequence
+from itertools import accumulate
+from typing import Final
+
+from topics.log.record_index import RecordIndex
+from topics.log.span import ONE_IF_LIVE
+from topics.log.topic_log import TopicLog
+from topics.model import TopicConfig
+
+# The first look for an eviction point is short, because mostly a record or two go; a long one takes bigger strides.
+_FIRST_STRIDE: Final = 32
+_LONGEST_STRIDE: Final = 4096
+
+
+def eviction_watermark(log: TopicLog, config: TopicConfig, incoming: Sequence[array[int]]) -> int:
+    """For `discard: "old"`: the seq below which everything must go so that the caps (0 = off) hold; 0 for nothing.
+
+    `incoming` are the record sizes of the batches that have seqs but are not published, in order, the own batch
+    last; the caps hold once all of them are. The answer may lie among them: a batch larger than the cap keeps
+    only its newest records, or none. Costs what is evicted. Raises NotLoaded.
+    """
+    cap_records, cap_bytes = config.cap_records, config.cap_bytes
+    new_records = sum(map(len, incoming))
+    watermark = 0
+    if cap_records and (over := log.count + new_records - cap_records) > 0:
+        point, rest = _eviction_point(log.index, over, by_bytes=False)
+        watermark = log.head_seq + rest + 1 if rest else point
+    if cap_bytes and (over := log.bytes + sum(map(sum, incoming)) - cap_bytes) > 0:
+        point, rest = _eviction_point(log.index, over, by_bytes=True)
+        if rest:
+            point = log.head_seq + _shortest_prefix(incoming, rest) + 1
+        watermark = max(watermark, point)
+    return watermark
+
+
+def has_room(log: TopicLog, config: TopicConfig, pending_records: int, pending_bytes: int, n: int, nbytes: int) -> bool:
+    """For `discard: "reject"`: whether `n` records of `nbytes` in all fit the caps (0 = off) beside the published and
+    the pending."""
+    cap_records, cap_bytes = config.cap_records, config.cap_bytes
+    return (not cap_records or log.count + pending_records + n <= cap_records) and (
+        not cap_bytes or log.bytes + pending_bytes + nbytes <= cap_bytes
+    )
+
+
+def expire(log: TopicLog, now_ms: int, ttl_ms: int) -> int:
+    """Evict what is older than `ttl_ms` (`now - ts > ttl_ms`; 0 = off) at `now_ms` (epoch); how many records that were.
+
+    Raises NotLoaded.
+    """
+    if not ttl_ms or not log.count:
+        return 0
+    oldest_to_stay = now_ms - ttl_ms
+    if log.index.spans[0].first_ts >= oldest_to_stay:
+        return 0
+    first_to_stay = log.index.first_at_or_after(oldest_to_stay)
+    return log.evict_below(log.head_seq + 1 if first_to_stay is None else first_to_stay, "ttl")
+
+
+def _eviction_point(index: RecordIndex, over: int, *, by_bytes: bool) -> tuple[int, int]:
+    """The least seq below which the live records amount to `over` (> 0) records or bytes, and 0.
+
+    If all of them together are less: one past the last slot (0 without any), and what is left of `over`. The cost
+    follows what lies below the point, not what is stored.
+    """
+    for span in index.spans:
+        total = span.bytes if by_bytes else span.live
+        if total < over:
+            over -= total
+            continue
+        if not by_bytes and span.dense:
+            return span.first + span.start + over, 0
+        span.need()
+        i, stride = span.start, _FIRST_STRIDE
+        while i < span.n:
+            j = i + stride
+            weights: Sequence[int] = span.size[i:j] if by_bytes else span.dead[i:j].translate(ONE_IF_LIVE)
+            total = sum(weights)
+            if total >= over:
+                return span.first + i + bisect_left(list(accumulate(weights)), over) + 1, 0
+            over -= total
+            i, stride = j, min(2 * stride, _LONGEST_STRIDE)
+        raise AssertionError("the sums of a span are more than its slots")
+    return (index.spans[-1].end if index.spans else 0), over
+
+
+def _shortest_prefix(batches: Sequence[array[int]], total: int) -> int:
+    """How many records from the first on it takes to reach `total` bytes."""
+    records = 0
+    for sizes in batches:
+        if sum(sizes) < total:
+            total -= sum(sizes)
+            records += len(sizes)
+            continue
+        for size in sizes:
+            records += 1
+            total -= size
+            if total <= 0:
+                return records
+    return records

@@ -1,0 +1,565 @@
+"""A span: slots with contiguous seqs, a summary of them, and their columns where these are here.
+
+A *slot* is live, deleted (somebody asked for it) or lost (nobody did: damage, or a short hole). The *columns* are
+arrays with a state, a place, a size and a time per slot. Those of a *raw* span are always here. A *stored* span is of
+one segment of the storage layer, which attaches and detaches the columns as its cache sees fit.
+
+The *summary* is exact, loaded or not: how many slots, how many of them live and lost, payload bytes, tagged ones, the
+times of both ends. What is no matter of single slots is answered from it, and nearly anything about a *dense* span, in
+which every slot is live. What does need the slots of a span that is not loaded raises `NotLoaded`, before anything has
+changed.
+
+26 bytes a raw record and 22 a loaded stored one, no object per record (`docs/spec/storage.md` section 5 allows 32).
+"""
+
+from __future__ import annotations
+
+import operator
+from array import array
+from collections.abc import Sequence
+from itertools import compress, pairwise
+from typing import Any, Final, NamedTuple
+
+from topics.log.dumped_values import from_little_endian, little_endian
+
+# Large enough that spans are few (600 for ten million records), small enough that copying one (425 KB) is nothing.
+SPAN_RECORDS = 16_384
+
+# Slots in front of the first live one are garbage until they are cut off, which copies the rest of the span. Doing it
+# when they are an eighth keeps the garbage below what 32 bytes a record leave room for, at seven slots copied for each
+# one evicted; below `MIN_TRIM` slots it is not worth a call.
+MIN_TRIM = 64
+_TRIM_SHARE: Final = 8
+
+LIVE: Final = 0
+DELETED: Final = 1
+LOST: Final = 2
+
+FLAG_TAG: Final = 0x01
+FLAG_NODE: Final = 0x02
+FLAG_ORIGIN: Final = 0x20
+# Of raw slots only, and not on disk: the frame is another topic's, see `copies`.
+FLAG_DERIVED: Final = 0x80
+NOT_DERIVED: Final = bytes(flags & 0x7F for flags in range(256))
+
+LIVE_TO_LOST: Final = bytes([LOST, *range(1, 256)])
+ONE_IF_LIVE: Final = bytes([1] + [0] * 255)
+_ONE_IF_DELETED: Final = bytes([0, 1] + [0] * 254)
+# `len(flags.translate(None, UNTAGGED))` is how many of them have a tag.
+UNTAGGED: Final = bytes(flags for flags in range(256) if not flags & FLAG_TAG)
+_COLUMNS: Final = (("ts", "Q"), ("file", "I"), ("offset", "I"), ("frame_len", "I"), ("size", "I"))
+
+# What a loaded stored span takes up: ts, offset, frame_len, size, flags, dead.
+STORED_SLOT_BYTES: Final = 22
+
+# The first item of a dumped stored span, where a raw one has its first seq.
+STORED_MARK: Final = "stored"
+
+# All spans that are not loaded share these; nothing extends them.
+_NO_TIMES: Final[array[int]] = array("Q")
+_NO_PLACES: Final[array[int]] = array("I")
+_NO_STATES: Final = bytearray()
+
+assert array("Q").itemsize == 8
+assert array("I").itemsize == 4
+
+
+class NotLoaded(Exception):
+    """The columns of `spans` are needed and not here. Nothing has changed; load them and call again."""
+
+    def __init__(self, spans: tuple[Span, ...]) -> None:
+        super().__init__(spans)
+        self.spans = spans
+
+    def __str__(self) -> str:
+        return "columns of " + ", ".join(f"[{span.first}, {span.end - 1}]" for span in self.spans)
+
+
+class Sum(NamedTuple):
+    """What a set of live records amounts to: how many, their payload bytes, how many of them have a tag, and how many
+    of those the tag index does not know (any more)."""
+
+    records: int
+    bytes: int
+    tagged: int
+    unindexed: int
+
+
+NOTHING: Final = Sum(0, 0, 0, 0)
+
+
+def total_of(sums: Sequence[Sum]) -> Sum:
+    """All of them together."""
+    if len(sums) == 1:
+        return sums[0]
+    return Sum(*map(sum, zip(*sums, strict=True))) if sums else NOTHING
+
+
+class SpanColumns(NamedTuple):
+    """What a segment's files say about the slots of a stored span; `ts` never decreases. See `TopicLog.attach`."""
+
+    ts: array[int]
+    offset: array[int]
+    frame_len: array[int]
+    size: array[int]
+    flags: bytes
+    dead: bytes
+
+
+class Summary(NamedTuple):
+    """What is always known of a span. Slots before `start` are dropped, and none of the rest counts them.
+
+    `first` is a seq, `n`, `start`, `live`, `lost` and `tagged` count slots, `bytes` is the payload of the live ones,
+    the times are epoch ms.
+    """
+
+    first: int
+    n: int
+    start: int
+    live: int
+    lost: int
+    bytes: int
+    tagged: int
+    first_ts: int
+    last_ts: int
+
+
+class Span:
+    """One run of seqs: its summary, and its columns where they are here.
+
+    `n` counts the slots. Those before `start` are dropped and counted nowhere. `first_ts` and `last_ts` are the times
+    of the first and the last slot that count (epoch ms); `first_ts` may be earlier while a stored span is not loaded.
+    `ts` never decreases. The size of a slot that is not live is 0, so that plain sums over `size` are right.
+
+    `unindexed` are those of the `tagged` that the tag index of the topic does not have: below `tags_from`, a seq.
+
+    A stored span has no `file`: all its bytes are in `segment`, which means nothing in here. `unflagged` are its seqs
+    that became deleted since the storage layer has last written delete flags; None for none.
+    """
+
+    __slots__ = (
+        "bytes",
+        "dead",
+        "file",
+        "first",
+        "first_ts",
+        "flags",
+        "frame_len",
+        "last_ts",
+        "live",
+        "lost",
+        "n",
+        "offset",
+        "segment",
+        "size",
+        "start",
+        "stored",
+        "tagged",
+        "tags_from",
+        "ts",
+        "unflagged",
+        "unindexed",
+    )
+
+    def __init__(self, first: int, *, stored: bool = False) -> None:
+        self.first = first
+        self.n = 0
+        self.start = 0
+        self.live = 0
+        self.lost = 0
+        self.bytes = 0
+        self.tagged = 0
+        self.unindexed = 0
+        self.tags_from = 0
+        self.first_ts = 0
+        self.last_ts = 0
+        self.stored = stored
+        self.segment: object | None = None
+        self.unflagged: array[int] | None = None
+        self.ts: array[int] = array("Q")
+        self.file: array[int] = _NO_PLACES if stored else array("I")
+        self.offset: array[int] = array("I")
+        self.frame_len: array[int] = array("I")
+        self.size: array[int] = array("I")
+        self.flags = bytearray()
+        self.dead = bytearray()
+
+    @classmethod
+    def of_live(
+        cls,
+        first: int,
+        ts: int,
+        file: array[int],
+        offset: array[int],
+        frame_len: array[int],
+        size: array[int],
+        flags: bytes,
+    ) -> Span:
+        """A raw span of live records that have one time, at most `SPAN_RECORDS`. The arrays become its own."""
+        n = len(flags)
+        assert 0 < n <= SPAN_RECORDS
+        assert len(file) == len(offset) == len(frame_len) == len(size) == n
+        span = cls(first)
+        span.n = span.live = n
+        span.first_ts = span.last_ts = ts
+        span.ts = array("Q", (ts,)) * n
+        span.file, span.offset, span.frame_len, span.size = file, offset, frame_len, size
+        span.flags, span.dead = bytearray(flags), bytearray(n)
+        span.bytes = sum(size)
+        span.tagged = len(flags.translate(None, UNTAGGED))
+        return span
+
+    @property
+    def end(self) -> int:
+        """One past the last seq."""
+        return self.first + self.n
+
+    @property
+    def deleted(self) -> int:
+        """How many slots are deleted."""
+        return self.n - self.start - self.live - self.lost
+
+    @property
+    def dense(self) -> bool:
+        """Whether every slot is live."""
+        return self.live == self.n - self.start
+
+    @property
+    def loaded(self) -> bool:
+        """Whether the columns are here. Those of a raw span always are."""
+        return len(self.dead) == self.n
+
+    @property
+    def column_bytes(self) -> int:
+        """What the columns of a stored span take up while they are loaded."""
+        return STORED_SLOT_BYTES * self.n
+
+    def summary(self) -> Summary:
+        """What is always known of it, as of now."""
+        return Summary(
+            self.first,
+            self.n,
+            self.start,
+            self.live,
+            self.lost,
+            self.bytes,
+            self.tagged,
+            self.first_ts,
+            self.last_ts,
+        )
+
+    def need(self) -> None:
+        """Raise NotLoaded if the columns are not here."""
+        if len(self.dead) != self.n:
+            raise NotLoaded((self,))
+
+    # -- counting ----------------------------------------------------------------------------------------------------
+
+    def sum(self, a: int, b: int) -> Sum:
+        """The live records among slots `a` to `b` (exclusive)."""
+        if a == self.start and b == self.n:
+            return Sum(self.live, self.bytes, self.tagged, self.unindexed)
+        if not self.live:
+            return NOTHING
+        self.need()
+        live = self.dead.count(LIVE, a, b)
+        tagged = self._count_tagged(a, b) if live and self.tagged else 0
+        unindexed = tagged
+        if tagged and self.unindexed != self.tagged:
+            unindexed = self._count_tagged(a, min(b, self.tags_from - self.first)) if self.unindexed else 0
+        return Sum(live, sum(self.size[a:b]), tagged, unindexed)
+
+    def _count_tagged(self, a: int, b: int) -> int:
+        if a >= b:
+            return 0
+        flags: bytearray | bytes = self.flags[a:b]
+        if self.dead.count(LIVE, a, b) != b - a:
+            flags = bytes(compress(flags, self.dead[a:b].translate(ONE_IF_LIVE)))
+        return len(flags.translate(None, UNTAGGED))
+
+    def recount(self) -> None:
+        """Take `live`, `lost`, `bytes`, `tagged` and `unindexed` from the slots."""
+        a, b = self.start, self.n
+        self.live = self.dead.count(LIVE, a, b)
+        self.lost = self.dead.count(LOST, a, b)
+        self.bytes = sum(self.size[a:b])
+        self.tagged = self._count_tagged(a, b)
+        self.unindexed = self._count_tagged(a, min(b, self.tags_from - self.first))
+
+    def forget_tags(self, seq: int) -> int:
+        """The tag index has nothing below `seq` any more; how many live records that is news for.
+
+        Raises NotLoaded if `seq` is inside.
+        """
+        known = self.tagged - self.unindexed
+        if not known:
+            gone = 0
+        elif seq >= self.end:
+            gone = known
+        else:
+            self.need()
+            gone = self._count_tagged(self.start, seq - self.first) - self.unindexed
+        self.tags_from = seq
+        self.unindexed += gone
+        return gone
+
+    def _take_off(self, gone: Sum) -> None:
+        self.live -= gone.records
+        self.bytes -= gone.bytes
+        self.tagged -= gone.tagged
+        self.unindexed -= gone.unindexed
+
+    # -- shrinking ---------------------------------------------------------------------------------------------------
+
+    def drop(self, to: int) -> Sum:
+        """Slots before `to`, which is inside the span, are gone; what was live among them."""
+        self.need()
+        gone = self.sum(self.start, to)
+        self.lost -= self.dead.count(LOST, self.start, to)
+        self._take_off(gone)
+        self.start = to
+        self.first_ts = self.ts[to]
+        if to >= MIN_TRIM and to * _TRIM_SHARE >= self.n and not self.stored:
+            self._trim(to)
+        return gone
+
+    def _trim(self, to: int) -> None:
+        # Slices, because deleting in place would leave the arrays allocated at their old length.
+        self.ts = self.ts[to:]
+        self.file = self.file[to:]
+        self.offset = self.offset[to:]
+        self.frame_len = self.frame_len[to:]
+        self.size = self.size[to:]
+        self.flags = self.flags[to:]
+        self.dead = self.dead[to:]
+        self.first += to
+        self.n -= to
+        self.start = 0
+
+    def lose(self, a: int, b: int) -> Sum:
+        """The live records among slots `a` to `b` (exclusive) are lost; what they were."""
+        gone = self.sum(a, b)
+        if gone.records:
+            if self.loaded:
+                self.dead[a:b] = self.dead[a:b].translate(LIVE_TO_LOST)
+                self.size[a:b] = array("I", bytes(4 * (b - a)))
+            self._take_off(gone)
+            self.lost += gone.records
+        return gone
+
+    def delete(self, seqs: Sequence[int]) -> Sum:
+        """Those of `seqs`, all inside the span, that are live are deleted."""
+        if not self.live:
+            return NOTHING
+        self.need()
+        first, dead, size, flags, stored = self.first, self.dead, self.size, self.flags, self.stored
+        records = total = tagged = unindexed = 0
+        died: array[int] = array("Q")
+        for seq in seqs:
+            i = seq - first
+            if i >= self.start and dead[i] == LIVE:
+                dead[i] = DELETED
+                records += 1
+                total += size[i]
+                size[i] = 0
+                if flags[i] & FLAG_TAG:
+                    tagged += 1
+                    unindexed += seq < self.tags_from
+                if stored:
+                    died.append(seq)
+        if died:
+            if self.unflagged is None:
+                self.unflagged = died
+            else:
+                self.unflagged.extend(died)
+        gone = Sum(records, total, tagged, unindexed)
+        self._take_off(gone)
+        return gone
+
+    # -- being stored ------------------------------------------------------------------------------------------------
+
+    def take(self, raw: Span, to: int, offset: array[int], frame_len: array[int], was_dead: bytes) -> None:
+        """The slots of a raw span before `to` go over to the end of this stored one, which it follows.
+
+        `offset` and `frame_len` say where they are in the segment, `was_dead` which were so when it was written.
+        """
+        assert self.stored
+        assert not raw.stored
+        a = raw.start
+        first = raw.first + a
+        assert self.end == first
+        moved = raw.sum(a, to)
+        lost = raw.dead.count(LOST, a, to)
+        if raw.dead.find(DELETED, a, to) >= 0:
+            was_live = was_dead.translate(ONE_IF_LIVE)
+            died = map(operator.and_, raw.dead[a:to].translate(_ONE_IF_DELETED), was_live)
+            unflagged = array("Q", compress(range(first, raw.first + to), died))
+            if unflagged:
+                self.unflagged = unflagged if self.unflagged is None else self.unflagged + unflagged
+        if self.loaded:
+            self.ts.extend(raw.ts[a:to])
+            self.offset.extend(offset)
+            self.frame_len.extend(frame_len)
+            self.size.extend(raw.size[a:to])
+            self.flags.extend(raw.flags[a:to].translate(NOT_DERIVED))
+            self.dead.extend(raw.dead[a:to])
+        if self.n == self.start:
+            self.first_ts = raw.ts[a]
+        self.n += to - a
+        self.last_ts = raw.ts[to - 1]
+        self.live += moved.records
+        self.bytes += moved.bytes
+        self.tagged += moved.tagged
+        self.lost += lost
+        raw._take_off(moved)
+        raw.lost -= lost
+        if to < raw.n:
+            raw.first_ts = raw.ts[to]
+            raw._trim(to)
+
+    def pad(self, n: int, ts: int, offset: array[int], frame_len: array[int]) -> None:
+        """An empty stored span begins with `n` slots that have been dropped; `ts` is the time of the one after."""
+        self.ts = array("Q", (ts,)) * n
+        self.offset.extend(offset)
+        self.frame_len.extend(frame_len)
+        self.size.frombytes(bytes(4 * n))
+        self.flags.extend(bytes(n))
+        self.dead.extend(bytes(n))
+        self.n = self.start = n
+
+    def attach(
+        self,
+        ts: array[int],
+        offset: array[int],
+        frame_len: array[int],
+        size: array[int],
+        flags: bytearray,
+        dead: bytearray,
+    ) -> None:
+        """The columns are here: `n` slots each. They become the span's own. The sums are taken anew.
+
+        A file that has no frames for slots at its ends cannot tell their times; the summary can.
+        """
+        if ts[self.start] < self.first_ts or ts[-1] != self.last_ts:
+            ts = array("Q", [min(max(time, self.first_ts), self.last_ts) for time in ts])
+            ts[-1] = self.last_ts
+        self.ts, self.offset, self.frame_len = ts, offset, frame_len
+        self.size, self.flags, self.dead = size, flags, dead
+        self.first_ts = max(self.first_ts, min(ts[self.start], self.last_ts))
+        self.recount()
+
+    def detach(self) -> None:
+        """A stored span is without columns again."""
+        assert self.stored
+        self.ts = _NO_TIMES
+        self.offset = self.frame_len = self.size = _NO_PLACES
+        self.flags = self.dead = _NO_STATES
+
+    def columns(self) -> SpanColumns:
+        """Copies of the columns of a stored span, as the log knows them by now. Raises NotLoaded."""
+        self.need()
+        places = self.ts[:], self.offset[:], self.frame_len[:], self.size[:]
+        return SpanColumns(*places, bytes(self.flags), bytes(self.dead))
+
+    # -- delete flags in files ---------------------------------------------------------------------------------------
+
+    def unflag(self) -> None:
+        """Which deletions of a stored span were flagged is not known for certain: all are to be flagged again. Raises
+        NotLoaded."""
+        self.need()
+        known = set(self.unflagged or ())
+        known.update(self.first + i for i in range(self.start, self.n) if self.dead[i] == DELETED and self.frame_len[i])
+        self.unflagged = array("Q", sorted(known)) or None
+
+    def flagged(self, seqs: Sequence[int]) -> None:
+        """The storage layer has written the delete flags of these of `unflagged`."""
+        if self.unflagged is not None:
+            written = set(seqs)
+            self.unflagged = array("Q", [seq for seq in self.unflagged if seq not in written]) or None
+
+    # -- keeping -----------------------------------------------------------------------------------------------------
+
+    def dump(self) -> list[Any]:
+        """A raw span: `[first, ts, file, offset, frame_len, size, flags, dead]` less what was dropped; no `dead` if all
+        live. A stored one: `["stored", first, n, start, live, lost, bytes, tagged, first_ts, last_ts, unflagged]`,
+        the last as little-endian u64."""
+        if self.stored:
+            unflagged = little_endian(self.unflagged) if self.unflagged is not None else b""
+            return [STORED_MARK, *self.summary(), unflagged]
+        a = self.start
+        columns = [little_endian(getattr(self, name)[a:]) for name, _ in _COLUMNS]
+        dead = b"" if self.dense else bytes(self.dead[a:])
+        return [self.first + a, *columns, bytes(self.flags[a:]), dead]
+
+    @classmethod
+    def load(cls, value: object) -> Span:
+        """The inverse of `dump`; a stored span has no segment and no columns yet. Raises ValueError if lengths or
+        values do not fit."""
+        if not isinstance(value, list | tuple) or not value:
+            raise ValueError("span: not a list")
+        return cls._load_stored(value[1:]) if value[0] == STORED_MARK else cls._load_raw(value)
+
+    @classmethod
+    def _load_stored(cls, value: Sequence[Any]) -> Span:
+        summary = value[:-1]
+        if len(summary) != len(Summary._fields) or not all(isinstance(item, int) and item >= 0 for item in summary):
+            raise ValueError("stored span: not its summary")
+        span = cls(value[0], stored=True)
+        _, span.n, span.start, span.live, span.lost, span.bytes, span.tagged, span.first_ts, span.last_ts, _ = value
+        span.detach()
+        unflagged: Sequence[int] = ()
+        if value[-1] != b"":
+            unflagged = span.unflagged = from_little_endian("Q", value[-1])
+        if not (
+            span.first >= 1
+            and span.start < span.n
+            and span.deleted >= 0
+            and span.tagged <= span.live
+            and span.first_ts <= span.last_ts
+            and (span.live or not span.bytes)
+            and all(span.first <= seq < span.end for seq in unflagged)
+            and len(set(unflagged)) == len(unflagged)
+        ):
+            raise ValueError(f"stored span at {span.first}: contradicts itself")
+        return span
+
+    @classmethod
+    def _load_raw(cls, value: Sequence[Any]) -> Span:
+        if len(value) != len(_COLUMNS) + 3:
+            raise ValueError("span: not a list of its columns")
+        first, *columns, flags, dead = value
+        if not isinstance(first, int) or not isinstance(flags, bytes) or not isinstance(dead, bytes) or first < 1:
+            raise ValueError("span: bad first seq, flags or dead")
+        span = cls(first)
+        for (name, typecode), column in zip(_COLUMNS, columns, strict=True):
+            setattr(span, name, from_little_endian(typecode, column))
+            if len(getattr(span, name)) != len(flags):
+                raise ValueError(f"span at {first}: {name} does not have {len(flags)} items")
+        span.flags = bytearray(flags)
+        span.dead = bytearray(dead or bytes(len(flags)))
+        span.n = len(flags)
+        if not flags or len(span.dead) != len(flags) or span.dead.translate(None, bytes((LIVE, DELETED, LOST))):
+            raise ValueError(f"span at {first}: bad dead column")
+        span.first_ts, span.last_ts = span.ts[0], span.ts[-1]
+        span.recount()
+        return span
+
+    def check(self) -> None:
+        """Assert that the columns, if they are here, agree with the summary and with one another."""
+        unflagged = self.unflagged or array("Q")
+        assert all(self.first <= seq < self.end for seq in unflagged), "unflagged seq of another span"
+        assert len(set(unflagged)) == len(unflagged), "unflagged twice"
+        assert self.stored or not unflagged, "raw and unflagged"
+        if not self.loaded:
+            assert not any((self.ts, self.offset, self.frame_len, self.size, self.flags, self.dead)), "half loaded"
+            return
+        columns = [self.ts, self.offset, self.frame_len, self.size, self.flags, self.dead]
+        assert all(len(column) == self.n for column in columns), "columns differ in length"
+        assert len(self.file) == (0 if self.stored else self.n), "file column"
+        kept = (*self.summary(), self.unindexed)
+        self.recount()
+        assert kept == (*self.summary(), self.unindexed), kept
+        assert all(a <= b for a, b in pairwise(self.ts)), "time goes back"
+        assert (self.first_ts, self.last_ts) == (self.ts[self.start], self.ts[-1]), "times of the summary"
+        assert not any(size for size, dead in zip(self.size, self.dead, strict=True) if dead and size)
+        assert all(self.dead[seq - self.first] == DELETED for seq in unflagged), "unflagged and not deleted"
