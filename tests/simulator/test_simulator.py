@@ -210,6 +210,11 @@ def test_damage_of_two_segments_is_two_gaps_to_who_finds_it_and_one_to_all_other
     assert [one.views["t"].gaps for one in shown] == [[(4, 5, "corrupt")]] * 2
 
 
+def test_a_stop_on_a_disk_that_stays_full_comes_to_an_end() -> None:
+    plan = make(970289)
+    assert problem_of(replace(plan, lives=plan.lives[:1]))[0] is None
+
+
 # ----------------------------------------------------------------- the command
 
 
