@@ -43,7 +43,7 @@ from topics.storage.cold.cold_store import MOST_HANGING, MOST_HANGING_CHANGES
 from topics.storage.files.datadir import DataDirError
 from topics.storage.files.fs import OsFs
 from topics.storage.files.mounts import kernel_warning
-from topics.storage.recovery.recovered_state import Damage
+from topics.storage.recovery.damage import Damage
 from topics.storage.segments.segment_store import SegmentStore
 from topics.storage.wal.frames import UnknownFrameType
 from topics.telemetry.audit_log import AuditLog

@@ -98,7 +98,27 @@ TARGETS: Final[Mapping[str, tuple[str, ...]]] = {
         "simulation/test_segment_models.py",
         "simulation/test_unguarded_rules.py",
     ),
+    "topics/storage/recovery/copy_replay.py": (
+        "simulation/test_recovery_rules.py",
+        "simulation/test_damage.py",
+        "simulation/test_unguarded_rules.py",
+    ),
     "topics/storage/recovery/replay.py": (
+        "simulation/test_recovery_rules.py",
+        "simulation/test_damage.py",
+        "simulation/test_unguarded_rules.py",
+    ),
+    "topics/storage/recovery/shard_replay.py": (
+        "simulation/test_recovery_rules.py",
+        "simulation/test_damage.py",
+        "simulation/test_unguarded_rules.py",
+    ),
+    "topics/storage/recovery/stored_parts.py": (
+        "simulation/test_recovery_rules.py",
+        "simulation/test_damage.py",
+        "simulation/test_unguarded_rules.py",
+    ),
+    "topics/storage/recovery/topic_replay.py": (
         "simulation/test_recovery_rules.py",
         "simulation/test_damage.py",
         "simulation/test_unguarded_rules.py",

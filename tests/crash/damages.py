@@ -34,7 +34,7 @@ from topics.errors import ApiError
 from topics.model import Performance, ReadRequest
 from topics.storage.files.datadir import DataDirError
 from topics.storage.files.file_header import FILE_HEADER_BYTES
-from topics.storage.recovery.recovered_state import Damage
+from topics.storage.recovery.damage import Damage
 from topics.storage.segments.segment_format import INDEX_ENTRY_BYTES, encode_copies
 from topics.storage.wal.frames import FrameType, StoredRecord
 

@@ -32,7 +32,7 @@ from topics.storage.offline.inspect import Inspection
 from topics.storage.offline.stored_topics import Directory
 from topics.storage.offline.topic_parts import load_part
 from topics.storage.offline.verify import Verification
-from topics.storage.recovery.recovered_state import Damage
+from topics.storage.recovery.damage import Damage
 from topics.storage.segments.segment_format import (
     SegmentDamaged,
     convert_appends,

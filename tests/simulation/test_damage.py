@@ -21,7 +21,7 @@ from tests.simulation.world import End, Life, World, all_ends, settings, wrecks_
 from topics.config import Settings
 from topics.errors import ApiError
 from topics.storage.files.datadir import DataDir, DataDirError
-from topics.storage.recovery.recovered_state import Damage
+from topics.storage.recovery.damage import Damage
 from topics.storage.recovery.salvage import bare_filler
 from topics.storage.wal import frames
 from topics.storage.wal.frames import Frame, FrameType, UnknownFrameType

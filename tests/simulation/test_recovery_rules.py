@@ -25,7 +25,7 @@ from topics.errors import ApiError
 from topics.model import AppendRequest, Performance, ReadRequest, TopicConfigPatch
 from topics.storage.files.datadir import DataDirError
 from topics.storage.files.witness import encode_witness
-from topics.storage.recovery.recovered_state import Damage
+from topics.storage.recovery.damage import Damage
 from topics.storage.recovery.restored_copy import SKIPPED_SEQS
 from topics.storage.wal import frames
 from topics.storage.wal.frames import Frame, FrameType

@@ -18,7 +18,7 @@ from tests.simulation.world import End, Life, World, settings
 from topics.storage import store
 from topics.storage.files import datadir
 from topics.storage.files.datadir import DataDir
-from topics.storage.recovery.recovered_state import Damage
+from topics.storage.recovery.damage import Damage
 from topics.storage.wal import shard_log, shard_writer
 from topics.storage.wal.batches import Batch
 from topics.storage.wal.frames import FrameType

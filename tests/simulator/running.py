@@ -40,7 +40,7 @@ from topics.model import ClaimRequest, HeldRequest, Performance, QueueState, Rou
 from topics.runtime.offload import Kind
 from topics.storage.files.datadir import DataDir, DataDirError, lock_data_dir
 from topics.storage.files.file_header import BadFileHeader
-from topics.storage.recovery.recovered_state import Damage
+from topics.storage.recovery.damage import Damage
 from topics.storage.segments.segment_format import encode_copies
 from topics.storage.wal.frames import StoredRecord
 

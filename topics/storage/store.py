@@ -34,9 +34,10 @@ from topics.storage.files.fs import TEMPORARY_SUFFIX, Fs, LockHandle, write_atom
 from topics.storage.files.progress import Progress
 from topics.storage.files.witness import Witness
 from topics.storage.recovery import replay, restored_copy
+from topics.storage.recovery.damage import Damage
 from topics.storage.recovery.leftovers import remove_unknown_topics, set_unknown_aside, tidy_topic
 from topics.storage.recovery.length_check import check_at_start
-from topics.storage.recovery.recovered_state import Damage, Recovered, RecoveredShard, shard_of, understood
+from topics.storage.recovery.recovered_state import Recovered, RecoveredShard, shard_of, understood
 from topics.storage.recovery.salvage import finish_repairs, repair
 from topics.storage.recovery.substitute_snapshot import NoSnapshot
 from topics.storage.recovery.verdicts import Verdict, decide, drop_stages, note_damage, secure_end, settle_queues
@@ -257,7 +258,7 @@ class Store:
             except Damage as damage:
                 if self._settings.recovery != "salvage":
                     raise
-                with understood(f"what is vouched for in {damage.path}"):
+                with understood(f"what is vouched for in {damage.where.path}"):
                     repair(self._fs, damage)
                 self.salvaged = True
                 self.progress.done = self.progress.total = 0

@@ -31,7 +31,8 @@ from topics.storage.files.progress import Progress
 from topics.storage.files.read_only_fs import ReadOnlyFs, size_of
 from topics.storage.offline.topic_parts import Hole, Part, holes_of, load_part
 from topics.storage.recovery import replay
-from topics.storage.recovery.recovered_state import Damage, shard_of, understood
+from topics.storage.recovery.damage import Damage
+from topics.storage.recovery.recovered_state import shard_of, understood
 from topics.storage.segments.segment_format import decode_records, open_records, reads_as_deleted
 from topics.storage.segments.segment_reader import Tiers
 from topics.storage.segments.segment_scan import BadBytes, frames_of, layout_of

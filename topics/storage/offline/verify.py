@@ -48,7 +48,8 @@ from topics.storage.offline.verify_routers import CopyCheck
 from topics.storage.offline.verify_segments import SegmentCheck
 from topics.storage.offline.verify_wal import LogCheck, LogFacts, Mention, TopicFacts
 from topics.storage.recovery import replay
-from topics.storage.recovery.recovered_state import Damage, Recovered, shard_of
+from topics.storage.recovery.damage import Damage
+from topics.storage.recovery.recovered_state import Recovered, shard_of
 from topics.storage.recovery.restored_copy import MARK
 from topics.storage.segments.segment_reader import Tiers
 from topics.storage.segments.segment_store import DELETED_SUFFIX, DirectorySegmentStore
@@ -522,7 +523,7 @@ class Verification:
         try:
             recovered = replay.recover(self._fs, self._datadir, self._tiers, Progress())
         except Damage as error:
-            yield Finding(error.path, error.start, f"a start is refused: {error}", "damage")
+            yield Finding(error.where.path, error.where.start, f"a start is refused: {error}", "damage")
         except (DataDirError, UnknownFrameType) as error:
             yield Finding(root, None, f"a start is refused: {error}", "damage")
         except Exception as error:  # whatever it is that recovery does not expect

@@ -1,8 +1,18 @@
 """From a data directory to topics in memory.
 
-replay                reading snapshot, manifests and log; what a torn end is, and what damage
-recovered_state       the result: topics, shards and damage
-log_end               where a shard's log ends
+replay                one reading of everything: snapshot, manifests and log; the theory of operation
+recovered_state       the result: topics, shards, and columns of stored records on the way
+stored_parts          topics as snapshots and manifests have them
+log_layout            which files of the log count, shard by shard
+shard_replay          one shard, file by file, and the frames about it
+frame_batches         the frames of one file, as whole batches
+topic_catalog         which topics there are, and which one a batch is about
+topic_replay          what frames do to their topic
+copy_replay           copies, origins and routers
+replay_clock          the two clocks, and leases as of one moment
+log_end               where a shard's log ends: a torn end, or damage
+damage                what damage is: where, what it held, and which frames
+lost_copies           copies whose bytes are not there
 verdicts              what recovery decides, and how the decision becomes durable
 bare_fillers          fillers without a verdict, in ranges that are too short for one
 salvage               giving up a damaged range

@@ -14,26 +14,14 @@ So nothing beside the filler has to be written, and the file changes from damage
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import Final
 
+from topics.storage.recovery.recovered_state import BareFiller, RecoveredTopic
 from topics.storage.wal import frames
 from topics.storage.wal.frame_search import MIN_COPY_BYTES
-from topics.storage.wal.wal_files import Position
-
-if TYPE_CHECKING:
-    from topics.storage.recovery.recovered_state import RecoveredTopic
 
 MIN_APPEND_BYTES: Final = frames.HEADER_BYTES + 4 + 1 + frames.CHECKSUM_BYTES
 """The smallest Append there is: it bounds how many records a range can have held."""
-
-
-class BareFiller(NamedTuple):
-    """A filler that replay has met."""
-
-    place: Position
-    end: Position
-    heads: Mapping[int, int]
-    """By topic id, the head there, of each topic that the range may have held records of."""
 
 
 def most_seqs(size: int, *, routed: bool) -> int:

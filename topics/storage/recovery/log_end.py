@@ -12,9 +12,11 @@ from typing import Final, NamedTuple
 
 from topics.storage.files.fs import File, Fs
 from topics.storage.recovery.bare_fillers import outstanding
-from topics.storage.recovery.recovered_state import Damage, RecoveredShard, RecoveredTopic
+from topics.storage.recovery.damage import Affected, BadRange, Damage, LostFrames, LostSeqs
+from topics.storage.recovery.recovered_state import RecoveredShard, RecoveredTopic
 from topics.storage.wal.frame_search import (
     MOST_RESERVED,
+    Behind,
     LogFile,
     SeqBehind,
     TopicReplayed,
@@ -37,13 +39,19 @@ MOST_FILE_BYTES: Final = 1 << 30
 """No more than so many bytes are taken for lost with the end of a file."""
 
 
-class Stop(NamedTuple):
-    """Where replay of a file has stopped, and why (`Scan.reason`)."""
+class OpenEnd(NamedTuple):
+    """A file of the log that does not end in FileEnd, and where replay has stopped in it."""
 
+    shard: RecoveredShard
+    file: WalFile
+    following: int | None
+    """Ordinal of the next file, None if this is the last one."""
     at: int
+    """Offset of the first bytes that are no frame."""
     reason: str
+    """Why they are none (`Scan.reason`)."""
     batch_at: int
-    """Behind the last whole batch."""
+    """Offset behind the last whole batch."""
     batch_count: int
     """Ordinal of the frame there."""
 
@@ -64,7 +72,7 @@ def was_cut_short(file: LogFile, head: WalHead, at: int) -> bool:
 
 
 class LogEnds:
-    """Judges the ends of logs, with what replay knows when it meets them."""
+    """Judges the ends of logs, with what replay knows when it meets them. Blocking."""
 
     def __init__(
         self,
@@ -80,86 +88,58 @@ class LogEnds:
         self._shard_of = shard_of
         self._file_bytes = file_bytes
 
-    def judge(self, shard: RecoveredShard, file: WalFile, handle: File, stop: Stop, *, following: int | None) -> None:
-        """Note the end of the shard's log, if it ends at `stop`. `following` is the ordinal of the next file.
+    def judge(self, end: OpenEnd, handle: File) -> None:
+        """Note in `end.shard` that its log ends there, at the torn end of what no sync has covered, or at zeros
+        (`docs/spec/crash.md` 4).
 
-        Raises Damage if it does not end there.
+        Raises Damage if it does not end there, OSError.
         """
+        shard, file, following = end.shard, end.file, end.following
         search = LogFile(handle, handle.size(), file.ordinal, file.head.salt)
         vouched = shard.vouched.offset if shard.vouched.ordinal == file.ordinal else 0
-        clean = stop.reason == "zeros" and only_zeros(handle, stop.at, search.size)
+        clean = end.reason == "zeros" and only_zeros(handle, end.at, search.size)
         known = True
         if not clean:
-            found = vouched_behind(search, stop.at)
+            found = vouched_behind(search, end.at)
             vouched, known = max(vouched, found.offset), found.known
-        cut = following is None and was_cut_short(search, file.head, stop.at)
-        if following is None and not cut and known and stop.batch_at >= vouched:
-            shard.end, shard.ended, shard.frame_count = stop.batch_at, False, stop.batch_count
-            if not clean or stop.batch_at != stop.at:
-                shard.truncated = Position(file.ordinal, stop.batch_at)
-                log.warning("wal_torn_end", file=file.path, offset=stop.batch_at, shard=shard.shard)
+        cut = following is None and was_cut_short(search, file.head, end.at)
+        if following is None and not cut and known and end.batch_at >= vouched:
+            shard.end, shard.ended, shard.frame_count = end.batch_at, False, end.batch_count
+            if not clean or end.batch_at != end.at:
+                shard.truncated = Position(file.ordinal, end.batch_at)
+                log.warning("wal_torn_end", file=file.path, offset=end.batch_at, shard=shard.shard)
             return
         if not known:
-            log.error("frame_search_ended_at_its_bound", file=file.path, offset=stop.at, shard=shard.shard)
-        on = behind(search, stop.at, self._replayed())
-        end = on.stop
+            log.error("frame_search_ended_at_its_bound", file=file.path, offset=end.at, shard=shard.shard)
+        on = behind(search, end.at, self._replayed())
+        stop = on.stop
         if cut:
-            end = self._most(search.size)
-        elif following is None and end == search.size and known:
+            stop = self._most(search.size)
+        elif following is None and stop == search.size and known:
             # There is nothing behind: what is zeros up to the end was not vouched for.
-            end = max(stop.at if clean else end_of_bytes(handle, stop.at, search.size), vouched)
-        raise self._damage(
-            shard,
-            file,
-            stop,
-            following,
-            end=end,
-            replaces=1 if following is None else max(following - stop.batch_count - on.frames, 0),
-            later=on.later,
-        )
+            stop = max(end.at if clean else end_of_bytes(handle, end.at, search.size), vouched)
+        raise self._damage(end, on._replace(stop=stop))
 
-    def without_header(
-        self, shard: RecoveredShard, file: WalFile, size: int, begin: Position, count: int, *, following: int | None
-    ) -> Damage:
-        """The damage that a file is of which nothing can be verified. `begin` is where replay would have begun, with
-        the frame of ordinal `count`."""
-        start = max(begin.offset, file.head.first) if begin.ordinal == file.ordinal else file.head.first
-        return self._damage(
-            shard,
-            file,
-            Stop(start, "bad", start, count),
-            following,
-            end=max(self._most(size) if following is None else size, start),
-            replaces=1 if following is None else max(following - count, 0),
-            later={},
-        )
+    def without_header(self, end: OpenEnd, size: int) -> Damage:
+        """The damage that a file of `size` bytes is of which nothing can be verified: `end` is where replay would have
+        begun. Raises OSError."""
+        stop = max(self._most(size) if end.following is None else size, end.at)
+        return self._damage(end, Behind(stop, {}, 0))
 
-    def _damage(
-        self,
-        shard: RecoveredShard,
-        file: WalFile,
-        stop: Stop,
-        following: int | None,
-        *,
-        end: int,
-        replaces: int,
-        later: Mapping[int, SeqBehind],
-    ) -> Damage:
+    def _damage(self, end: OpenEnd, on: Behind) -> Damage:
+        """All from `end` up to where the log goes on."""
+        shard, file, following = end.shard, end.file, end.following
+        topics = self._topics.values()
+        replaces = 1 if following is None else max(following - end.batch_count - on.frames, 0)
         return Damage(
-            shard=shard,
-            path=file.path,
-            ordinal=file.ordinal,
-            head=file.head,
-            start=stop.batch_at,
-            stop=end,
-            frames_before=stop.batch_count,
-            next_ordinal=following,
-            replaces=replaces,
-            losses=self._losses(shard, later, file.ordinal),
-            names={topic.id: topic.name for topic in self._topics.values()},
-            control_lost=True,
-            routed={topic.id for topic in self._topics.values() if topic.stage is None},
-            outstanding=outstanding(shard.bare_fillers, self._topics),
+            BadRange(file.path, file.ordinal, file.head, end.batch_at, on.stop),
+            Affected(
+                losses=self._losses(shard, on.later, file.ordinal),
+                names={topic.id: topic.name for topic in topics},
+                routed={topic.id for topic in topics if topic.stage is None},
+                outstanding=outstanding(shard.bare_fillers, self._topics),
+            ),
+            LostFrames(end.batch_count, replaces, following),
         )
 
     def _most(self, size: int) -> int:
@@ -172,11 +152,9 @@ class LogEnds:
             for topic in self._topics.values()
         }
 
-    def _losses(
-        self, shard: RecoveredShard, later: Mapping[int, SeqBehind], ordinal: int
-    ) -> dict[int, tuple[int, int | None]]:
-        """Seqs that the bad range held, topic by topic; None where nothing behind it tells how many."""
-        losses: dict[int, tuple[int, int | None]] = {}
+    def _losses(self, shard: RecoveredShard, later: Mapping[int, SeqBehind], ordinal: int) -> dict[int, LostSeqs]:
+        """The seqs that the bad range held, by topic id."""
+        losses: dict[int, LostSeqs] = {}
         told = any(not one.exact for one in later.values())
         known = {**self._first_seqs_of_later_files(shard, ordinal), **later}
         for topic_id in sorted({*self._topics, *known}):
@@ -186,14 +164,14 @@ class LogEnds:
                 ours = self._shard_of(topic.id) == shard.shard
                 if ours and topic.config.durability == "ephemeral":
                     # Its seqs are no frames; what the range may have held is the reserve that they were taken from.
-                    losses[topic_id] = (head + 1, max(head, topic.ceiling) + MOST_RESERVED)
+                    losses[topic_id] = LostSeqs(head + 1, max(head, topic.ceiling) + MOST_RESERVED)
                 elif not told and ours:
-                    losses[topic_id] = (head + 1, None)
+                    losses[topic_id] = LostSeqs(head + 1, None)
                 continue
             seq, exact = known[topic_id]
             last = seq - 1 if exact else seq
             if last > head:
-                losses[topic_id] = (head + 1, last)
+                losses[topic_id] = LostSeqs(head + 1, last)
         return losses
 
     def _first_seqs_of_later_files(self, shard: RecoveredShard, ordinal: int) -> dict[int, SeqBehind]:

@@ -1,12 +1,16 @@
-"""What recovery comes to: topics, shards and damage, as `recovery` finds them and `verdicts` judges them."""
+"""What recovery comes to: topics and shards, as replay finds them and `verdicts` judges them (`docs/spec/storage.md`
+section 3).
+
+Responsible for the state alone, and for the columns of stored records that replay asks for on its way. How the state
+comes about is the business of `replay` and of the modules that it names; a log that cannot be read is `damage`'s.
+"""
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
-from types import MappingProxyType
 from typing import Final, NamedTuple, TypeVar
 
 import cbor2
@@ -25,13 +29,11 @@ from topics.routing.router_state import Router
 from topics.runtime.instant import Instant
 from topics.storage.files.datadir import DataDir, DataDirError, discover_shards, segment_name
 from topics.storage.files.fs import Fs
-from topics.storage.recovery.bare_fillers import BareFiller
 from topics.storage.segments.segment_reader import Tiers, load_columns
 from topics.storage.segments.topic_segments import Segment
 from topics.storage.snapshots.snapshot import ShardPosition
 from topics.storage.wal import frames
 from topics.storage.wal.wal_files import Position, WalFile, WalFiles
-from topics.storage.wal.wal_head import WalHead
 from topics.telemetry.logs import get_logger
 
 log = get_logger(__name__)
@@ -42,8 +44,48 @@ NO_LEASES_RUN: Final = Instant(0, 0)
 T = TypeVar("T")
 
 
+class LostRun(NamedTuple):
+    """Neighbouring seqs of one topic, both ends inclusive, that are gone for one reason."""
+
+    first: int
+    last: int
+    reason: LossReason
+
+
+class StashedRecords(NamedTuple):
+    """Neighbouring records of an `ephemeral` topic that stand in the log before the ConfigUpdate that makes them
+    count (`docs/spec/crash.md` 24)."""
+
+    first_seq: int
+    file_id: int
+    """Of the WAL file, as `WalFiles` counts."""
+    offsets: list[int]
+    """Where each frame begins in the file."""
+    totals: list[int]
+    """The bytes of each frame, its length field included."""
+    origins: list[Origin | None]
+
+
+class FilledRange(NamedTuple):
+    """Bytes of the log that salvage has given up: offsets `start` (inclusive) to `stop` (exclusive) of a file."""
+
+    ordinal: int
+    """Of the file's first frame."""
+    start: int
+    stop: int
+
+
+class BareFiller(NamedTuple):
+    """A filler without a verdict that replay has met (`bare_fillers`)."""
+
+    place: Position
+    end: Position
+    heads: Mapping[int, int]
+    """By topic id, the head there, of each topic that the range may have held records of."""
+
+
 class RecoveredTopic:
-    """A topic as recovery knows it."""
+    """A topic as recovery knows it. Times are ms since the epoch, by the retention clock where nothing else is said."""
 
     __slots__ = (
         "base",
@@ -51,6 +93,7 @@ class RecoveredTopic:
         "commit_keys",
         "config",
         "copies",
+        "doomed",
         "end",
         "forwarded_to",
         "id",
@@ -76,8 +119,11 @@ class RecoveredTopic:
         self.config = config
         self.log = log if log is not None else TopicLog()
         self.ceiling = 0
+        """The highest seq that may have been given out (`docs/spec/crash.md` 1)."""
         self.end = Position(-1, 0)
+        """Behind the last frame of the topic that is in here; frames before it are skipped (`docs/spec/crash.md` 8)."""
         self.keys: DedupeWindow | None = None
+        """Idempotency keys."""
         self.last_write: int | None = None
         self.last_read: int | None = None
         self.part: bytes | None = None
@@ -88,7 +134,9 @@ class RecoveredTopic:
         self.queue = Leases() if config.type == "queue" else None
         self.copies: CopyTable | None = None
         self.incoming: dict[str, Router] = {}
+        """The routers that feed it, by name."""
         self.origins: OriginSet | None = None
+        """Which records it has taken, if a router may bring each only once (`docs/spec/crash.md` 19)."""
         self.missing: dict[int, None] = {}
         """Copies whose bytes were not found where they should be; some may be gone for other reasons by the end."""
         self.stage: StageOf | None = None
@@ -97,13 +145,15 @@ class RecoveredTopic:
         self.commit_keys: CommitKeys | None = None
         self.forwarded_to = 0
         """The highest seq of it that a router has dealt with: there was one, whatever has become of it."""
-        self.stash: list[tuple[int, int, list[int], list[int], list[Origin | None]]] = []
-        """Places and origins of records that an `ephemeral` topic is writing out; they count when its ConfigUpdate
-        follows."""
+        self.stash: list[StashedRecords] = []
+        """Records that an `ephemeral` topic is writing out; they count when its ConfigUpdate follows."""
+        self.doomed = False
+        """Its files are gone, so what the log says of it cannot be worked out any more: the log must come to say that
+        it was deleted."""
 
 
 class RecoveredShard:
-    """Where a shard's log ends, for its writer."""
+    """Where a shard's log ends, for its writer, and what its frames say about the shard."""
 
     __slots__ = (
         "bare_fillers",
@@ -128,85 +178,33 @@ class RecoveredShard:
         self.shard = shard
         self.directory = directory
         self.file: WalFile | None = None
+        """The last file that was read."""
         self.end = 0
+        """Offset in it, behind the last whole batch."""
         self.ended = False
         """The last file is complete (FileEnd): its successor was never named."""
         self.frame_count = 0
+        """Ordinal of the frame at `end`."""
         self.last_seqs: dict[int, int] = {}
-        self.fillers: list[tuple[int, int, int]] = []
-        """Ranges that salvage has given up: ordinal of the file, first offset, offset behind."""
+        """By topic id, the last seq in the last file."""
+        self.fillers: list[FilledRange] = []
+        """Ranges that salvage has given up (`docs/spec/crash.md` 15)."""
         self.bare_fillers: list[BareFiller] = []
-        """Those of them without a verdict, as long as it is not known what they held."""
+        """Those of them without a verdict, as long as it is not known what they held (`bare_fillers`)."""
         self.vouched = Position(0, 0)
+        """Up to where a sync is known to have covered the log (`docs/spec/crash.md` 4 and 5)."""
         self.boot_id: str | None = None
+        """Of the machine's boot in which the log was written last; None if nothing says."""
         self.identity: str | None = None
+        """Of the data directory at that time; None if nothing says."""
         self.shards = 0
+        """How many shards the directory had at that time; 0 if nothing says."""
         self.failed_shards: set[int] = set()
+        """Other shards of which this one has noted that they failed (`docs/spec/crash.md` 3)."""
         self.clean = False
         """The last frame is a clean-stop mark."""
         self.truncated: Position | None = None
-
-
-class Damage(Exception):
-    """Bytes that were synced are not there any more. `start`..`stop` is the range of the file that has to be given
-    up."""
-
-    def __init__(
-        self,
-        *,
-        shard: RecoveredShard,
-        path: str,
-        ordinal: int,
-        head: WalHead,
-        start: int,
-        stop: int,
-        frames_before: int,
-        next_ordinal: int | None,
-        replaces: int,
-        losses: dict[int, tuple[int, int | None]],
-        names: dict[int, str],
-        control_lost: bool,
-        routed: Collection[int] = (),
-        outstanding: Mapping[int, int] = MappingProxyType({}),
-    ) -> None:
-        self.shard = shard
-        self.path = path
-        self.ordinal = ordinal
-        self.head = head
-        """How the file begins. Where that is damaged, all of it is."""
-        self.start = start
-        self.stop = stop
-        self.frames_before = frames_before
-        """Ordinal of the first frame of the range."""
-        self.next_ordinal = next_ordinal
-        """Ordinal of the next file, None for the last one."""
-        self.replaces = replaces
-        """How many frames the range held, as far as the ordinal of the next file tells."""
-        self.losses = losses
-        """Topic id to (first seq lost, last seq lost or None where nothing behind the range tells)."""
-        self.names = names
-        self.control_lost = control_lost
-        self.routed = routed
-        """Ids of topics that routers or commits of stages may feed: a frame may stand for many of their seqs."""
-        self.outstanding = outstanding
-        """Topic id to seqs that earlier ranges may have held, in front of those of this one (`bare_fillers`)."""
-        super().__init__(self.sentence())
-
-    def sentence(self) -> str:
-        """What the operator has to know."""
-        parts = []
-        for topic_id, (first, last) in sorted(self.losses.items()):
-            name = self.names.get(topic_id, f"id {topic_id}")
-            parts.append(f"{name} seqs {first} to {last if last is not None else 'an unknown one'}")
-        affected = "; ".join(parts) or "no records of a known topic"
-        what = f"at offset {self.start} (bad up to {self.stop}), below what was synced"
-        if self.head.problem is not None:
-            what = f"at offset 0 (bad up to {self.stop}): {self.head.problem}, so nothing in the file can be verified"
-        return (
-            f"the log is damaged: {self.path} {what}; "
-            f"affected: {affected}. "
-            f"Restore the file from a copy, or start with TOPICS_RECOVERY=salvage to give the range up"
-        )
+        """Where the torn end begins that has to be cut off; None if there is none."""
 
 
 MALFORMED: Final = (
@@ -284,6 +282,11 @@ class Columns:
         if not span.loaded:
             self._load(topic, span)
 
+    def add_hole(self, topic: RecoveredTopic, first: int, last: int, reason: LossReason) -> None:
+        """Note in the topic's log that these seqs are gone (`TopicLog.add_hole`). Raises OSError if the disk does not
+        answer."""
+        self.run(topic, partial(topic.log.add_hole, first, last, reason))
+
     def _load(self, topic: RecoveredTopic, span: Span) -> None:
         segment = span.segment
         assert isinstance(segment, Segment)
@@ -302,7 +305,7 @@ class Columns:
         for first, last in damaged:
             log.error("records_damaged", topic=topic.name, first=first, last=last)
             count = topic.log.count
-            self.run(topic, partial(topic.log.add_hole, first, last, "corrupt"))
+            self.add_hole(topic, first, last, "corrupt")
             if topic.log.count != count:
                 self.damaged.setdefault(topic.id, []).append((first, last))
         self._loaded.append(span)
@@ -379,8 +382,8 @@ class Recovered(NamedTuple):
     columns: Columns
     copied_topics: set[int]
     """Topics, gone ones among them, with segments that copies are made of."""
-    missing: dict[int, list[tuple[int, int, LossReason]]]
-    """By topic, copies whose bytes are gone: first and last seq of each run, and why. They are holes by now."""
+    missing: dict[int, list[LostRun]]
+    """By topic id, copies whose bytes are gone. They are holes by now."""
 
 
 def shard_of(topic_id: int, shards: int) -> int:

@@ -17,7 +17,7 @@ from topics.storage.files.datadir import DataDirError
 from topics.storage.files.file_header import encode_file_header
 from topics.storage.files.fs import File, Fs, parent, write_all
 from topics.storage.recovery.bare_fillers import most_seqs
-from topics.storage.recovery.recovered_state import Damage
+from topics.storage.recovery.damage import Damage
 from topics.storage.wal import frames
 from topics.storage.wal.frame_search import only_zeros
 from topics.storage.wal.frames import FrameType, Unsealed
@@ -37,57 +37,64 @@ def repair(fs: Fs, damage: Damage) -> None:
     The repaired copy is made under a temporary name, the original is renamed aside, then the copy takes its name; a
     crash between the two leaves the copy under `.repaired`, which is finished by `finish_repairs`.
     """
-    handle = fs.open(damage.path, read_only=True)
-    if damage.stop > handle.size() + MOST_BEYOND:
+    where = damage.where
+    handle = fs.open(where.path, read_only=True)
+    if where.stop > handle.size() + MOST_BEYOND:
         handle.close()
-        raise DataDirError(f"{damage.path} should reach to {damage.stop}, which is far behind its end: restore it")
-    copy_path = damage.path + ".repaired"
+        raise DataDirError(f"{where.path} should reach to {where.stop}, which is far behind its end: restore it")
+    copy_path = where.path + ".repaired"
     try:
-        size = handle.size()
-        is_last = damage.next_ordinal is None
-        ends_file = damage.stop >= size or (is_last and only_zeros(handle, damage.stop, size))
-        filler = _filler(damage, at_least=damage.stop - damage.start, ends_file=ends_file)
-        end = damage.start + len(filler)
-        copy = fs.open(copy_path + ".tmp", create=True)
-        try:
-            copy.truncate(0)
-            salt = damage.head.salt
-            if damage.head.problem is not None:
-                salt = fs.salt()
-                write_all(copy, _new_beginning(damage, salt), 0)
-            elif salt is None and size < damage.start:
-                # Half a frame at its beginning would not be taken for a file of version 1.
-                write_all(copy, _before(damage, 0).sealed(None, 0), 0)
-            else:
-                _copy(handle, copy, 0, damage.start)
-            write_all(copy, filler.sealed(salt, damage.start), damage.start)
-            if not ends_file:
-                _copy(handle, copy, damage.stop, size)
-            if is_last:
-                copy.preallocate(max(size, end + 2 * TAIL_BYTES))
-            copy.fdatasync()
-        finally:
-            copy.close()
+        _write_copy(fs, damage, handle, copy_path + ".tmp")
     finally:
         handle.close()
     fs.rename(copy_path + ".tmp", copy_path)
-    fs.sync_dir(parent(damage.path))
-    _swap(fs, damage.path)
-    for topic_id, (first, last) in sorted(damage.losses.items()):
+    fs.sync_dir(parent(where.path))
+    _swap(fs, where.path)
+    for topic_id, (first, last) in sorted(damage.affected.losses.items()):
         log.error(
             "salvaged",
-            file=damage.path,
-            topic=damage.names.get(topic_id, topic_id),
+            file=where.path,
+            topic=damage.affected.names.get(topic_id, topic_id),
             first_seq=first,
             last_seq=last if last is not None else "unknown",
         )
     log.error(
         "salvaged_control_frames_may_be_missing",
-        file=damage.path,
-        offset=damage.start,
-        until=damage.stop,
+        file=where.path,
+        offset=where.start,
+        until=where.stop,
         kinds="topic and router creations and deletions, config changes, record deletions, evictions, idempotency keys",
     )
+
+
+def _write_copy(fs: Fs, damage: Damage, handle: File, path: str) -> None:
+    """Write the repaired copy of the open file to `path`, durably."""
+    where = damage.where
+    size = handle.size()
+    is_last = damage.frames.next_ordinal is None
+    ends_file = where.stop >= size or (is_last and only_zeros(handle, where.stop, size))
+    filler = _filler(damage, at_least=where.stop - where.start, ends_file=ends_file)
+    end = where.start + len(filler)
+    copy = fs.open(path, create=True)
+    try:
+        copy.truncate(0)
+        salt = where.head.salt
+        if where.head.problem is not None:
+            salt = fs.salt()
+            write_all(copy, _new_beginning(damage, salt), 0)
+        elif salt is None and size < where.start:
+            # Half a frame at its beginning would not be taken for a file of version 1.
+            write_all(copy, _before(damage, 0).sealed(None, 0), 0)
+        else:
+            _copy(handle, copy, 0, where.start)
+        write_all(copy, filler.sealed(salt, where.start), where.start)
+        if not ends_file:
+            _copy(handle, copy, where.stop, size)
+        if is_last:
+            copy.preallocate(max(size, end + 2 * TAIL_BYTES))
+        copy.fdatasync()
+    finally:
+        copy.close()
 
 
 def finish_repairs(fs: Fs, directory: str) -> None:
@@ -122,41 +129,43 @@ def _copy(source: File, target: File, start: int, end: int) -> None:
 def _new_beginning(damage: Damage, salt: int) -> bytes:
     """The header of a file that has lost it, and a filler for what lies before the place from which replay needs it:
     the snapshot has what was there."""
-    header = encode_file_header(salt, damage.ordinal)
-    if damage.start == len(header):
+    header = encode_file_header(salt, damage.where.ordinal)
+    if damage.where.start == len(header):
         return header
     return header + _before(damage, len(header)).sealed(salt, len(header))
 
 
 def _before(damage: Damage, at: int) -> Unsealed:
     """A filler from `at` up to the place from which replay needs the file."""
-    before = bare_filler(damage.frames_before - damage.ordinal, damage.start - at)
+    where = damage.where
+    before = bare_filler(damage.frames.first - where.ordinal, where.start - at)
     if before is None:
-        raise DataDirError(f"the part of {damage.path} that lies before {damage.start} is too short for a filler")
+        raise DataDirError(f"the part of {where.path} that lies before {where.start} is too short for a filler")
     return before
 
 
 def _filler(damage: Damage, *, at_least: int, ends_file: bool) -> Unsealed:
     """A ShardOpen frame as long as the range (longer only where it ends the file) with the verdict in it."""
-    size = damage.stop - damage.start
+    where, affected, lost = damage.where, damage.affected, damage.frames
+    size = where.stop - where.start
     holes = {
         topic_id: [first, last if last is not None else first - 1 + most]
-        for topic_id, (first, last) in damage.losses.items()
-        for most in (most_seqs(size, routed=topic_id in damage.routed) + damage.outstanding.get(topic_id, 0),)
+        for topic_id, (first, last) in affected.losses.items()
+        for most in (most_seqs(size, routed=topic_id in affected.routed) + affected.outstanding.get(topic_id, 0),)
     }
     payload: dict[str, object] = {"holes": holes, "salvaged": True}
-    last_file = damage.next_ordinal is None
-    if not last_file and (ends_file or damage.replaces != 1):
-        payload["replaces"] = damage.replaces
+    last_file = lost.next_ordinal is None
+    if not last_file and (ends_file or lost.replaces != 1):
+        payload["replaces"] = lost.replaces
     if ends_file and not last_file:
         payload["ends_file"] = True
     data = _sized(payload, at_least)
     if data is None and ends_file:
         return frames.encode_control(FrameType.SHARD_OPEN, payload)
     if data is None:
-        data = bare_filler(1 if last_file else damage.replaces, at_least)
+        data = bare_filler(1 if last_file else lost.replaces, at_least)
     if data is None:  # no range of a log that a daemon has written
-        raise DataDirError(f"the damaged range at {damage.start} of {damage.path} has no room for a frame: restore it")
+        raise DataDirError(f"the damaged range at {where.start} of {where.path} has no room for a frame: restore it")
     return data
 
 

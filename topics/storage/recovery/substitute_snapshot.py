@@ -12,10 +12,10 @@ may be back if the log that said so was cut.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Final
 
-from topics.storage.files.datadir import DataDir, DataDirError, parse_topic_name
+from topics.storage.files.datadir import DataDir, DataDirError, FoundShard, parse_topic_name
 from topics.storage.files.fs import Fs
 from topics.storage.snapshots.manifests import read_manifest
 from topics.storage.snapshots.snapshot import (
@@ -41,7 +41,31 @@ class NoSnapshot(DataDirError):
     """No snapshot can be read, and the log does not reach back to its start."""
 
 
-def rebuilt_snapshot(fs: Fs, datadir: DataDir, first: Mapping[int, int], shards: int) -> Snapshot:
+def stand_in(
+    fs: Fs, datadir: DataDir, first: Sequence[tuple[FoundShard, int]], damaged: Sequence[str], *, allowed: bool
+) -> Snapshot:
+    """Blocking: what takes the place of a snapshot, if it may.
+
+    `first` is each shard with the ordinal of its first file; `damaged` has a sentence about each snapshot that cannot
+    be read. Raises NoSnapshot where nobody has `allowed` it, DataDirError where it is not a snapshot that is missing,
+    OSError.
+    """
+    if not damaged:  # then it may be a file of the log that is missing, and nobody knows what was in it
+        raise DataDirError("the WAL does not reach back to its start, and there is no snapshot")
+    found = f"no snapshot can be read ({damaged[0]})"
+    numbers = {shard.shard for shard, _ in first}
+    if len({shard.path == datadir.wal_dir for shard, _ in first}) > 1 or numbers != set(range(len(numbers))):
+        raise DataDirError(f"{found}, and the WAL files of some shards are missing or of another layout")
+    if not allowed:
+        raise NoSnapshot(
+            f"{found}, and the WAL does not reach back to its start. Restore a file of {datadir.meta_dir} from a copy, "
+            f"or start with TOPICS_RECOVERY=salvage: topics with segments are rebuilt whole from their manifests and "
+            f"the log, others that were made before the log begins are given up"
+        )
+    return _rebuilt_snapshot(fs, datadir, {shard.shard: ordinal for shard, ordinal in first}, len(numbers))
+
+
+def _rebuilt_snapshot(fs: Fs, datadir: DataDir, first: Mapping[int, int], shards: int) -> Snapshot:
     """Blocking: as if a snapshot had been taken where the log begins. `first` is the ordinal of the first file of each
     shard."""
     names = fs.listdir(datadir.topics_dir)

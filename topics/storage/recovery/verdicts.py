@@ -8,10 +8,16 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
-from topics.log.losses import LossReason
 from topics.log.stages import StageOf
 from topics.storage.files.fs import TEMPORARY_SUFFIX, WINDOW_BYTES, File, Fs, parent, write_all
-from topics.storage.recovery.recovered_state import Columns, Recovered, RecoveredShard, RecoveredTopic, shard_of
+from topics.storage.recovery.recovered_state import (
+    Columns,
+    LostRun,
+    Recovered,
+    RecoveredShard,
+    RecoveredTopic,
+    shard_of,
+)
 from topics.storage.recovery.restored_copy import SKIPPED_SEQS
 from topics.storage.wal.frame_search import FrameSearch, LogFile
 
@@ -21,9 +27,11 @@ class Verdict(NamedTuple):
 
     topic_id: int
     hole: tuple[int, int] | None
+    """First and last of the seqs that may have been shown and are gone, at the head; None if there are none."""
     ceiling: int
-    copies: Sequence[tuple[int, int, LossReason]] = ()
-    """Copies that are lost, and records that are damaged: first and last seq of each run, and why."""
+    """The topic's, from here on."""
+    copies: Sequence[LostRun] = ()
+    """Copies that are lost, and records that are damaged."""
     dropped: str | None = None
     """Of a stage that is none any more, what it was called; then the rest says nothing."""
 
@@ -99,7 +107,7 @@ def note_damage(recovered: Recovered, verdicts: dict[int, list[Verdict]], shards
         topic = recovered.topics.get(topic_id)
         if topic is None or topic.config.durability == "ephemeral":
             continue
-        lost: list[tuple[int, int, LossReason]] = [(first, last, "corrupt") for first, last in ranges]
+        lost = [LostRun(first, last, "corrupt") for first, last in ranges]
         others = verdicts.setdefault(shard_of(topic_id, shards), [])
         for i, verdict in enumerate(others):
             if verdict.topic_id == topic_id:
@@ -131,7 +139,7 @@ def _decide_topic(topic: RecoveredTopic, columns: Columns, *, stayed_up: bool, s
     ceiling = max(reached, 0 if durability == "fsync" else ceiling)
     hole = None
     if ceiling > head and not exempt:
-        columns.run(topic, partial(topic.log.add_hole, head + 1, ceiling, "lost"))
+        columns.add_hole(topic, head + 1, ceiling, "lost")
         topic.part = None
         hole = (head + 1, ceiling)
     topic.ceiling = topic.log.head_seq

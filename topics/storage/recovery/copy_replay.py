@@ -1,0 +1,147 @@
+"""Copies and routers, as the log tells of them (`docs/spec/crash.md` 16 to 20).
+
+Responsible for Forwarded frames, for where records come from, and for routers when the log has been read. Recovery
+builds structure first and resolves bytes second: which copies are without bytes is the business of `lost_copies`, when
+the ends of all shards are known.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from topics.log.copies import PLAIN, CopyTable, Kind, Origin, each_kind
+from topics.log.span import FLAG_DERIVED
+from topics.routing.router_state import kept_origins
+from topics.storage.files.fs import Fs
+from topics.storage.recovery.recovered_state import Columns, RecoveredShard, RecoveredTopic
+from topics.storage.segments.copy_frames import Recipe, decode_forwarded, decode_recipe, holds, is_staged, read_recipe
+from topics.storage.wal.frames import HAS_ORIGIN, HAS_TAG, Frame
+from topics.storage.wal.wal_files import WalFiles
+from topics.telemetry.logs import get_logger
+
+log = get_logger(__name__)
+
+
+def note_origins(topic: RecoveredTopic, first: int, origins: Sequence[Origin | None]) -> None:
+    """Note where records come from, the first of which has the seq `first`; None is one that was appended here."""
+    for seq, origin in enumerate(origins, first):
+        if origin is not None:
+            topic.copies = topic.copies or CopyTable()
+            topic.copies.add(seq, [(1, Kind(origin.topic_id, origin.hops, PLAIN))], [origin.seq])
+            if topic.origins is not None:
+                topic.origins.add(origin.topic_id, origin.seq)
+
+
+def keep_origins(topic: RecoveredTopic) -> None:
+    """Remember origins as long as a router needs them that feeds the topic (`docs/spec/crash.md` 19)."""
+    topic.origins = kept_origins(topic.origins, topic.incoming.values())
+
+
+class CopyReplay:
+    """Applies Forwarded frames, and settles the routers in the end. Blocking."""
+
+    def __init__(self, fs: Fs, files: WalFiles, columns: Columns) -> None:
+        self._fs = fs
+        self._files = files
+        self._columns = columns
+        self._sources: dict[int, int] = {}
+        """By source, the highest seq that any router has dealt with."""
+
+    def apply(self, topic: RecoveredTopic, shard: RecoveredShard, frame: Frame, payload: dict[str, Any]) -> None:
+        """A router has moved on, and has made what the frame says; or stages were committed.
+
+        Raises OSError if the disk does not answer, and anything if the payload is not what it should be.
+        """
+        trims = not is_staged(payload) and self._move_router(topic, payload)
+        if topic.config.durability == "ephemeral" or not frame.seq:
+            return
+        log_ = topic.log
+        recipe = decode_recipe(payload, self._files.file_of)
+        if recipe is None and not trims:
+            return  # the copies are in the batch
+        if frame.seq > log_.head_seq + 1:
+            log.error("seqs_missing", topic=topic.name, first=log_.head_seq + 1, last=frame.seq - 1, forwarded=True)
+            self._columns.add_hole(topic, log_.head_seq + 1, frame.seq - 1, "corrupt")
+        if frame.seq <= log_.head_seq:
+            return
+        shard.last_seqs[topic.id] = frame.seq + (len(recipe.flags) if recipe is not None else 1) - 1
+        topic.last_write = frame.ts
+        if recipe is None:
+            self._columns.add_hole(topic, frame.seq, frame.seq, "source_trim")
+            return
+        self._copy(topic, frame, recipe)
+
+    def _move_router(self, topic: RecoveredTopic, payload: dict[str, Any]) -> bool:
+        """Move the cursor. Return True if the frame stands for a hole in its source."""
+        forwarded = decode_forwarded(payload)
+        router = topic.incoming.get(forwarded.router)
+        if router is not None and router.source_id == forwarded.source:
+            router.cursor = max(router.cursor, forwarded.last)
+            router.forwarded = max(router.forwarded, forwarded.total)
+        self._sources[forwarded.source] = max(forwarded.last, self._sources.get(forwarded.source, 0))
+        return forwarded.trims
+
+    def _copy(self, topic: RecoveredTopic, frame: Frame, recipe: Recipe) -> None:
+        """The copies of one recipe. Structure does not need the bytes; what is found of those tells their tags."""
+        n = len(recipe.flags)
+        flags = bytearray(recipe.flags)
+        tags = self._tags(topic, frame.seq, recipe, flags)
+        topic.log.extend_records(
+            frame.seq,
+            array("Q", (frame.ts,)) * n,
+            recipe.files,
+            recipe.offsets,
+            recipe.frame_lens,
+            recipe.sizes,
+            bytes(flag | FLAG_DERIVED for flag in flags),
+            tags if any(tags) else None,
+        )
+        topic.copies = topic.copies or CopyTable()
+        topic.copies.add(frame.seq, recipe.kinds, recipe.origin_seqs)
+        topic.copies.need(set(recipe.files) - {0}, frame.seq + n - 1)
+        if topic.origins is not None:
+            for i, (kind, seq) in enumerate(zip(each_kind(recipe.kinds), recipe.origin_seqs, strict=True)):
+                if flags[i] & HAS_ORIGIN and frame.seq + i not in topic.missing:  # what is lost may come another way
+                    topic.origins.add(kind.topic_id, seq)
+
+    def _tags(self, topic: RecoveredTopic, first: int, recipe: Recipe, flags: bytearray) -> list[str | None]:
+        """The tag of each copy, the first of which has the seq `first`. A copy whose bytes are not there is noted as
+        missing, and its flag of a tag is taken away.
+
+        Bytes in a segment were on the disk before the copy was made of them, so copies without a tag are there also
+        while the cold store does not answer, to which the segment may have gone since.
+        """
+        tags: list[str | None] = [None] * len(flags)
+        tiers = self._columns.tiers
+        tagged = any(flag & HAS_TAG for flag in flags)
+        if not tagged and holds(self._fs, tiers, self._files, recipe):
+            return tags
+        away: set[int] = set()
+        opened = read_recipe(self._fs, tiers, self._files, recipe, None if tagged else away)
+        for i, (record, kind, seq) in enumerate(zip(opened, each_kind(recipe.kinds), recipe.origin_seqs, strict=True)):
+            if i in away:
+                continue
+            if record is None or record.origin[:2] != (kind.topic_id, seq):
+                topic.missing[first + i] = None
+                flags[i] &= ~HAS_TAG
+            elif flags[i] & HAS_TAG:
+                tags[i] = record.tag.decode()
+        return tags
+
+    def settle_routers(self, topics: Mapping[int, RecoveredTopic]) -> None:
+        """Routers between instances that are not both there are gone (`docs/spec/crash.md` 20); no cursor stands above
+        its source's head (`docs/spec/crash.md` 15)."""
+        for topic in topics.values():
+            gone = [name for name, router in topic.incoming.items() if router.source_id not in topics]
+            for name in gone:
+                del topic.incoming[name]
+                keep_origins(topic)
+                topic.part = None
+            for router in topic.incoming.values():
+                self._sources[router.source_id] = max(router.cursor, self._sources.get(router.source_id, 0))
+        for topic_id, last in self._sources.items():
+            source = topics.get(topic_id)
+            if source is not None:
+                source.forwarded_to = last

@@ -1,0 +1,161 @@
+"""The frames of one WAL file, as whole batches (`docs/spec/storage.md` section 2).
+
+Responsible for reading: windows of verified frames become batches that stand or fall together, with what replay needs
+of their bodies. A batch that the end of the file tears is not handed out. What a batch means is the business of
+`shard_replay` and `topic_replay`; whether the file may end where it does is `log_end`'s.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from topics.storage.files.fs import File
+from topics.storage.files.progress import Progress
+from topics.storage.wal import frames
+from topics.storage.wal.frames import Frame, FrameType, Row, Scan
+from topics.storage.wal.wal_files import WalFile
+from topics.storage.wal.wal_head import scans
+
+Extras = dict[int, Any]
+"""What replay needs of bodies. By frame offset: the tag of an Append, the payload of any other frame. By its inverse:
+the origin of an Append."""
+
+_FILE_END = int(FrameType.FILE_END)
+_SHARD_OPEN = int(FrameType.SHARD_OPEN)
+
+
+class FrameBatch:
+    """One or more whole batches of one topic, or one batch about the shard."""
+
+    __slots__ = ("controls", "extras", "file", "rows")
+
+    def __init__(self, file: WalFile, rows: list[Row], controls: int, extras: Extras) -> None:
+        self.file = file
+        """Where it was read."""
+        self.rows = rows
+        """Its frames, at least one; the names of their fields are those of `Frame`."""
+        self.controls = controls
+        """How many of the rows are no Appends."""
+        self.extras = extras
+        """Of these frames, and of others."""
+
+    @property
+    def first(self) -> Frame:
+        """The first frame."""
+        return Frame._make(self.rows[0])
+
+    @property
+    def end(self) -> int:
+        """The offset behind the last frame."""
+        row = self.rows[-1]
+        return row[0] + 4 + row[1]
+
+    @property
+    def weight(self) -> int:
+        """How many frames it stands for: the filler of a salvage stands for those that it replaces. Raises anything
+        if the payload of a filler is not what it should be."""
+        if len(self.rows) == 1 and self.rows[0][2] == _SHARD_OPEN:
+            return int(self.extras[self.rows[0][0]].get("replaces", 1))
+        return len(self.rows)
+
+    @property
+    def ends_file(self) -> bool:
+        """Return True if the file is complete with this: FileEnd, or what salvage has put in its place."""
+        row = self.rows[-1]
+        if row[2] == _FILE_END:
+            return True
+        return row[2] == _SHARD_OPEN and bool(self.extras[row[0]].get("ends_file"))
+
+
+class FrameBatches:
+    """The whole batches of an open file, to be gone through once; meanwhile it says how far that has come."""
+
+    def __init__(self, file: WalFile, handle: File, begin: int, count: int, progress: Progress) -> None:
+        """`begin` is the offset of the first frame to be read, `count` its ordinal. `progress` is told of every byte
+        that was looked at. Raises OSError."""
+        self.at = begin
+        """Offset behind the last window of frames; in the end, of the first bytes that are no frame."""
+        self.reason = "window"
+        """Why they are none (`Scan.reason`)."""
+        self.batch_at = begin
+        """Offset behind the last whole batch."""
+        self.count = count
+        """Ordinal of the frame there."""
+        self.ended = False
+        """The last batch says that the file is complete."""
+        self.size = handle.size()
+        self._file = file
+        self._handle = handle
+        self._progress = progress
+
+    def __iter__(self) -> Iterator[FrameBatch]:
+        """Raises UnknownFrameType, OSError, and anything if a payload is not what it should be."""
+        extras: Extras = {}
+        begun = FrameBatch(self._file, [], 0, extras)
+        for scan, window, base in scans(self._handle, self._file.head, self.at, self.size):
+            extras.update(_extras(scan, window, base))
+            for batch in self._whole(scan, begun, extras):
+                self.count += batch.weight
+                self.batch_at = batch.end
+                self.ended = batch.ends_file
+                yield batch
+            begun = _begun(scan, begun)
+            extras = begun.extras = {at: extras[at] for row in begun.rows for at in (row[0], ~row[0]) if at in extras}
+            self._progress.done += scan.stop - self.at
+            self.at, self.reason = scan.stop, scan.reason
+            if self.ended:
+                return
+
+    def _whole(self, scan: Scan, begun: FrameBatch, extras: Extras) -> Iterator[FrameBatch]:
+        """The batches that end in a window; `begun` is what the windows before have of the first one.
+
+        Neighbouring batches of one topic's Appends are one: replaying them together costs a fraction. The first one
+        stands alone when it began in a window before.
+        """
+        file, rows, ends, controls = self._file, scan.rows, scan.ends, scan.controls
+        begin = i = k = 0
+        if begun.rows and ends:
+            while k < len(controls) and controls[k] < ends[0]:
+                k += 1
+            begin, i = ends[0], 1
+            yield FrameBatch(file, begun.rows + rows[:begin], begun.controls + k, extras)
+        while i < len(ends):
+            end = ends[i]
+            k_begin = k
+            while k < len(controls) and controls[k] < end:
+                k += 1
+            if k == k_begin:
+                limit = controls[k] if k < len(controls) else len(rows)
+                topic_id = rows[begin][4]
+                while i + 1 < len(ends) and ends[i + 1] <= limit and rows[end][4] == topic_id:
+                    i += 1
+                    end = ends[i]
+            yield FrameBatch(file, rows[begin:end], k - k_begin, extras)
+            begin = end
+            i += 1
+
+
+def _begun(scan: Scan, begun: FrameBatch) -> FrameBatch:
+    """What is there of the batch that goes on behind the window."""
+    taken = scan.ends[-1] if scan.ends else 0
+    rows, controls = scan.rows[taken:], sum(i >= taken for i in scan.controls)
+    if not taken:
+        rows, controls = begun.rows + rows, begun.controls + controls
+    return FrameBatch(begun.file, rows, controls, begun.extras)
+
+
+def _extras(scan: Scan, window: bytes, base: int) -> Extras:
+    """Tags and origins of Appends, and payloads of control frames."""
+    extras: Extras = {}
+    for i in scan.tagged:
+        row = scan.rows[i]
+        tag_at = row[0] - base + frames.HEADER_BYTES + row[7]
+        extras[row[0]] = window[tag_at : tag_at + row[8]].decode()
+    for i in scan.copied:
+        frame = Frame._make(scan.rows[i])
+        extras[~frame.offset] = frames.origin_at(window, base, frame)
+    for i in scan.controls:
+        frame = Frame._make(scan.rows[i])
+        extras[frame.offset] = frames.control_payload(window, base, frame)
+    return extras

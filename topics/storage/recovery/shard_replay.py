@@ -1,0 +1,259 @@
+"""The replay of one shard of the log, from where the snapshot ends to the end of its last file
+(`docs/spec/storage.md` section 3, `docs/spec/crash.md` 2 to 5).
+
+Responsible for the order of its files, which has no gap, for frames about the shard itself, and for handing batches
+about topics to `topic_replay`. Where a file does not end in FileEnd, `log_end` judges.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Mapping
+from typing import Any, Final, NamedTuple
+
+from topics.log.dumped_values import whole
+from topics.storage.files.datadir import DataDirError, FoundShard
+from topics.storage.files.file_header import FILE_HEADER_BYTES
+from topics.storage.files.fs import Fs
+from topics.storage.files.progress import Progress
+from topics.storage.recovery.bare_fillers import outstanding
+from topics.storage.recovery.frame_batches import FrameBatch, FrameBatches
+from topics.storage.recovery.log_end import LogEnds, OpenEnd
+from topics.storage.recovery.log_layout import LogLayout
+from topics.storage.recovery.recovered_state import BareFiller, Columns, FilledRange, RecoveredShard, RecoveredTopic
+from topics.storage.recovery.replay_clock import ReplayClock
+from topics.storage.recovery.topic_catalog import TopicCatalog
+from topics.storage.recovery.topic_replay import TopicReplay
+from topics.storage.snapshots.snapshot import ShardPosition, Snapshot
+from topics.storage.wal.frame_search import MOST_RESERVED
+from topics.storage.wal.frames import Frame, FrameType
+from topics.storage.wal.wal_files import Position, WalFile, WalFiles
+from topics.telemetry.logs import get_logger
+
+log = get_logger(__name__)
+
+_CLEAN_STOP: Final = int(FrameType.CLEAN_STOP)
+_TOPIC_DELETE: Final = int(FrameType.TOPIC_DELETE)
+
+
+class ReplayTools(NamedTuple):
+    """What the replays of all shards share."""
+
+    fs: Fs
+    progress: Progress
+    layout: LogLayout
+    files: WalFiles
+    clock: ReplayClock
+    columns: Columns
+    topics: TopicCatalog
+    frames: TopicReplay
+    ends: LogEnds
+    shard_of: Callable[[int], int]
+    """The shard of a topic, by its id."""
+
+
+class ShardReplay:
+    """Replays one shard, once. Blocking."""
+
+    def __init__(self, tools: ReplayTools, found: FoundShard, begin: ShardPosition, snapshot: Snapshot | None) -> None:
+        """`begin` is where the snapshot ends; without one, where the log does."""
+        self._tools = tools
+        self._found = found
+        self._begin = begin
+        self._has_snapshot = snapshot is not None
+        self._shard = shard = RecoveredShard(found.shard, found.path)
+        shard.vouched = Position(begin.ordinal, begin.offset)
+        if snapshot is not None and found.shard in snapshot.positions:
+            # One that the manifests stand in for knows neither; the frames may.
+            shard.boot_id, shard.identity = snapshot.boot_id or None, snapshot.identity or None
+            shard.shards = snapshot.shards
+
+    def run(self) -> RecoveredShard:
+        """Replay the shard to its end.
+
+        Raises Damage, DataDirError if a file is missing, UnknownFrameType, OSError, and anything if a payload is not
+        what it should be.
+        """
+        layout, progress, begin, shard = self._tools.layout, self._tools.progress, self._begin, self._shard
+        ordinals = layout.ordinals(self._found)
+        if layout.first_ordinal and not ordinals:
+            shard.frame_count = begin.frames
+            return shard
+        self._check_start(ordinals)
+        later = [ordinal for ordinal in ordinals if ordinal >= begin.ordinal]
+        before = (ordinal for ordinal in ordinals if ordinal < begin.ordinal)
+        progress.done += sum(layout.file_size(self._found, ordinal) for ordinal in before)
+        offset, count = begin.offset, begin.frames
+        for i, ordinal in enumerate(later):
+            following = later[i + 1] if i + 1 < len(later) else None
+            if ordinal != count and offset <= FILE_HEADER_BYTES:
+                raise self._gap(ordinal, count)
+            count = self._file(self._file_of(ordinal), offset, count, following)
+            offset = 0
+        self._settle_bare_fillers()
+        return shard
+
+    def _check_start(self, ordinals: list[int]) -> None:
+        """The log has to reach back to where the snapshot begins, and to the records that the snapshot places in older
+        files."""
+        begin = self._begin.ordinal
+        if begin not in ordinals:
+            if ordinals and ordinals[0] <= begin:
+                raise self._gap(ordinals[-1], begin)
+            raise DataDirError(
+                f"the WAL in {self._shard.directory} does not reach back to frame {begin}, where "
+                + ("its snapshot ends" if self._has_snapshot else "it starts, and there is no snapshot")
+            )
+
+    def _gap(self, ordinal: int, expected: int) -> DataDirError:
+        return DataDirError(
+            f"the WAL in {self._shard.directory} has a gap: frame {expected} should begin a file, and the next file "
+            f"begins with frame {ordinal}"
+        )
+
+    def _file_of(self, ordinal: int) -> WalFile:
+        return next(file for file in self._tools.files.of_shard(self._shard.shard) if file.ordinal == ordinal)
+
+    # -- one file -----------------------------------------------------------------------------------------------------
+
+    def _file(self, file: WalFile, offset: int, count: int, following: int | None) -> int:
+        """Replay one file from `offset`, where the frame of ordinal `count` is; the ordinal of the frame behind it.
+        `following` is the ordinal of the next file, None if this is the last one."""
+        shard, progress, ends = self._shard, self._tools.progress, self._tools.ends
+        shard.file = file
+        shard.last_seqs = {}
+        handle = self._tools.fs.open(file.path, read_only=True)
+        try:
+            batches = FrameBatches(file, handle, max(offset, file.head.first), count, progress)
+            if file.head.problem is not None:
+                raise ends.without_header(self._open_end(batches, file, following), batches.size)
+            if file.head.corrected:
+                log.error("wal_header_corrected", file=file.path, problem="one bit of it was not as it was written")
+            for batch in batches:
+                self._apply(batch)
+            progress.done += batches.size - batches.at
+            if batches.ended:
+                self._note_end(batches, file, following)
+            else:
+                ends.judge(self._open_end(batches, file, following), handle)
+            return batches.count
+        finally:
+            handle.close()
+
+    def _open_end(self, batches: FrameBatches, file: WalFile, following: int | None) -> OpenEnd:
+        return OpenEnd(
+            self._shard, file, following, batches.at, batches.reason, batches.batch_at, batch_count=batches.count
+        )
+
+    def _note_end(self, batches: FrameBatches, file: WalFile, following: int | None) -> None:
+        """The file is complete."""
+        shard = self._shard
+        if following is not None and batches.count != following:
+            raise self._gap(following, batches.count)
+        shard.end, shard.ended, shard.frame_count = batches.batch_at, True, batches.count
+        if following is not None:  # else its sync may have failed, or have been cut short
+            shard.vouched = max(shard.vouched, Position(file.ordinal, batches.batch_at))
+
+    # -- frames -------------------------------------------------------------------------------------------------------
+
+    def _apply(self, batch: FrameBatch) -> None:
+        """Apply one batch."""
+        first, file, topics = batch.rows[0], batch.file, self._tools.topics
+        self._shard.clean = first[2] == _CLEAN_STOP
+        if not first[4]:
+            self._apply_to_shard(file, batch.first, batch.extras[first[0]])
+            return
+        topic = topics.of_batch(batch)
+        if topic is None:
+            return
+        if topic.doomed:
+            if any(row[2] == _TOPIC_DELETE for row in batch.rows):
+                del topics.by_id[topic.id]
+            return
+        if (file.ordinal, first[0]) < topic.end:
+            # What lies before the topic's own position is in the snapshot already; a run may begin there.
+            batch.rows = [row for row in batch.rows if (file.ordinal, row[0]) >= topic.end]
+        if batch.rows:
+            topic.part = None
+            topic.end = Position(file.ordinal, batch.end)
+            self._tools.frames.apply(topic, self._shard, batch)
+
+    def _apply_to_shard(self, file: WalFile, frame: Frame, payload: dict[str, Any]) -> None:
+        """Apply a frame that is about the shard itself; others say nothing to replay."""
+        shard = self._shard
+        if frame.type == FrameType.SYNCED:
+            # What it says about bytes behind itself nobody has synced when it was written.
+            vouched = Position(payload["file"], payload["offset"])
+            shard.vouched = max(shard.vouched, min(vouched, Position(file.ordinal, frame.offset)))
+        elif frame.type == FrameType.FILE_END:
+            self._fill_up(payload["last"])
+            shard.bare_fillers = [one for one in shard.bare_fillers if one.place.ordinal != file.ordinal]
+        elif frame.type == FrameType.CLEAN_STOP:
+            self._tools.clock.note_write(payload["clock"])
+        elif frame.type == FrameType.SHARD_OPEN:
+            if "boot" not in payload and "failed" not in payload:
+                # A file that had lost its end, and is not the last: what was behind the filler is gone as well.
+                stop = sys.maxsize if payload.get("ends_file") else frame.end
+                shard.fillers.append(FilledRange(file.ordinal, frame.offset, stop))
+                if "holes" not in payload:
+                    self._note_bare_filler(Position(file.ordinal, frame.offset), Position(file.ordinal, frame.end))
+            if "holes" in payload:
+                self._take_verdict(file, frame, payload["holes"])
+                return
+            shard.failed_shards.update(payload.get("failed", ()))
+            if "boot" in payload:
+                shard.boot_id, shard.identity = payload["boot"], payload["identity"]
+                shard.shards = whole(payload["shards"])
+                if not shard.shards:
+                    raise ValueError("a shard of none")
+                shard.failed_shards = set()
+
+    def _take_verdict(self, file: WalFile, frame: Frame, holes: Mapping[int, tuple[int, int]]) -> None:
+        """What salvage says of the range that it has given up: first and last seq that is gone, by topic id
+        (`docs/spec/crash.md` 15)."""
+        for topic_id, (first, last) in holes.items():
+            topic = self._tools.topics.with_files(topic_id)
+            if topic is not None and (file.ordinal, frame.offset) >= topic.end and last > topic.log.head_seq:
+                self._give_up(topic, last, Position(file.ordinal, frame.end), first=first)
+
+    def _fill_up(self, last_seqs: Mapping[int, int]) -> None:
+        """What FileEnd knows of and replay has not found was in a range that salvage gave up."""
+        for topic_id, last in last_seqs.items():
+            topic = self._tools.topics.with_files(topic_id)
+            if topic is not None and topic.config.durability != "ephemeral" and last > topic.log.head_seq:
+                self._tools.columns.add_hole(topic, topic.log.head_seq + 1, last, "corrupt")
+                topic.part = None
+
+    # -- ranges that salvage has given up -----------------------------------------------------------------------------
+
+    def _note_bare_filler(self, place: Position, end: Position) -> None:
+        """A filler without a verdict: note what is known of each topic whose records it may stand for."""
+        topics, shard = self._tools.topics, self._shard
+        heads: dict[int, int] = {}
+        for topic_id in sorted(topics.by_id):
+            if topics.with_files(topic_id) is None or self._tools.shard_of(topic_id) != shard.shard:
+                continue
+            topic = topics.consulted(topic_id)
+            if topic is None or place < topic.end:
+                continue
+            if topic.config.durability == "ephemeral":
+                self._give_up(topic, max(topic.log.head_seq, topic.ceiling) + MOST_RESERVED, end)
+            else:
+                heads[topic_id] = topic.log.head_seq
+        shard.bare_fillers.append(BareFiller(place, end, heads))
+
+    def _settle_bare_fillers(self) -> None:
+        """The log has ended, and nothing behind these fillers has told how many seqs they stand for."""
+        topics, shard = self._tools.topics, self._shard
+        for topic_id, seqs in outstanding(shard.bare_fillers, topics.by_id).items():
+            topic = topics.with_files(topic_id)
+            if topic is not None:
+                self._give_up(topic, topic.log.head_seq + seqs, shard.bare_fillers[-1].end)
+                shard.last_seqs[topic_id] = topic.log.head_seq  # FileEnd will tell the replays after this one
+
+    def _give_up(self, topic: RecoveredTopic, last: int, end: Position, *, first: int = 1) -> None:
+        """What a filler that ends at `end` held of a topic: the seqs behind the head, from `first` to `last`."""
+        self._tools.columns.add_hole(topic, max(first, topic.log.head_seq + 1), last, "corrupt")
+        topic.part = None
+        topic.ceiling = max(topic.ceiling, last)
+        topic.end = max(topic.end, end)

@@ -1,0 +1,137 @@
+"""Topics as snapshots and manifests have them, which the log leads on from (`docs/spec/crash.md` 8 and 12).
+
+Responsible for making a topic of its part, and for finding the manifest that is newer than the snapshot's part. A
+topic's manifest is read when the log has the first frame of the topic, not before: most topics have none in the range
+that is replayed.
+"""
+
+from __future__ import annotations
+
+from topics.log.dedupe_window import DedupeWindow
+from topics.log.stages import CommitKeys, StageOf
+from topics.log.topic_config import config_from_wire
+from topics.log.topic_log import TopicLog
+from topics.routing.origin_set import OriginSet
+from topics.routing.router_state import Router
+from topics.storage.files.datadir import DataDir, manifest_name, parse_topic_name, segment_name
+from topics.storage.files.fs import Fs, join
+from topics.storage.recovery.recovered_state import MALFORMED, RecoveredTopic
+from topics.storage.recovery.replay_clock import ReplayClock
+from topics.storage.segments.segment_reader import Tiers
+from topics.storage.segments.topic_segments import Segment
+from topics.storage.snapshots.manifests import newest_generation
+from topics.storage.snapshots.queue_dump import dumped_at, load_queue
+from topics.storage.snapshots.snapshot import (
+    USUAL_LOG,
+    SnapshotDamaged,
+    TopicPart,
+    decode_manifest,
+    decode_part,
+    encode_part,
+)
+from topics.storage.wal.wal_files import Position
+from topics.telemetry.logs import get_logger
+
+log = get_logger(__name__)
+
+
+class StoredParts:
+    """Makes topics of their parts. Blocking; methods raise OSError if the disk does not answer."""
+
+    def __init__(self, fs: Fs, datadir: DataDir, tiers: Tiers, clock: ReplayClock) -> None:
+        self.directories = {
+            topic_id for name in fs.listdir(datadir.topics_dir) if (topic_id := parse_topic_name(name)) is not None
+        }
+        """Ids of topics, gone ones among them, that have a directory."""
+        self.generations: dict[int, int] = {}
+        """By topic id, of the manifests that count, where it is not 0."""
+        self._fs = fs
+        self._datadir = datadir
+        self._tiers = tiers
+        self._clock = clock
+
+    def of_snapshot(self, blob: bytes) -> RecoveredTopic:
+        """The topic of a part of the snapshot. Raises SnapshotDamaged, or one of MALFORMED."""
+        return self._load(decode_part(blob), blob)
+
+    def newer(self, topic_id: int, topic: RecoveredTopic | None) -> RecoveredTopic | None:
+        """The topic as of its manifest if that is as new as `topic`, else `topic`, which is as the snapshot has it.
+
+        A manifest that cannot be read is logged. Where the files are gone that the topic has by the snapshot, it is
+        doomed.
+        """
+        if topic_id not in self.directories and (topic is None or not topic.segments):
+            return topic
+        directory = self._datadir.topic_dir(topic_id)
+        generation = newest_generation(self._fs.listdir(directory)) or 0
+        if generation:
+            self.generations[topic_id] = max(generation, self.generations.get(topic_id, 0))
+        try:
+            part = decode_manifest(self._fs.read(join(directory, manifest_name(generation))))
+        except FileNotFoundError as error:
+            if topic is None or all(segment.tier != "cold" for segment in topic.segments):
+                return topic
+            if self._fs.exists(directory):
+                # One that is removed has lost its name before it loses a file. So it is damaged.
+                return self._without_manifest(topic_id, topic, error)
+            topic.doomed = True
+            return topic
+        except SnapshotDamaged as error:
+            return self._without_manifest(topic_id, topic, error)
+        try:
+            # One that is just as new may know of segments that were replaced since the snapshot.
+            if part.id == topic_id and (topic is None or Position(*part.end) >= topic.end):
+                return self._load(part, None)
+        except MALFORMED as error:
+            return self._without_manifest(topic_id, topic, error)
+        return topic
+
+    def _load(self, part: TopicPart, blob: bytes | None) -> RecoveredTopic:
+        """`blob` is the part itself if it is the snapshot's."""
+        log_ = TopicLog.load(part.log) if part.log != USUAL_LOG else TopicLog()
+        topic = RecoveredTopic(part.id, part.name, config_from_wire(part.config), log_)
+        topic.part = blob
+        topic.base = encode_part(part) if blob is None else blob
+        topic.segments = [Segment.from_wire(part.id, entry) for entry in part.segments]
+        for span, segment in zip(topic.log.stored.all(), topic.segments, strict=False):
+            span.segment = segment
+        if part.generation:
+            self.generations[topic.id] = max(part.generation, self.generations.get(topic.id, 0))
+        topic.ceiling = part.ceiling
+        topic.end = Position(*part.end)
+        topic.last_write, topic.last_read = part.last_write, part.last_read
+        topic.keys = DedupeWindow.load(part.keys) if part.keys else None
+        topic.incoming = {router.name: router for router in map(Router.load, part.routers)}
+        topic.origins = OriginSet.load(part.origins) if part.origins is not None else None
+        if part.stage is not None:
+            target_id, stage, *used_at = part.stage
+            topic.stage = StageOf(target_id, stage)
+            topic.used_at = used_at[0] if used_at else None
+        topic.commit_keys = CommitKeys.load(part.commits) if part.commits else None
+        # A manifest may be newer than the snapshot, and the frames that it covers are not looked at.
+        self._clock.note_write(part.last_ts)
+        self._clock.note_keys(topic)
+        if part.queue is not None:
+            self._clock.note_window(dumped_at(part.queue))
+            topic.queue = load_queue(part.queue, self._clock.started)
+        return topic
+
+    def _without_manifest(self, topic_id: int, topic: RecoveredTopic | None, error: Exception) -> RecoveredTopic | None:
+        """The topic as the snapshot has it. Of segments that went cold since then only the manifest knew: they are
+        where their files are."""
+        log.warning("manifest_damaged", topic_id=topic_id, problem=str(error))
+        if topic is not None:
+            self._find_relocated(topic)
+        return topic
+
+    def _find_relocated(self, topic: RecoveredTopic) -> None:
+        for segment in topic.segments:
+            name = segment_name(segment.first, "data")
+            hot, cold = self._tiers.hot, self._tiers.cold
+            if segment.tier != "hot" or cold is None or hot.exists(topic.id, name):
+                continue
+            try:
+                if cold.exists(topic.id, name):
+                    segment.tier = "cold"
+            except OSError:
+                return  # without the store the start goes on, and reads of it fail

@@ -1,0 +1,260 @@
+"""What frames of the log do to the topic that they are about (`docs/spec/storage.md` section 3).
+
+Replay applies what the log says and decides nothing by itself: evictions are logged, so are deletions, so are the holes
+that an earlier recovery has found (`docs/spec/crash.md` 8). Which topic a batch is about is the business of
+`topic_catalog`; Forwarded frames are `copy_replay`'s.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any, Final
+
+from topics.log.dedupe_window import DedupeWindow
+from topics.log.dumped_values import from_little_endian, whole
+from topics.log.stages import CommitKeys
+from topics.log.tag_match import parse_match
+from topics.log.topic_config import config_from_wire
+from topics.log.topic_log import TopicLog
+from topics.queue.lease_events import event_from_wire
+from topics.routing.origin_set import OriginSet
+from topics.routing.router_state import Router
+from topics.storage.recovery.copy_replay import CopyReplay, keep_origins, note_origins
+from topics.storage.recovery.frame_batches import FrameBatch
+from topics.storage.recovery.recovered_state import Columns, RecoveredShard, RecoveredTopic, StashedRecords
+from topics.storage.recovery.replay_clock import ReplayClock
+from topics.storage.recovery.topic_catalog import TopicCatalog
+from topics.storage.segments.segment_reader import load_tags
+from topics.storage.segments.topic_segments import Segment
+from topics.storage.snapshots.queue_dump import load_queue
+from topics.storage.wal.frames import (
+    HAS_NODE,
+    HAS_ORIGIN,
+    HAS_TAG,
+    ORIGIN_BYTES,
+    Frame,
+    FrameType,
+    Row,
+    UnknownFrameType,
+)
+from topics.telemetry.logs import get_logger
+
+log = get_logger(__name__)
+
+Payload = dict[str, Any]
+
+_APPEND: Final = int(FrameType.APPEND)
+_FORWARDED: Final = int(FrameType.FORWARDED)
+_INDEXED_FLAGS: Final = HAS_TAG | HAS_NODE | HAS_ORIGIN
+"""The flags of an Append that the index keeps."""
+_META_LEN_BYTES: Final = 4
+
+
+class TopicReplay:
+    """Applies batches to topics. Blocking."""
+
+    def __init__(self, topics: TopicCatalog, clock: ReplayClock, columns: Columns, copies: CopyReplay) -> None:
+        self._topics = topics
+        self._clock = clock
+        self._columns = columns
+        self._copies = copies
+        self._appliers: dict[int, Callable[[RecoveredTopic, Frame, Payload], None]] = {
+            FrameType.TOPIC_CREATE: _nothing,  # the catalog has seen to it
+            FrameType.TOPIC_DELETE: self._delete_topic,
+            FrameType.ROUTER_CREATE: self._create_router,
+            FrameType.ROUTER_DELETE: self._delete_router,
+            FrameType.DELETE: self._delete,
+            FrameType.EVICT_WATERMARK: self._evict,
+            FrameType.CHECKPOINT_MARK: _nothing,
+            FrameType.CONFIG_UPDATE: self._configure,
+            FrameType.LEASE: self._lease,
+            FrameType.HEAD_WATERMARK: self._set_ceiling,
+            FrameType.IDEMPOTENCY: self._remember_key,
+            FrameType.HOLE: self._hole,
+            FrameType.STAGE: self._remember_commit,
+        }
+
+    def apply(self, topic: RecoveredTopic, shard: RecoveredShard, batch: FrameBatch) -> None:
+        """Apply a batch of one topic, found in `shard`: its records first, then what the batch says about them.
+
+        Raises OSError if the disk does not answer, UnknownFrameType, and anything if a payload is not what it should
+        be.
+        """
+        if not batch.controls:
+            self._append(topic, shard, batch, batch.rows)
+            return
+        appends = [row for row in batch.rows if row[2] == _APPEND]
+        if appends:
+            self._append(topic, shard, batch, appends)
+        for row in batch.rows:
+            kind = row[2]
+            if kind == _APPEND:
+                continue
+            frame, payload = Frame._make(row), batch.extras[row[0]]
+            self._clock.note_write(frame.ts)
+            if kind == _FORWARDED:
+                self._copies.apply(topic, shard, frame, payload)
+                continue
+            apply = self._appliers.get(kind)
+            if apply is None:
+                raise UnknownFrameType(f"a frame of type {kind} at offset {frame.offset} is not known to this version")
+            apply(topic, frame, payload)
+
+    # -- records ------------------------------------------------------------------------------------------------------
+
+    def _append(self, topic: RecoveredTopic, shard: RecoveredShard, batch: FrameBatch, appends: Sequence[Row]) -> None:
+        file, extras = batch.file, batch.extras
+        offsets, frame_lens, _, flags, _, seqs, times, _, _, data_lens = zip(*appends, strict=True)
+        totals = [length + 4 for length in frame_lens]
+        if topic.config.durability == "ephemeral":
+            origins = [extras.get(~offset) for offset in offsets]
+            topic.stash.append(StashedRecords(seqs[0], file.file_id, list(offsets), totals, origins))
+            return
+        log_ = topic.log
+        if seqs[0] > log_.head_seq + 1:
+            log.error("seqs_missing", topic=topic.name, first=log_.head_seq + 1, last=seqs[0] - 1, file=file.path)
+            self._columns.add_hole(topic, log_.head_seq + 1, seqs[0] - 1, "corrupt")
+        if seqs[0] <= log_.head_seq:
+            log.error("seqs_repeated", topic=topic.name, first=seqs[0], head=log_.head_seq, file=file.path)
+            return
+        with_origin = any(flag & HAS_ORIGIN for flag in flags)
+        sizes = [
+            size - _META_LEN_BYTES - (ORIGIN_BYTES if with_origin and flag & HAS_ORIGIN else 0)
+            for size, flag in zip(data_lens, flags, strict=True)
+        ]
+        tags = None
+        if any(flag & HAS_TAG for flag in flags):
+            tags = [extras.get(offset) for offset in offsets]
+        log_.extend_records(
+            seqs[0],
+            array("Q", times),
+            file.file_id,
+            offsets,
+            array("I", totals),
+            array("I", sizes),
+            bytes([flag & _INDEXED_FLAGS for flag in flags]),
+            tags,
+        )
+        if with_origin:
+            note_origins(topic, seqs[0], [extras.get(~offset) for offset in offsets])
+        shard.last_seqs[topic.id] = seqs[-1]
+        topic.last_write = times[-1]
+        self._clock.note_write(times[-1])
+
+    def _evict(self, topic: RecoveredTopic, frame: Frame, payload: Payload) -> None:
+        self._columns.run(topic, partial(topic.log.evict_below, payload["below"], payload["reason"]))
+
+    def _hole(self, topic: RecoveredTopic, frame: Frame, payload: Payload) -> None:
+        """An earlier recovery has found seqs to be lost: some between others, or all up to a new head."""
+        if payload.get("within"):
+            self._columns.add_hole(topic, payload["first"], payload["last"], payload["reason"])
+        elif payload["last"] > topic.log.head_seq:
+            # Of an `ephemeral` topic an older snapshot knows a lower head than the recovery that has logged this.
+            if topic.config.durability != "ephemeral" and payload["first"] > topic.log.head_seq + 1:
+                self._columns.add_hole(topic, topic.log.head_seq + 1, payload["first"] - 1, "corrupt")
+            self._columns.add_hole(topic, topic.log.head_seq + 1, payload["last"], payload["reason"])
+
+    def _delete(self, topic: RecoveredTopic, frame: Frame, payload: Payload) -> None:
+        bound, before = payload["bound"], payload.get("before_seq")
+        if "seqs" in payload:
+            named = from_little_endian("Q", payload["seqs"])
+            self._columns.run(topic, partial(topic.log.delete_seqs, named))
+            if topic.queue is not None:
+                topic.queue.gone(named)
+        elif "match" in payload:
+            self._delete_matching(topic, payload["match"], before, bound)
+        elif before is not None:
+            self._columns.run(topic, partial(topic.log.delete_below, before, bound))
+
+    def _delete_matching(self, topic: RecoveredTopic, written: Any, before: int | None, bound: int) -> None:
+        """Delete the records with these tags up to `bound` (inclusive) and below `before`."""
+        match, log_ = parse_match(written), topic.log
+        end = bound if before is None else min(bound, before - 1)
+        for span in log_.tags.spans_in_files(end):
+            segment = span.segment
+            assert isinstance(segment, Segment)
+            tags = load_tags(self._columns.tiers, segment)
+            seqs = [segment.first + i for i in tags.find(match)]
+            # One segment after another, so that a few columns at a time are enough.
+            hit = array("Q", [seq for seq in seqs if seq < log_.tags.known_from and log_.earliest_seq <= seq <= end])
+            if hit:
+                self._columns.run(topic, partial(log_.delete_seqs, hit))
+        rest = self._columns.run(topic, partial(log_.tags.matching, match, before_seq=before, bound=bound))
+        self._columns.run(topic, partial(log_.delete_seqs, rest))
+
+    # -- what else belongs to a topic ---------------------------------------------------------------------------------
+
+    def _set_ceiling(self, topic: RecoveredTopic, frame: Frame, payload: Payload) -> None:
+        topic.ceiling = payload["ceiling"]
+
+    def _remember_key(self, topic: RecoveredTopic, frame: Frame, payload: Payload) -> None:
+        if topic.keys is None:
+            topic.keys = DedupeWindow()
+        at = payload.get("at")  # version 1 has none, and its windows ran by the wall clock
+        at = max(frame.ts, topic.log.last_ts) if at is None else whole(at)
+        topic.keys.remember(payload["key"], payload["first"], payload["count"], at)
+        self._clock.note_keys(topic)
+
+    def _remember_commit(self, topic: RecoveredTopic, frame: Frame, payload: Payload) -> None:
+        """Stages were committed; a Stage frame without a key is the creation of one."""
+        if "key" in payload:
+            topic.commit_keys = topic.commit_keys or CommitKeys()
+            at = whole(payload.get("at", frame.ts))
+            topic.commit_keys.remember(payload["key"], payload["first"], payload["count"], at, payload["stages"])
+            self._clock.note_keys(topic)
+
+    def _lease(self, topic: RecoveredTopic, frame: Frame, payload: Payload) -> None:
+        self._clock.note_window(whole(payload.get("at", 0)))
+        if topic.queue is not None:
+            topic.queue.apply(event_from_wire(payload, self._clock.started))
+
+    def _create_router(self, topic: RecoveredTopic, frame: Frame, payload: Payload) -> None:
+        """A RouterCreate frame is an upsert (`docs/spec/crash.md` 20)."""
+        router = Router.load(payload["router"])
+        known = topic.incoming.get(router.name)
+        if known is not None and known.source_id == router.source_id:
+            known.config = router.config  # its cursor is where the frames since have brought it
+        else:
+            topic.incoming[router.name] = router
+        keep_origins(topic)
+
+    def _delete_router(self, topic: RecoveredTopic, frame: Frame, payload: Payload) -> None:
+        topic.incoming.pop(payload["name"], None)
+        keep_origins(topic)
+
+    def _delete_topic(self, topic: RecoveredTopic, frame: Frame, payload: Payload) -> None:
+        del self._topics.by_id[topic.id]
+
+    def _configure(self, topic: RecoveredTopic, frame: Frame, payload: Payload) -> None:
+        topic.config = config_from_wire(payload["config"])
+        topic.ceiling = payload["ceiling"]
+        if "log" in payload and not self._leave_ephemeral(topic, payload):
+            topic.doomed = True
+            return
+        topic.stash = []
+
+    def _leave_ephemeral(self, topic: RecoveredTopic, payload: Payload) -> bool:
+        """The log of the topic is what the frame says, with the records that were written out before it
+        (`docs/spec/crash.md` 24). Return False if the files are gone that it names."""
+        topic.log = TopicLog.load(payload["log"])
+        for span in topic.log.stored.all():
+            inside = (one for one in topic.segments if one.first <= span.first and span.end <= one.end)
+            span.segment = next(inside, None)
+            if span.segment is None:
+                return False
+        topic.copies = None  # what is in no segment has been written out
+        for stashed in topic.stash:
+            topic.log.index.place(stashed.first_seq, stashed.file_id, stashed.offsets, array("I", stashed.totals))
+            note_origins(topic, stashed.first_seq, stashed.origins)
+        topic.keys = DedupeWindow.load(payload["keys"]) if payload["keys"] else None
+        if payload.get("origins") is not None:
+            topic.origins = OriginSet.load(payload["origins"])
+        if payload.get("queue") is not None:
+            topic.queue = load_queue(payload["queue"], self._clock.started)
+        return True
+
+
+def _nothing(topic: RecoveredTopic, frame: Frame, payload: Payload) -> None:
+    """Such a frame changes nothing."""
