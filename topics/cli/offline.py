@@ -24,7 +24,8 @@ from topics.cli.output import moment, print_json, print_line, print_ndjson, prin
 if TYPE_CHECKING:
     from topics.storage.files.fs import Fs
     from topics.storage.files.progress import Progress
-    from topics.storage.offline.inspect import DirectoryFacts, FrameFacts, ShardFacts, TopicFacts
+    from topics.storage.offline.directory_facts import DirectoryFacts, ShardFacts, TopicFacts
+    from topics.storage.offline.frame_dump import FrameFacts
 
 EXIT_DAMAGE: Final = 1
 HOLES_SHOWN: Final = 20

@@ -12,7 +12,9 @@ from tests.simulation.wal_content import scan_of
 from tests.simulation.world import quiet
 from tests.storage.made import COLD, ROOT, made
 from topics.storage.files.datadir import DataDir, DataDirError
-from topics.storage.offline.inspect import DirectoryFacts, FrameFacts, Inspection, TopicFacts
+from topics.storage.offline.directory_facts import DirectoryFacts, TopicFacts
+from topics.storage.offline.frame_dump import FrameFacts
+from topics.storage.offline.inspect import Inspection
 
 
 @cache

@@ -29,8 +29,10 @@ from tests.storage.offline.test_verify import (
     verify,
 )
 from tests.storage.routed import routed, settle
+from topics.storage.offline.directory_facts import DirectoryFacts
 from topics.storage.offline.finding import Finding
-from topics.storage.offline.inspect import DirectoryFacts, FrameFacts, Inspection
+from topics.storage.offline.frame_dump import FrameFacts
+from topics.storage.offline.inspect import Inspection
 from topics.storage.offline.verify_routers import Cursors, contradiction
 from topics.storage.recovery.recovered_state import shard_of
 from topics.storage.wal.frames import CONTINUES, Frame, FrameType, Unsealed, control_payload, encode_control

@@ -1,8 +1,8 @@
 """`verify`: is everything in a data directory what was written? Offline, and nothing is changed.
 
 Responsible for the directory as a whole: FORMAT, snapshots and manifests, which of two parts of a topic counts, which
-files belong to whom, and what a start would say. The logs are `verify_wal`'s, single segments `verify_segments`'s, what
-copies are made of is `verify_routers`'s.
+files belong to whom. The logs are `verify_wal`'s, single segments `verify_segments`'s, what copies are made of is
+`verify_routers`'s, what a start would say `verify_start`'s.
 
 Theory of operation. Snapshots first: the newest that verifies says where replay begins. Then the logs, against the
 positions that snapshots and manifests name; they tell which topics have changed since. Then the frames that copies are
@@ -41,15 +41,14 @@ from topics.storage.files.datadir import (
 from topics.storage.files.fs import TEMPORARY_SUFFIX, Fs, join
 from topics.storage.files.progress import Progress
 from topics.storage.files.read_only_fs import ReadOnlyFs, size_of
-from topics.storage.offline.finding import DAMAGE, NOTE, Finding
+from topics.storage.offline.finding import Finding
 from topics.storage.offline.topic_parts import Part, holes_of, load_part
 from topics.storage.offline.verify_identities import verify_identities
 from topics.storage.offline.verify_routers import CopyCheck
 from topics.storage.offline.verify_segments import SegmentCheck
-from topics.storage.offline.verify_wal import LogCheck, LogFacts, Mention, TopicFacts
-from topics.storage.recovery import replay
-from topics.storage.recovery.damage import Damage
-from topics.storage.recovery.recovered_state import Recovered, shard_of
+from topics.storage.offline.verify_start import verify_start
+from topics.storage.offline.verify_wal import LogCheck, LogFacts, Mention, ShardLog, TopicFacts
+from topics.storage.recovery.recovered_state import shard_of
 from topics.storage.recovery.restored_copy import MARK
 from topics.storage.segments.segment_reader import Tiers
 from topics.storage.segments.segment_store import DELETED_SUFFIX, DirectorySegmentStore
@@ -66,7 +65,6 @@ from topics.storage.snapshots.snapshot import (
     decode_snapshot,
     snapshot_numbers,
 )
-from topics.storage.wal.frames import UnknownFrameType
 from topics.storage.wal.wal_files import Position, WalFiles
 from topics.storage.wal.wal_head import read_heads, wal_format
 
@@ -256,17 +254,13 @@ class Verification:
                 for of_shard, ordinal in list(self._mentions)
                 if of_shard == shard
             }
+            begin = Position(*position[:2]) if position is not None else None
             check = LogCheck(
                 fs,
-                shard,
-                directory,
-                current,
-                shards=shards,
-                begin=Position(*position[:2]) if position is not None else None,
+                ShardLog(shard, directory, current, heads, shards, begin),
+                self._facts,
                 mentions=mentions,
-                facts=self._facts,
                 topics=self._known,
-                heads=heads,
                 in_use=self._in_use,
             )
             yield from check.findings()
@@ -281,19 +275,9 @@ class Verification:
         if not ordinals:
             return
         yield Finding(directory, None, "WAL files of an old layout: the next start removes them", "note")
-        check = LogCheck(
-            self._fs,
-            shard,
-            directory,
-            ordinals,
-            shards=0,
-            begin=None,
-            mentions={},
-            facts=LogFacts(),
-            topics={},
-            heads=read_heads(self._fs, directory, ordinals, version=self._wal_format),
-            in_use=self._in_use,
-        )
+        heads = read_heads(self._fs, directory, ordinals, version=self._wal_format)
+        log = ShardLog(shard, directory, ordinals, heads)
+        check = LogCheck(self._fs, log, LogFacts(), mentions={}, topics={}, in_use=self._in_use)
         yield from check.findings()
 
     # -- copies -------------------------------------------------------------------------------------------------------
@@ -519,51 +503,8 @@ class Verification:
 
     def _start(self) -> Iterator[Finding]:
         """What a start would say."""
-        root = self._datadir.root
-        try:
-            recovered = replay.recover(self._fs, self._datadir, self._tiers, Progress())
-        except Damage as error:
-            yield Finding(error.where.path, error.where.start, f"a start is refused: {error}", "damage")
-        except (DataDirError, UnknownFrameType) as error:
-            yield Finding(root, None, f"a start is refused: {error}", "damage")
-        except Exception as error:  # whatever it is that recovery does not expect
-            yield Finding(root, None, f"a start fails: {error!r}", "damage")
-        else:
-            for topic in recovered.topics.values():
-                for first, last, reason in holes_of(topic.log.dump(raw=False)):
-                    if reason == "corrupt":
-                        problem = f"topic {topic.name!r}: seqs {first} to {last} are announced as corrupt"
-                        yield Finding(root, None, problem, "note")
-            yield from self._routers(recovered)
-
-    def _routers(self, recovered: Recovered) -> Iterator[Finding]:
-        """What routers are between, and where they are. What a crash may have left is a note: a start sees to it."""
-        dests: dict[str, str] = {}
-        stopped = len(self._facts.stopped) >= len(recovered.shards)
-        for topic in recovered.topics.values():
-            part = self._newest(topic.id)[0]
-            path = part.path if part is not None else self._datadir.root
-            for router in part.routers if part is not None else ():
-                if router.source_id not in recovered.topics:
-                    problem = f"router {router.name!r}: its source, topic {router.source_id}, "
-                    if router.source_id < recovered.next_topic_id:
-                        yield Finding(path, None, f"{problem}is gone: the next start drops it", "note")
-                    else:
-                        yield Finding(path, None, f"{problem}was never there", "damage")
-            for router in topic.incoming.values():
-                source = recovered.topics[router.source_id]
-                between = router.config.source, router.config.dest
-                if between != (source.name, topic.name):
-                    problem = f"router {router.name!r} is from {between[0]!r} to {between[1]!r} by its config, and"
-                    yield Finding(path, None, f"{problem} from {source.name!r} to {topic.name!r} by its ids", "damage")
-                other = dests.setdefault(router.name, topic.name)
-                if other != topic.name:
-                    yield Finding(path, None, f"router {router.name!r} leads to {other!r} as well", "damage")
-                head = max(source.log.head_seq, source.ceiling)
-                if router.cursor > head:
-                    problem = f"router {router.name!r} is at seq {router.cursor} of {source.name!r}"
-                    severity = DAMAGE if stopped else NOTE
-                    yield Finding(path, None, f"{problem}, which ends at {head}", severity)
+        newest, stopped = self._newest, self._facts.stopped
+        yield from verify_start(self._fs, self._datadir, self._tiers, lambda topic_id: newest(topic_id)[0], stopped)
 
 
 def _span_of(found: Part, i: int) -> Span | None:

@@ -75,14 +75,21 @@ class TopicFacts(NamedTuple):
     ephemeral: bool
 
 
+class _Gap(NamedTuple):
+    """Where the seqs of a topic do not go on, and what is wrong."""
+
+    path: str
+    offset: int
+    problem: str
+
+
 class _Seqs:
     """How the seqs of each topic go on."""
 
     def __init__(self) -> None:
         self._next: dict[int, int] = {}
-        self._gaps: dict[int, tuple[str, int, str]] = {}
-        """The first one of each topic: path, offset and what is wrong. Of a topic that was `ephemeral` it does not
-        count."""
+        self._gaps: dict[int, _Gap] = {}
+        """The first one of each topic. Of a topic that was `ephemeral` it does not count."""
         self._ephemeral: dict[int, bool] = {}
 
     def forget(self) -> None:
@@ -95,7 +102,7 @@ class _Seqs:
         if first != expected and not self._ephemeral.get(topic_id):
             again = "once more, after" if first < expected else "directly behind"
             problem = f"topic {topic_id}: seq {first} comes {again} seq {expected - 1}"
-            self._gaps.setdefault(topic_id, (path, offset, problem))
+            self._gaps.setdefault(topic_id, _Gap(path, offset, problem))
         self._next[topic_id] = last + 1
 
     def run(self, path: str, rows: Sequence[Row]) -> None:
@@ -122,7 +129,7 @@ class _Seqs:
             self._gaps.pop(topic_id, None)
             self._next[topic_id] = payload["log"]["head_seq"] + 1
 
-    def gaps(self, known: Mapping[int, TopicFacts]) -> Iterator[tuple[str, int, str]]:
+    def gaps(self, known: Mapping[int, TopicFacts]) -> Iterator[_Gap]:
         """What is wrong, when all has been read."""
         for topic_id, gap in self._gaps.items():
             facts = known.get(topic_id)
@@ -183,35 +190,46 @@ class _File:
         return any(start <= offset < stop for start, stop in self.fillers)
 
 
+class ShardLog(NamedTuple):
+    """The log of one shard, as far as its directory and the snapshot tell."""
+
+    shard: int
+    directory: str
+    ordinals: Sequence[int]
+    """Of its files, ascending."""
+    heads: Mapping[int, WalHead]
+    """By ordinal; of a file that is gone by now there is none."""
+    shards: int = 0
+    """How many the WAL has; 0: this is one of an old layout, so nobody knows which topics belong here."""
+    begin: Position | None = None
+    """Where the snapshot ends, if there is one."""
+
+
 class LogCheck:
     """The log of one shard; `findings` goes through all of its files."""
 
     def __init__(
         self,
         fs: Fs,
-        shard: int,
-        directory: str,
-        ordinals: Sequence[int],
-        *,
-        shards: int,
-        begin: Position | None,
-        mentions: dict[int, list[Mention]],
+        log: ShardLog,
         facts: LogFacts,
+        *,
+        mentions: dict[int, list[Mention]],
         topics: Mapping[int, TopicFacts],
-        heads: Mapping[int, WalHead],
         in_use: bool,
     ) -> None:
+        """`facts` is added to. `mentions` are the places in this log that others name, by ordinal of the file; those
+        that were looked at are taken out. `in_use`: a daemon works on the directory."""
         self._fs = fs
-        self._shard = shard
-        self._directory = directory
-        self._ordinals = ordinals
-        self._shards = shards
-        """0: of an old layout, so nobody knows which topics belong here."""
-        self._begin = begin
+        self._shard = log.shard
+        self._directory = log.directory
+        self._ordinals = log.ordinals
+        self._shards = log.shards
+        self._begin = log.begin
+        self._heads = log.heads
         self._mentions = mentions
         self._facts = facts
         self._topics = topics
-        self._heads = heads
         self._in_use = in_use
         self._ours: set[int] = {0}
         self._seqs = _Seqs()
@@ -233,8 +251,8 @@ class LogCheck:
             finally:
                 handle.close()
             self._note_end(file)
-        for path, offset, problem in self._seqs.gaps(self._topics):
-            yield Finding(path, offset, problem, "damage")
+        for gap in self._seqs.gaps(self._topics):
+            yield Finding(gap.path, gap.offset, gap.problem, "damage")
         for ordinal, mentions in sorted(self._mentions.items()):
             for mention in mentions:
                 if mention.must_exist or (self._ordinals and ordinal > self._ordinals[0]):

@@ -46,6 +46,15 @@ class WalHead(NamedTuple):
     """One bit of the header is not as it was written."""
 
 
+class Window(NamedTuple):
+    """Some bytes of a WAL file, and the frames that they hold."""
+
+    scan: Scan
+    data: bytes
+    base: int
+    """The offset of `data` in the file."""
+
+
 TAIL_BYTES: Final = 4096
 """A file of version 2 ends in FileEnd or in at least so many zeros. The writer keeps twice as many."""
 
@@ -88,14 +97,14 @@ def read_heads(fs: Fs, directory: str, ordinals: Iterable[int], *, version: int)
     return heads
 
 
-def scans(handle: File, head: WalHead, at: int, size: int) -> Iterator[tuple[Scan, bytes, int]]:
-    """The verified frames of a file from `at` on, window by window with the offset of each, up to its end or the first
-    bytes that are no frame. Raises UnknownFrameType."""
+def scans(handle: File, head: WalHead, at: int, size: int) -> Iterator[Window]:
+    """The verified frames of a file from `at` on, window by window, up to its end or the first bytes that are no frame.
+    Raises UnknownFrameType, OSError."""
     length = WINDOW_BYTES
     while True:
         window = handle.pread(max(min(length, size - at), 0), at)
         scan = frames.scan_window(window, at, file_end=size, salt=head.salt)
-        yield scan, window, at
+        yield Window(scan, window, at)
         if scan.reason != "window" or not window:
             return
         length = WINDOW_BYTES if scan.stop > at else length * 2

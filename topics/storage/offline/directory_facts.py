@@ -1,0 +1,125 @@
+"""What `inspect` says of a data directory, as plain values. Times are ms since the epoch, ranges of seqs inclusive."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from topics.storage.offline.topic_parts import Hole
+
+
+@dataclass(frozen=True, slots=True)
+class SnapshotFacts:
+    """One snapshot file. With a `problem` nothing else of it is known."""
+
+    path: str
+    number: int
+    bytes: int
+    problem: str | None
+    topics: int = 0
+    shards: int = 0
+    clock: int = 0
+    positions: dict[int, list[int]] | None = None
+    """By shard: ordinal of the file, offset, ordinal of the frame there."""
+
+
+@dataclass(frozen=True, slots=True)
+class WalFileFacts:
+    """One WAL file. `used` is where its frames end; `end` says how: "file end", "clean stop", "open" or "bad bytes"."""
+
+    path: str
+    ordinal: int
+    bytes: int
+    used: int
+    frames: int
+    types: dict[str, int]
+    first_ts: int
+    last_ts: int
+    end: str
+
+
+@dataclass(frozen=True, slots=True)
+class ShardFacts:
+    """The log of one shard."""
+
+    shard: int
+    directory: str
+    files: list[WalFileFacts]
+
+
+@dataclass(frozen=True, slots=True)
+class SegmentFacts:
+    """One segment. `live` is None if no span points to it any more: its files have yet to go."""
+
+    first_seq: int
+    last_seq: int
+    tier: str
+    sealed: bool
+    bytes: int
+    records: int
+    live: int | None
+    opened_ms: int
+
+
+@dataclass(frozen=True, slots=True)
+class RouterFacts:
+    """A router that feeds a topic. `cursor` is the last seq of the source that it has dealt with; `source` is None if
+    nobody knows the source's name."""
+
+    name: str
+    source_id: int
+    source: str | None
+    cursor: int
+    copies: int
+    config: dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class QueueFacts:
+    """The jobs of a queue; a lease or a delay counts until somebody looks, whatever the time is."""
+
+    ready: int
+    leased: int
+    delayed: int
+    parked: int
+    dead_lettered: int
+
+
+@dataclass(frozen=True, slots=True)
+class TopicFacts:
+    """One topic. `unstored` are records that are in the WAL only; `derived` are those of them that are copies of frames
+    of other topics. `keeps_origins`: it knows which records it has taken, as a router brings each only once."""
+
+    id: int
+    name: str
+    shard: int
+    type: str
+    durability: str
+    head_seq: int
+    earliest_seq: int
+    evict_floor: int
+    ceiling: int
+    count: int
+    bytes: int
+    last_ts: int
+    unstored: int
+    derived: int
+    routers: list[RouterFacts]
+    keeps_origins: bool
+    queue: QueueFacts | None
+    holes: list[Hole]
+    segments: list[SegmentFacts]
+
+
+@dataclass(frozen=True, slots=True)
+class DirectoryFacts:
+    """A data directory. `refused` is why a start is refused; the topics are then as of their parts."""
+
+    root: str
+    cold: str | None
+    format: dict[str, int]
+    holder: str | None
+    refused: str | None
+    snapshots: list[SnapshotFacts]
+    shards: list[ShardFacts]
+    topics: list[TopicFacts]

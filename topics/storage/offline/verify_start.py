@@ -1,0 +1,84 @@
+"""What the next start would say of a data directory. Recovery itself is asked, which changes nothing.
+
+Whatever would refuse a start is damage, whatever it would announce as `corrupt` is worth a note. With what recovery
+makes of the topics, the routers between them are looked at.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterator
+
+from topics.storage.files.datadir import DataDir, DataDirError
+from topics.storage.files.fs import Fs
+from topics.storage.files.progress import Progress
+from topics.storage.offline.finding import DAMAGE, NOTE, Finding
+from topics.storage.offline.topic_parts import Part, holes_of
+from topics.storage.recovery import replay
+from topics.storage.recovery.damage import Damage
+from topics.storage.recovery.recovered_state import Recovered, RecoveredTopic
+from topics.storage.segments.segment_reader import Tiers
+from topics.storage.wal.frames import UnknownFrameType
+
+
+def verify_start(
+    fs: Fs, datadir: DataDir, tiers: Tiers, part_of: Callable[[int], Part | None], stopped: Collection[int]
+) -> Iterator[Finding]:
+    """Blocking. `part_of` is the newer part of a topic, by its id; `stopped` are the shards whose log ends in a clean
+    stop."""
+    root = datadir.root
+    try:
+        recovered = replay.recover(fs, datadir, tiers, Progress())
+    except Damage as error:
+        yield Finding(error.where.path, error.where.start, f"a start is refused: {error}", "damage")
+    except (DataDirError, UnknownFrameType) as error:
+        yield Finding(root, None, f"a start is refused: {error}", "damage")
+    except Exception as error:  # whatever it is that recovery does not expect
+        yield Finding(root, None, f"a start fails: {error!r}", "damage")
+    else:
+        for topic in recovered.topics.values():
+            for first, last, reason in holes_of(topic.log.dump(raw=False)):
+                if reason == "corrupt":
+                    problem = f"topic {topic.name!r}: seqs {first} to {last} are announced as corrupt"
+                    yield Finding(root, None, problem, "note")
+        yield from _routers(recovered, root, part_of, is_stopped=len(stopped) >= len(recovered.shards))
+
+
+def _routers(
+    recovered: Recovered, root: str, part_of: Callable[[int], Part | None], *, is_stopped: bool
+) -> Iterator[Finding]:
+    """What routers are between, and where they are. What a crash may have left is a note: a start sees to it."""
+    dests: dict[str, str] = {}
+    for topic in recovered.topics.values():
+        part = part_of(topic.id)
+        path = part.path if part is not None else root
+        if part is not None:
+            yield from _sources(part, recovered)
+        for router in topic.incoming.values():
+            source = recovered.topics[router.source_id]
+            between = router.config.source, router.config.dest
+            if between != (source.name, topic.name):
+                problem = f"router {router.name!r} is from {between[0]!r} to {between[1]!r} by its config, and"
+                yield Finding(path, None, f"{problem} from {source.name!r} to {topic.name!r} by its ids", "damage")
+            other = dests.setdefault(router.name, topic.name)
+            if other != topic.name:
+                yield Finding(path, None, f"router {router.name!r} leads to {other!r} as well", "damage")
+            head = _head(source)
+            if router.cursor > head:
+                problem = f"router {router.name!r} is at seq {router.cursor} of {source.name!r}"
+                yield Finding(path, None, f"{problem}, which ends at {head}", DAMAGE if is_stopped else NOTE)
+
+
+def _sources(part: Part, recovered: Recovered) -> Iterator[Finding]:
+    """The sources of the routers that a part knows of."""
+    for router in part.routers:
+        if router.source_id not in recovered.topics:
+            problem = f"router {router.name!r}: its source, topic {router.source_id}, "
+            if router.source_id < recovered.next_topic_id:
+                yield Finding(part.path, None, f"{problem}is gone: the next start drops it", "note")
+            else:
+                yield Finding(part.path, None, f"{problem}was never there", "damage")
+
+
+def _head(source: RecoveredTopic) -> int:
+    """The highest seq that the topic may have given out."""
+    return max(source.log.head_seq, source.ceiling)
