@@ -110,11 +110,11 @@ class Truth:
             instance.release()
 
     def config_answered(self, instance: Instance, config: TopicConfig, epoch: int, asked: int) -> None:
-        """It is so now. A change of class is a barrier."""
+        """It is so now. A change of class is a barrier; an answer for which nothing had to be done is none."""
         if config != instance.options[-1]:
             broken(f"{instance.name}: asked for {instance.options[-1]}, and was answered {config}")
         instance.created, instance.epoch = True, epoch
-        if len(instance.classes) > 1 and config.durability != "ephemeral":
+        if config != instance.current and len(instance.classes) > 1 and config.durability != "ephemeral":
             instance.settle(before=asked)
         instance.options = [config]
         instance.current = config
