@@ -16,8 +16,8 @@ from topics.errors import ApiError
 from topics.runtime.offload import Kind
 from topics.storage.wal.batches import SyncRequest
 from topics.storage.wal.frames import FrameType
-from topics.storage.wal.shard_writer import MOST_GROWTH
 from topics.storage.wal.stall import LONGEST_RETRY_MS
+from topics.storage.wal.wal_files import most_bytes
 
 pytestmark = pytest.mark.trio
 
@@ -130,7 +130,7 @@ async def test_while_there_is_no_next_file_the_current_one_grows_so_far_and_no_f
             shard.writer.submit(batch)
         await trio.sleep(10)
         written = [batch for batch in batches if batch.diary and "delayed" not in batch.diary[0]]
-        assert FILE_BYTES < shard.writer.file.end <= MOST_GROWTH * FILE_BYTES
+        assert FILE_BYTES < shard.writer.file.end <= most_bytes(FILE_BYTES)
         assert written == batches[: len(written)]
         assert len(written) < len(batches)
         fs.faults.clear()

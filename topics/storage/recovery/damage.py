@@ -45,6 +45,8 @@ class Affected(NamedTuple):
     """Ids of topics that routers or commits of stages may feed: a frame may stand for many of their seqs."""
     outstanding: Mapping[int, int]
     """By topic id, how many seqs earlier ranges may have held, in front of those of this one (`bare_fillers`)."""
+    room: int
+    """How many bytes of frames the range may have held: more than it is long where the file has lost its end."""
 
 
 class LostFrames(NamedTuple):

@@ -26,7 +26,7 @@ from topics.storage.wal.frame_search import (
     vouched_behind,
 )
 from topics.storage.wal.frames import FrameType
-from topics.storage.wal.wal_files import Position, WalFile, WalFiles
+from topics.storage.wal.wal_files import Position, WalFile, WalFiles, most_bytes
 from topics.storage.wal.wal_head import TAIL_BYTES, WalHead, scans
 from topics.telemetry.logs import get_logger
 
@@ -113,31 +113,37 @@ class LogEnds:
             log.error("frame_search_ended_at_its_bound", file=file.path, offset=end.at, shard=shard.shard)
         on = behind(search, end.at, self._replayed())
         stop = on.stop
+        lost_end = cut or (following is not None and stop == search.size)
         if cut:
             stop = self._most(search.size)
         elif following is None and stop == search.size and known:
             # There is nothing behind: what is zeros up to the end was not vouched for.
             stop = max(end.at if clean else end_of_bytes(handle, end.at, search.size), vouched)
-        raise self._damage(end, on._replace(stop=stop))
+        raise self._damage(end, on._replace(stop=stop), lost_end=lost_end)
 
     def without_header(self, end: OpenEnd, size: int) -> Damage:
         """The damage that a file of `size` bytes is of which nothing can be verified: `end` is where replay would have
         begun. Raises OSError."""
-        stop = max(self._most(size) if end.following is None else size, end.at)
-        return self._damage(end, Behind(stop, {}, 0))
+        stop = self._most(size) if end.following is None else size
+        return self._damage(end, Behind(stop, {}, 0), lost_end=True)
 
-    def _damage(self, end: OpenEnd, on: Behind) -> Damage:
-        """All from `end` up to where the log goes on."""
+    def _damage(self, end: OpenEnd, on: Behind, *, lost_end: bool) -> Damage:
+        """All from `end` up to where the log goes on. `lost_end`: nothing tells how long the file was."""
         shard, file, following = end.shard, end.file, end.following
         topics = self._topics.values()
         replaces = 1 if following is None else max(following - end.batch_count - on.frames, 0)
+        stop = max(on.stop, end.batch_at)  # a snapshot may have more of a file than is left of it
+        longest = stop
+        if lost_end and (following is None or replaces != 1):  # a single frame is FileEnd, which holds no seqs
+            longest = max(stop, most_bytes(self._file_bytes))
         return Damage(
-            BadRange(file.path, file.ordinal, file.head, end.batch_at, on.stop),
+            BadRange(file.path, file.ordinal, file.head, end.batch_at, stop),
             Affected(
                 losses=self._losses(shard, on.later, file.ordinal),
                 names={topic.id: topic.name for topic in topics},
                 routed={topic.id for topic in topics if topic.stage is None},
                 outstanding=outstanding(shard.bare_fillers, self._topics),
+                room=longest - end.batch_at,
             ),
             LostFrames(end.batch_count, replaces, following),
         )

@@ -17,7 +17,7 @@ from topics.storage.files.datadir import DataDirError
 from topics.storage.files.file_header import encode_file_header
 from topics.storage.files.fs import File, Fs, parent, write_all
 from topics.storage.recovery.bare_fillers import most_seqs
-from topics.storage.recovery.damage import Damage
+from topics.storage.recovery.damage import Affected, Damage
 from topics.storage.wal import frames
 from topics.storage.wal.frame_search import only_zeros
 from topics.storage.wal.frames import FrameType, Unsealed
@@ -147,11 +147,9 @@ def _before(damage: Damage, at: int) -> Unsealed:
 def _filler(damage: Damage, *, at_least: int, ends_file: bool) -> Unsealed:
     """A ShardOpen frame as long as the range (longer only where it ends the file) with the verdict in it."""
     where, affected, lost = damage.where, damage.affected, damage.frames
-    size = where.stop - where.start
     holes = {
-        topic_id: [first, last if last is not None else first - 1 + most]
+        topic_id: [first, last if last is not None else first - 1 + _most_lost(affected, topic_id)]
         for topic_id, (first, last) in affected.losses.items()
-        for most in (most_seqs(size, routed=topic_id in affected.routed) + affected.outstanding.get(topic_id, 0),)
     }
     payload: dict[str, object] = {"holes": holes, "salvaged": True}
     last_file = lost.next_ordinal is None
@@ -167,6 +165,12 @@ def _filler(damage: Damage, *, at_least: int, ends_file: bool) -> Unsealed:
     if data is None:  # no range of a log that a daemon has written
         raise DataDirError(f"the damaged range at {where.start} of {where.path} has no room for a frame: restore it")
     return data
+
+
+def _most_lost(affected: Affected, topic_id: int) -> int:
+    """How many seqs of a topic the range may have held, and ranges in front of it that nobody has given up yet."""
+    held = most_seqs(affected.room, routed=topic_id in affected.routed)
+    return held + affected.outstanding.get(topic_id, 0)
 
 
 def bare_filler(replaces: int, length: int) -> Unsealed | None:

@@ -51,7 +51,7 @@ from topics.storage.wal.batches import Batch, Cut
 from topics.storage.wal.frames import FrameType, Unsealed
 from topics.storage.wal.shard_log import Entered, ShardLog
 from topics.storage.wal.stall import NoRoom, Stall, refused_outright
-from topics.storage.wal.wal_files import Position, WalFile, WalFiles
+from topics.storage.wal.wal_files import Position, WalFile, WalFiles, most_bytes
 from topics.storage.wal.write_queue import WriteQueue
 from topics.telemetry.figures import WalFigures
 from topics.telemetry.logs import get_logger
@@ -63,10 +63,6 @@ SYNC_TICK_MS: Final = 20
 
 SYNCED_ROOM: Final = 256
 """Bytes that a Synced frame takes at most."""
-
-MOST_GROWTH: Final = 2
-MOST_BYTES: Final = 3 << 30
-"""How long a file may become for want of a next one: so many times its size, and less than an offset can say."""
 
 
 class ShardWriter:
@@ -476,7 +472,7 @@ class ShardWriter:
             else:
                 return
         end = self.file.end + SYNCED_ROOM + len(self.queue.first.data)
-        if self.file.head.salt is None or end > min(self._file_bytes * MOST_GROWTH, MOST_BYTES):
+        if self.file.head.salt is None or end > most_bytes(self._file_bytes):
             raise NoRoom(OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), self.file.path))
         await self._allocate(end)
 

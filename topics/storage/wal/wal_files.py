@@ -3,9 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Collection
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from topics.storage.wal.wal_head import WalHead
+
+MOST_GROWTH: Final = 2
+MOST_BYTES: Final = 3 << 30
+
+
+def most_bytes(file_bytes: int) -> int:
+    """How long a file may become for want of a next one: so many times its size, and less than an offset can say."""
+    return min(file_bytes * MOST_GROWTH, MOST_BYTES)
 
 
 class WalFile:
