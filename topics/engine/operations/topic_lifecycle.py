@@ -319,7 +319,7 @@ class Configuring:
                 if topic.queue is not None:
                     update["queue"] = topic.queue.freeze(self._registry.instant()).dump()
             entries: list[tuple[FrameType, dict[str, Any]]] = []
-            if topic.log.losses.evict_floor > 1:
+            if old.ttl_ms and topic.log.losses.evict_floor > 1:
                 entries.append((FrameType.EVICT_WATERMARK, {"below": topic.log.earliest_seq, "reason": "ttl"}))
             entries.append((FrameType.CONFIG_UPDATE, update))
             entries.append((FrameType.HEAD_WATERMARK, {"ceiling": ceiling}))

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from typing import Final
+from typing import Any, Final
 
 import trio
 
@@ -132,10 +132,7 @@ class Upkeep:
             if segment is not None:
                 self._moving[topic] = segment
             try:
-                mark = encode_control(FrameType.CHECKPOINT_MARK, {}, topic_id=topic.id, ts=self._source.now_ms())
-                batch = ControlBatch(mark, 1, topic_id=topic.id, wants_sync=True)
-                self._store.writers[topic.shard].submit(batch)
-                await batch.wait_synced()
+                await self.mark(topic, {})
                 yield True
             except BaseException:
                 self.littered[topic] = None
@@ -143,3 +140,11 @@ class Upkeep:
             finally:
                 self.busy.discard(topic)
                 self._moving.pop(topic, None)
+
+    async def mark(self, topic: LiveTopic, payload: dict[str, Any]) -> None:
+        """Log a mark of a topic, and wait until it is on disk: the next start looks at the topic's files. Raises
+        ApiError when it cannot be logged."""
+        mark = encode_control(FrameType.CHECKPOINT_MARK, payload, topic_id=topic.id, ts=self._source.now_ms())
+        batch = ControlBatch(mark, 1, topic_id=topic.id, wants_sync=True)
+        self._store.writers[topic.shard].submit(batch)
+        await batch.wait_synced()

@@ -51,7 +51,7 @@ from topics.storage.segments.segment_format import (
 from topics.storage.segments.segment_reader import Tiers
 from topics.storage.segments.segment_scan import layout_of
 from topics.storage.segments.segment_store import SegmentStore
-from topics.storage.segments.topic_segments import Segment, Shelf
+from topics.storage.segments.topic_segments import EMPTIED, Segment, Shelf
 from topics.telemetry.logs import get_logger
 
 log = get_logger(__name__)
@@ -347,6 +347,7 @@ class Reclaimer:
         async with self._upkeep.files_of(shelf):
             kept = {segment.first for segment in shelf.segments if segment not in shelf.gone}
             needed = self._upkeep.needed_segments(topic.id)
+            await self._mark_emptied(topic, shelf, cold=False)
             for segment in _gone(shelf, cold=False):
                 if segment.first in needed:
                     continue
@@ -360,6 +361,7 @@ class Reclaimer:
         cold = self._storing.tiers.cold
         assert cold is not None
         async with self._upkeep.cold_files_of(shelf):
+            await self._mark_emptied(topic, shelf, cold=True)
             for segment in _gone(shelf, cold=True):
                 kept = {other.first for other in shelf.segments if other not in shelf.gone}
                 # Nothing points to it any more, so nobody can begin to need it.
@@ -373,6 +375,14 @@ class Reclaimer:
                         await self._remove_hot_files(segment)
                     self._forget_dropped(topic, shelf, segment)
                     topic.mark_changed()
+
+    async def _mark_emptied(self, topic: LiveTopic, shelf: Shelf, *, cold: bool) -> None:
+        """Log which segments the front has passed, for a start that finds no manifest. What evictions have taken is in
+        the log already. Raises ApiError when it cannot be logged."""
+        front, floor = shelf.earliest_stored, topic.log.losses.evict_floor
+        passed = [segment for segment in _gone(shelf, cold=cold) if floor < segment.end <= front]
+        if passed and not topic.deleted:
+            await self._upkeep.mark(topic, {EMPTIED: [[segment.first, segment.n] for segment in passed]})
 
     def _forget_dropped(self, topic: LiveTopic, shelf: Shelf, segment: Segment) -> None:
         shelf.segments.discard(segment)
@@ -555,6 +565,9 @@ class Reclaimer:
         """Everything in a segment was deleted, and the part on disk knows it: from the next part on it has no files."""
         old = span.segment
         assert isinstance(old, Segment)
+        await self._upkeep.mark(topic, {EMPTIED: [[span.first, span.n]]})
+        if topic.deleted or not topic.log.stored.holds(span):
+            return 1  # meanwhile: dropped as it is
         self._cache.forget_columns(span)
         gone = Segment(topic.id, span.first, n=span.n, opened_ms=span.last_ts, sealed=True, tier="gone")
         topic.log.stored.replace(span.first, span.end - 1, gone)

@@ -17,6 +17,7 @@ verdicts              what recovery decides, and how the decision becomes durabl
 bare_fillers          fillers without a verdict, in ranges that are too short for one
 salvage               giving up a damaged range
 substitute_snapshot   manifests in the place of snapshots that cannot be read
+without_manifest      what was done to the files of a topic whose manifest cannot be read
 restored_copy         a directory that is a copy of another
 length_check          segment files that were cut short
 leftovers             clearing away what an interrupted life has left

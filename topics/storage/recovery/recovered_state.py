@@ -29,7 +29,7 @@ from topics.routing.router_state import Router
 from topics.runtime.instant import Instant
 from topics.storage.files.datadir import DataDir, DataDirError, discover_shards, segment_name
 from topics.storage.files.fs import Fs
-from topics.storage.segments.segment_reader import Tiers, load_columns
+from topics.storage.segments.segment_reader import Tiers, load_columns, nothing_of
 from topics.storage.segments.topic_segments import Segment
 from topics.storage.snapshots.snapshot import ShardPosition
 from topics.storage.wal import frames
@@ -94,6 +94,7 @@ class RecoveredTopic:
         "config",
         "copies",
         "doomed",
+        "emptied",
         "end",
         "forwarded_to",
         "id",
@@ -107,6 +108,7 @@ class RecoveredTopic:
         "origins",
         "part",
         "queue",
+        "rewritten",
         "segments",
         "stage",
         "stash",
@@ -131,6 +133,10 @@ class RecoveredTopic:
         self.base: bytes | None = None
         """The part that replay began with, which the log leads on from; None if the log has all of it."""
         self.segments: list[Segment] = []
+        self.rewritten: set[Segment] = set()
+        """Where the manifest cannot be read: segments whose `.data` is another file than the part means."""
+        self.emptied: set[Segment] = set()
+        """Likewise those that have no file any more."""
         self.queue = Leases() if config.type == "queue" else None
         self.copies: CopyTable | None = None
         self.incoming: dict[str, Router] = {}
@@ -290,7 +296,10 @@ class Columns:
     def _load(self, topic: RecoveredTopic, span: Span) -> None:
         segment = span.segment
         assert isinstance(segment, Segment)
-        found = load_columns(self.tiers, segment, span.first, span.n)
+        if self._replaying and segment in topic.emptied:
+            found = nothing_of(span.first, span.n)  # the log says why
+        else:
+            found = load_columns(self.tiers, segment, span.first, span.n)
         topic.part = None
         columns, damaged, live = found.columns, found.damaged, span.live
         later = self._replaying and segment.tier != "gone"
@@ -343,6 +352,23 @@ class Columns:
                 span.detach()
                 self._load(topic, span)
         self._ahead.clear()
+        for topic in topics.values():
+            if topic.rewritten or topic.emptied:
+                self._settle_files(topic)
+
+    def _settle_files(self, topic: RecoveredTopic) -> None:
+        """What the log says of records whose tags have left the files with them replay cannot tell: the files do."""
+        for span in topic.log.stored.all():
+            segment = span.segment
+            if not topic.log.stored.holds(span) or not isinstance(segment, Segment):
+                continue
+            if span.live and (segment in topic.rewritten or segment in topic.emptied):
+                self.look_at(topic, span)
+            if segment in topic.emptied and not span.live and not span.lost and topic.log.stored.holds(span):
+                gone = Segment(topic.id, span.first, n=span.n, opened_ms=span.last_ts, sealed=True, tier="gone")
+                again = topic.log.stored.replace(span.first, span.end - 1, gone)
+                again.unflagged = None
+                topic.segments = [gone if one is segment else one for one in topic.segments]
 
     def _forget(self) -> None:
         self._loaded.popleft().detach()

@@ -13,10 +13,11 @@ from topics.log.topic_config import config_from_wire
 from topics.log.topic_log import TopicLog
 from topics.routing.origin_set import OriginSet
 from topics.routing.router_state import Router
-from topics.storage.files.datadir import DataDir, manifest_name, parse_topic_name, segment_name
+from topics.storage.files.datadir import DataDir, manifest_name, parse_topic_name
 from topics.storage.files.fs import Fs, join
 from topics.storage.recovery.recovered_state import MALFORMED, RecoveredTopic
 from topics.storage.recovery.replay_clock import ReplayClock
+from topics.storage.recovery.without_manifest import find_files
 from topics.storage.segments.segment_reader import Tiers
 from topics.storage.segments.topic_segments import Segment
 from topics.storage.snapshots.manifests import newest_generation
@@ -69,12 +70,12 @@ class StoredParts:
         try:
             part = decode_manifest(self._fs.read(join(directory, manifest_name(generation))))
         except FileNotFoundError as error:
-            if topic is None or all(segment.tier != "cold" for segment in topic.segments):
+            if topic is None or not topic.segments:
                 return topic
             if self._fs.exists(directory):
                 # One that is removed has lost its name before it loses a file. So it is damaged.
                 return self._without_manifest(topic_id, topic, error)
-            topic.doomed = True
+            topic.doomed = any(segment.tier == "cold" for segment in topic.segments)
             return topic
         except SnapshotDamaged as error:
             return self._without_manifest(topic_id, topic, error)
@@ -117,21 +118,8 @@ class StoredParts:
         return topic
 
     def _without_manifest(self, topic_id: int, topic: RecoveredTopic | None, error: Exception) -> RecoveredTopic | None:
-        """The topic as the snapshot has it. Of segments that went cold since then only the manifest knew: they are
-        where their files are."""
+        """The topic as the snapshot has it, with its files as they are."""
         log.warning("manifest_damaged", topic_id=topic_id, problem=str(error))
         if topic is not None:
-            self._find_relocated(topic)
+            find_files(self._tiers, topic)
         return topic
-
-    def _find_relocated(self, topic: RecoveredTopic) -> None:
-        for segment in topic.segments:
-            name = segment_name(segment.first, "data")
-            hot, cold = self._tiers.hot, self._tiers.cold
-            if segment.tier != "hot" or cold is None or hot.exists(topic.id, name):
-                continue
-            try:
-                if cold.exists(topic.id, name):
-                    segment.tier = "cold"
-            except OSError:
-                return  # without the store the start goes on, and reads of it fail

@@ -27,7 +27,7 @@ from topics.storage.recovery.recovered_state import Columns, RecoveredShard, Rec
 from topics.storage.recovery.replay_clock import ReplayClock
 from topics.storage.recovery.topic_catalog import TopicCatalog
 from topics.storage.segments.segment_reader import load_tags
-from topics.storage.segments.topic_segments import Segment
+from topics.storage.segments.topic_segments import EMPTIED, Segment
 from topics.storage.snapshots.queue_dump import load_queue
 from topics.storage.wal.frames import (
     HAS_NODE,
@@ -67,7 +67,7 @@ class TopicReplay:
             FrameType.ROUTER_DELETE: self._delete_router,
             FrameType.DELETE: self._delete,
             FrameType.EVICT_WATERMARK: self._evict,
-            FrameType.CHECKPOINT_MARK: _nothing,
+            FrameType.CHECKPOINT_MARK: self._empty,
             FrameType.CONFIG_UPDATE: self._configure,
             FrameType.LEASE: self._lease,
             FrameType.HEAD_WATERMARK: self._set_ceiling,
@@ -155,6 +155,12 @@ class TopicReplay:
             if topic.config.durability != "ephemeral" and payload["first"] > topic.log.head_seq + 1:
                 self._columns.add_hole(topic, topic.log.head_seq + 1, payload["first"] - 1, "corrupt")
             self._columns.add_hole(topic, topic.log.head_seq + 1, payload["last"], payload["reason"])
+
+    def _empty(self, topic: RecoveredTopic, _frame: Frame, payload: Payload) -> None:
+        """Nothing is left in some segments, whatever deletions by tag have found in there."""
+        for first, n in payload.get(EMPTIED, ()):
+            named = range(whole(first), whole(first) + whole(n))
+            self._columns.run(topic, partial(topic.log.delete_seqs, named))
 
     def _delete(self, topic: RecoveredTopic, frame: Frame, payload: Payload) -> None:
         bound, before = payload["bound"], payload.get("before_seq")

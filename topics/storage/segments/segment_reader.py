@@ -118,6 +118,13 @@ def load_columns(tiers: Tiers, segment: Segment, first: int, n: int) -> Loaded:
     return loaded._replace(columns=loaded.columns._replace(dead=dead))
 
 
+def nothing_of(first: int, n: int) -> Loaded:
+    """The span of `n` slots from `first` on as a file has it that is missing."""
+    zeros = array("I", bytes(4 * n))
+    columns = SpanColumns(array("Q", bytes(8 * n)), zeros, zeros[:], zeros[:], bytes(n), bytes(n))
+    return Loaded(columns, [(first, first + n - 1)])
+
+
 def shortened_to(tiers: Tiers, segment: Segment) -> int | None:
     """How long a hot `.data` is (0 if it is missing) that is shorter than its part says; None if it is not. Then it has
     been shortened, or the part is older than the file. The cold store is not asked: a cold file that is too short is

@@ -25,6 +25,10 @@ ENTRY_FIELDS: Final = 8
 OLD_ENTRY_FIELDS: Final = 7
 """Before there were salts."""
 
+EMPTIED: Final = "emptied"
+"""In a CheckpointMark of a topic: `[first, n]` of each segment in which nothing is left and not all was evicted. It is
+in the log before the segment's files go, and with them the tags by which records may have been deleted."""
+
 
 class Segment:
     """One segment. A segment that was rewritten or merged is another object: readers tell by identity."""
