@@ -563,6 +563,32 @@ def test_salvage_of_a_file_that_ends_before_replay_begins_comes_to_an_end() -> N
     assert see(world) == views
 
 
+def test_a_hole_that_is_damaged_is_made_again_up_to_the_ceiling_though_the_machine_stayed_up() -> None:
+    """A recovery has given up seqs behind the head, and the head was shown above them; then the process is killed, and
+    a bit has changed in the frame of the hole."""
+    world = World(config=settings())
+
+    async def scenario(life: Life) -> None:
+        client = Client(life.engine, History())
+        await client.create("t", durability="disk")
+        await client.append("t", 3, size=0)
+        await trio.sleep(0.1)
+
+    assert world.live(scenario, end="kill")
+    world = world.after("drop")
+
+    async def rest(life: Life) -> None:
+        await trio.sleep(0.5)
+
+    assert world.live(rest, end="kill")
+    world = world.after("kill")
+    before = see(world.after("kill"))["t"].head
+    assert before > 1000
+    path = wal_files(world.fs)[-1]
+    world.fs.flip_bit(path, the(world.fs, path, FrameType.HOLE).offset + 40, 0)
+    assert salvaged(world)["t"].head >= before
+
+
 # ----------------------------------------------------------------- ranges without room for the verdict
 
 

@@ -59,6 +59,8 @@ def decide(
             and shard.identity == identity
             and number not in recovered.failed
             and number not in noted
+            # What salvage has given up is gone, and may have told of seqs that were shown.
+            and (not shard.fillers or topic.stage is not None)
         )
         verdict = _decide_topic(topic, recovered.columns, stayed_up=stayed_up, skipped=SKIPPED_SEQS if restored else 0)
         lost = recovered.missing.get(topic.id)
