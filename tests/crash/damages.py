@@ -35,7 +35,8 @@ from topics.model import Performance, ReadRequest
 from topics.storage.files.datadir import DataDirError
 from topics.storage.files.file_header import FILE_HEADER_BYTES
 from topics.storage.recovery.damage import Damage
-from topics.storage.segments.segment_format import INDEX_ENTRY_BYTES, encode_copies
+from topics.storage.segments.index_format import INDEX_ENTRY_BYTES
+from topics.storage.segments.segment_format import encode_copies
 from topics.storage.wal.frames import FrameType, StoredRecord
 
 CONFIG: Final = settings(

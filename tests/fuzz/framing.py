@@ -12,7 +12,7 @@ import xxhash
 
 from tests.fuzz import mutations
 from topics.storage.files.file_header import BadFileHeader, FileHeader, decode_file_header, first_frame, frame_seed
-from topics.storage.segments import segment_format
+from topics.storage.segments import index_format
 from topics.storage.wal import frames
 from topics.storage.wal.frames import FrameType
 
@@ -20,7 +20,7 @@ _WAL_HEADER: Final = struct.Struct("<IBBQQQHHI")
 _SEGMENT_HEADER: Final = struct.Struct("<IBQQHHI")
 _LEN: Final = struct.Struct("<I")
 _SUM: Final = struct.Struct("<Q")
-_INDEX_CHECKED: Final = segment_format.INDEX_ENTRY_BYTES - 3
+_INDEX_CHECKED: Final = index_format.INDEX_ENTRY_BYTES - 3
 
 
 def _digest(body: bytes, seed: int = 0) -> bytes:
@@ -72,9 +72,9 @@ def _mend_frames(
 def mend_index(data: bytes) -> bytes:
     """Entries of an `.idx` whose checks hold."""
     out = bytearray(data)
-    for at in range(0, len(out) - segment_format.INDEX_ENTRY_BYTES + 1, segment_format.INDEX_ENTRY_BYTES):
+    for at in range(0, len(out) - index_format.INDEX_ENTRY_BYTES + 1, index_format.INDEX_ENTRY_BYTES):
         check = _digest(bytes(out[at : at + _INDEX_CHECKED]))[:3]
-        out[at + _INDEX_CHECKED : at + segment_format.INDEX_ENTRY_BYTES] = check
+        out[at + _INDEX_CHECKED : at + index_format.INDEX_ENTRY_BYTES] = check
     return bytes(out)
 
 

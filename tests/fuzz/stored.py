@@ -33,18 +33,18 @@ from topics.storage.offline.stored_topics import Directory
 from topics.storage.offline.topic_parts import load_part
 from topics.storage.offline.verify import Verification
 from topics.storage.recovery.damage import Damage
+from topics.storage.segments.index_format import decode_index
 from topics.storage.segments.segment_format import (
     SegmentDamaged,
     convert_appends,
-    decode_index,
     decode_records,
-    decode_tags,
     open_records,
     scan_data,
 )
 from topics.storage.segments.segment_reader import Tiers, load_columns, load_tags
 from topics.storage.segments.segment_scan import BadBytes, frames_of, layout_of
 from topics.storage.segments.segment_store import DirectorySegmentStore
+from topics.storage.segments.tags_format import decode_tags
 from topics.storage.segments.topic_segments import Segment
 from topics.storage.snapshots.snapshot import Snapshot, SnapshotDamaged, decode_manifest, decode_part, decode_snapshot
 from topics.storage.wal import frames

@@ -32,8 +32,9 @@ from topics.storage.cache.span_loader import SpanLoader
 from topics.storage.files.datadir import segment_name
 from topics.storage.files.fs import Fs
 from topics.storage.segments.copy_frames import read_copies
-from topics.storage.segments.segment_format import SegmentTags, decode_records, open_records
+from topics.storage.segments.segment_format import decode_records, open_records
 from topics.storage.segments.segment_reader import runs_of
+from topics.storage.segments.tags_format import SegmentTags
 from topics.storage.segments.topic_segments import Segment
 from topics.storage.store import Store
 from topics.storage.wal.damage_notes import DamageNotes

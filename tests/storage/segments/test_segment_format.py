@@ -18,30 +18,25 @@ from hypothesis import strategies as st
 
 from topics.log.tag_match import Match
 from topics.storage.files.datadir import DataDir, parse_segment_file, parse_segment_name, segment_name
-from topics.storage.segments import segment_format, segment_scan
+from topics.storage.segments import index_format, segment_format, segment_scan
+from topics.storage.segments.index_format import IDX_DELETED, IDX_HOLE, INDEX_ENTRY_BYTES, decode_index, encode_index
 from topics.storage.segments.segment_format import (
     DELETED_FLAG,
-    IDX_DELETED,
-    IDX_HOLE,
-    INDEX_ENTRY_BYTES,
     LIVE_FLAG,
     READS_AS_DELETED,
     Converted,
     DataScan,
     SegmentDamaged,
     convert_appends,
-    decode_index,
     decode_records,
-    decode_tags,
     delete_flag_offset,
-    encode_index,
-    encode_tags,
     flag_is_valid,
     flags_of_data,
     reads_as_deleted,
     scan_data,
     tags_of_data,
 )
+from topics.storage.segments.tags_format import decode_tags, encode_tags
 from topics.storage.wal.frames import Appends, Seeds, StoredRecord, encode_appends, encode_control, offsets_of
 from topics.storage.wal.frames import FrameType as WalType
 
@@ -447,7 +442,7 @@ def test_every_flipped_bit_of_an_index_entry_is_noticed_and_no_other_entry_suffe
 
 def test_space_that_was_never_written_is_no_index_entry() -> None:
     assert decode_index(bytes(40)).bad == [0, 1]
-    assert decode_index(b"") == segment_format.IndexColumns(array("I"), array("I"), array("Q"), b"", [])
+    assert decode_index(b"") == index_format.IndexColumns(array("I"), array("I"), array("Q"), b"", [])
 
 
 # ----------------------------------------------------------------- .tags

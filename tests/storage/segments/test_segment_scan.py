@@ -12,14 +12,8 @@ import xxhash
 
 from topics.storage.files.file_header import FILE_HEADER_BYTES, encode_file_header
 from topics.storage.segments import segment_scan
-from topics.storage.segments.segment_format import (
-    DataScan,
-    decode_records,
-    encode_copies,
-    encode_index,
-    moved_frames,
-    scan_data,
-)
+from topics.storage.segments.index_format import encode_index
+from topics.storage.segments.segment_format import DataScan, decode_records, encode_copies, moved_frames, scan_data
 from topics.storage.segments.segment_scan import (
     SEARCH_WORK,
     SPARE_WORK,

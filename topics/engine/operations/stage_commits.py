@@ -47,7 +47,7 @@ from topics.model import CommitResult, Performance
 from topics.runtime.background import Background
 from topics.runtime.clock import Clock
 from topics.storage.segments.copy_frames import Recipe, encode_staged
-from topics.storage.segments.segment_format import SegmentTags
+from topics.storage.segments.tags_format import SegmentTags
 from topics.storage.segments.topic_segments import Segment, Shelf
 from topics.storage.store import Store
 from topics.storage.wal.frames import FrameType, dump_payload, seal_payloads

@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from typing import Final
 
 from topics.log.span import Span
-from topics.storage.segments.segment_format import SegmentTags
+from topics.storage.segments.tags_format import SegmentTags
 from topics.storage.segments.topic_segments import Segment
 
 SHARE: Final = 8

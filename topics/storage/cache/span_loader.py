@@ -18,7 +18,6 @@ from topics.log.tag_match import Match
 from topics.log.topic_log import TopicLog
 from topics.runtime.offload import Kind, Offload
 from topics.storage.cache.index_cache import IndexCache
-from topics.storage.segments.segment_format import SegmentTags
 from topics.storage.segments.segment_reader import (
     NO_COLD,
     ColdNeeded,
@@ -28,6 +27,7 @@ from topics.storage.segments.segment_reader import (
     load_tags,
     scan_segment,
 )
+from topics.storage.segments.tags_format import SegmentTags
 from topics.storage.segments.topic_segments import Segment, Shelf
 from topics.storage.wal.damage_notes import Damaged, DamageNotes
 from topics.telemetry.logs import get_logger

@@ -37,20 +37,12 @@ from topics.storage.files.file_header import FILE_HEADER_BYTES, encode_file_head
 from topics.storage.maintenance.cold_removal import ColdUpkeep, delete_all, is_away
 from topics.storage.maintenance.file_holds import Upkeep
 from topics.storage.maintenance.topic_checkpoint import FlagPatch, LiveTopic, Source, Storing, flag_patches
-from topics.storage.segments.segment_format import (
-    DELETED_FLAG,
-    HOLE_CORRUPT,
-    IDX_DELETED,
-    IDX_HOLE,
-    MIN_FRAME_BYTES,
-    SegmentTags,
-    encode_index,
-    encode_tags,
-    moved_frames,
-)
+from topics.storage.segments.index_format import HOLE_CORRUPT, IDX_DELETED, IDX_HOLE, encode_index
+from topics.storage.segments.segment_format import DELETED_FLAG, MIN_FRAME_BYTES, moved_frames
 from topics.storage.segments.segment_reader import Tiers
 from topics.storage.segments.segment_scan import layout_of
 from topics.storage.segments.segment_store import SegmentStore
+from topics.storage.segments.tags_format import SegmentTags, encode_tags
 from topics.storage.segments.topic_segments import EMPTIED, Segment, Shelf
 from topics.telemetry.logs import get_logger
 

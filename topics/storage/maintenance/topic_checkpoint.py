@@ -41,25 +41,27 @@ from topics.storage.files.unsynced_files import UnsyncedFiles
 from topics.storage.maintenance.named_files import NOTHING, NamedFiles
 from topics.storage.recovery.leftovers import tidy_topic
 from topics.storage.segments.copy_frames import dressed, open_frames, read_window
-from topics.storage.segments.segment_format import (
-    DELETED_FLAG,
+from topics.storage.segments.index_format import (
     HOLE_CORRUPT,
     HOLE_LOST,
     HOLE_SOURCE_TRIM,
     IDX_DELETED,
     IDX_HOLE,
     INDEX_ENTRY_BYTES,
+    decode_index,
+    encode_index,
+)
+from topics.storage.segments.segment_format import (
+    DELETED_FLAG,
     Converted,
     convert_appends,
     convert_derived,
-    decode_index,
     delete_flag_offset,
     encode_copies,
-    encode_index,
-    encode_tags,
     tags_of_data,
 )
 from topics.storage.segments.segment_reader import Tiers, scan_segment
+from topics.storage.segments.tags_format import encode_tags
 from topics.storage.segments.topic_segments import Limits, Piece, Segment, Shelf, Tier, divide
 from topics.storage.snapshots.manifests import FEW_FILES, ManifestWrite, UncertainManifests
 from topics.storage.snapshots.queue_dump import FrozenQueue

@@ -22,27 +22,28 @@ from topics.storage.files.datadir import segment_name
 from topics.storage.files.file_header import FILE_HEADER_BYTES
 from topics.storage.offline.finding import DAMAGE, NOTE, SECTOR, Finding, Severity, bounded
 from topics.storage.offline.topic_parts import Hole
-from topics.storage.segments.segment_format import (
-    DELETED_FLAG,
+from topics.storage.segments.index_format import (
     HOLE_LOST,
     HOLE_SOURCE_TRIM,
     IDX_DELETED,
     IDX_HOLE,
     INDEX_ENTRY_BYTES,
+    IndexColumns,
+    decode_index,
+)
+from topics.storage.segments.segment_format import (
+    DELETED_FLAG,
     KEPT_FLAGS,
     LIVE_FLAG,
     READS_AS_DELETED,
     DataScan,
-    IndexColumns,
     SegmentDamaged,
-    decode_index,
-    decode_tags,
-    encode_tags,
     reads_as_deleted,
 )
 from topics.storage.segments.segment_reader import Tiers
 from topics.storage.segments.segment_scan import BadBytes, Entry, Layout, entries_of, frames_of, layout_of
 from topics.storage.segments.segment_store import SegmentStore
+from topics.storage.segments.tags_format import decode_tags, encode_tags
 from topics.storage.segments.topic_segments import Segment
 from topics.storage.wal.frames import HAS_TAG
 

@@ -12,7 +12,7 @@ from collections.abc import Collection, Sequence
 from topics.storage.files.datadir import DataDir, manifest_name, parse_topic_name, segment_name
 from topics.storage.files.fs import Fs, join
 from topics.storage.recovery.substitute_snapshot import DAMAGED_SUFFIX
-from topics.storage.segments.segment_format import INDEX_ENTRY_BYTES
+from topics.storage.segments.index_format import INDEX_ENTRY_BYTES
 from topics.storage.segments.segment_reader import Tiers
 from topics.storage.segments.segment_store import SegmentStore
 from topics.storage.segments.topic_segments import Segment

@@ -15,7 +15,7 @@ from __future__ import annotations
 from topics.storage.files.datadir import segment_name
 from topics.storage.files.file_header import FILE_HEADER_BYTES
 from topics.storage.recovery.recovered_state import RecoveredTopic
-from topics.storage.segments.segment_format import INDEX_ENTRY_BYTES
+from topics.storage.segments.index_format import INDEX_ENTRY_BYTES
 from topics.storage.segments.segment_reader import Tiers
 from topics.storage.segments.segment_scan import Layout, layout_of
 from topics.storage.segments.segment_store import SegmentStore

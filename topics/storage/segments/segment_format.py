@@ -1,5 +1,5 @@
-"""Segment files: their byte layouts, and the only functions that write and read them (`docs/spec/storage.md` section
-4).
+"""`.data` files of segments: the byte layout, and the only functions that write and read it (`docs/spec/storage.md`
+section 4).
 
 A `.data` of version 2 begins with a header (`file_header`), whose salt and the offset of each frame are the seed of
 that frame's checksum; one of version 1 has no header, its frames begin at offset 0 and their checksums have no seed
@@ -22,26 +22,6 @@ A frame of `.data`; `delete_flag` is the only byte that is ever written again:
 The payload is that of a WAL Append: `[origin topic u64 | origin seq u64 | hops u8, with HAS_ORIGIN] meta_len u32 | meta
 JSON | data JSON`. So a segment frame is its WAL frame less type and topic, with fewer flags and a flag more.
 
-An entry of `.idx`; entry i is about seq `first_seq + i`:
-
-    off  size  field
-      0     4  offset       of the frame in `.data`; of a hole the reason, see `HOLE_LOST` ... `HOLE_SOURCE_TRIM`
-      4     4  len          bytes of the frame, frame_len itself included; 0 where there is none (any more)
-      8     8  ts
-     16     1  flags        those of `.data`, and IDX_HOLE, IDX_DELETED
-     17     3  check        low 24 bits of xxh3_64 over the 17 bytes before
-
-`.tags`, of sealed segments only: one canonical CBOR map `{"tags": bytes, "xxh3": xxh3_64 over those}`, the bytes being
-one too. Names stand in the order of their UTF-8 bytes, postings in the order of their names:
-
-    first      first seq
-    count      slots
-    sizes      u32 per slot: bytes of meta and data
-    names      all distinct tags, joined
-    name_ends  u32 per name: where it ends in `names`
-    counts     u32 per name: its postings
-    positions  u32 per posting: slot, ascending within a name
-
 All integers are little-endian. Nothing here does I/O: which frames make a segment and which bytes are to be believed
 where files disagree is left to those who write and load segments.
 
@@ -53,20 +33,16 @@ from __future__ import annotations
 
 import struct
 from array import array
-from bisect import bisect_left, bisect_right
-from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from functools import partial
-from itertools import accumulate, pairwise, repeat, starmap
+from itertools import accumulate, repeat
 from operator import add, itemgetter, le, sub, xor
-from typing import Final, NamedTuple, cast
+from typing import Final, NamedTuple
 
-import cbor2
 import xxhash
 
 from topics.log.copies import Origin
 from topics.log.dumped_values import from_little_endian, little_endian
-from topics.log.tag_match import Match
 from topics.storage.files.file_header import frame_seed
 from topics.storage.wal import frames
 from topics.storage.wal.frames import (
@@ -85,64 +61,115 @@ from topics.storage.wal.frames import (
 KEPT_FLAGS: Final = HAS_TAG | HAS_NODE | HAS_ORIGIN
 """What of a WAL frame's flags goes to the segment."""
 
+
 HEADER_BYTES: Final = 29
+
+
 TRAILER_BYTES: Final = 9
 """Checksum and delete flag."""
+
+
 _AROUND: Final = HEADER_BYTES + TRAILER_BYTES
+
+
 MIN_FRAME_BYTES: Final = _AROUND + 4
 """Bytes on disk of a frame without node, tag, meta and data: the payload has at least its `meta_len`."""
 
+
 LIVE_FLAG: Final = 0x00
+
+
 DELETED_FLAG: Final = 0xD5
 
-INDEX_ENTRY_BYTES: Final = 20
-IDX_HOLE: Final = 0x40
-IDX_DELETED: Final = 0x80
-HOLE_LOST: Final = 1
-HOLE_CORRUPT: Final = 2
-HOLE_SOURCE_TRIM: Final = 3
 
 # Lengths on disk of a WAL Append: segment frames lack type and topic_id (9) and have a delete flag (1).
 _WAL_MIN: Final = frames.HEADER_BYTES + 4 + frames.CHECKSUM_BYTES
+
+
 _SHORTER: Final = 8
 
+
 _LEN: Final = struct.Struct("<I")
+
+
 _SUM: Final = struct.Struct("<Q")
+
+
 _HEADER: Final = struct.Struct("<IBQQHHI")
+
+
 _WAL_LENGTHS: Final = struct.Struct("<B24xHHI")  # flags and lengths, from the flags on
+
+
 _COPY_HEAD: Final = struct.Struct("<BQQHHI")
+
+
 _TRAILER: Final = struct.Struct("<Qx")  # the padding is LIVE_FLAG
+
+
 _TRAILER_AND_LEN: Final = struct.Struct("<QxI")
-_CHECKED: Final = struct.Struct("17s3x")
-_xxh3 = xxhash.xxh3_64_intdigest
+
+
+xxh3 = xxhash.xxh3_64_intdigest
+
 
 _KEPT: Final = bytes(flags & KEPT_FLAGS for flags in range(256))
+
+
 _TAGGED: Final = bytes(flags & HAS_TAG for flags in range(256))
+
+
 _BYTES: Final = [bytes((value,)) for value in range(256)]
+
+
 _WAL_HEAD_BYTES: Final = 22  # up to and with seq
+
+
 _WAL_HEAD: Final = itemgetter(slice(0, _WAL_HEAD_BYTES))
+
+
 _WAL_BODY: Final = itemgetter(slice(4, -8))
+
+
 _WAL_KEPT: Final = itemgetter(slice(14, -8))
+
+
 _WAL_SUM: Final = itemgetter(slice(-8, None))
+
+
 _HEAD_BYTES: Final = HEADER_BYTES + 4  # with what is `meta_len` where there is neither node, tag nor origin
+
+
 _HEAD: Final = itemgetter(slice(0, _HEAD_BYTES))
+
+
 _BODY: Final = itemgetter(slice(4, -9))
+
+
 _PLAIN_DATA: Final = itemgetter(slice(_HEAD_BYTES, -9))
+
+
 _FRAME_SUM: Final = itemgetter(slice(-9, -1))
+
+
 _BEFORE_SUM: Final = itemgetter(slice(0, -9))
+
+
 _FLAG: Final = itemgetter(slice(-1, None))
+
+
 _LAST: Final = itemgetter(-1)
+
+
 _FAST_BYTES: Final = 1 << 12
 """Below that a window is scanned frame by frame: it may be a candidate that is no frame."""
+
 
 _record: Final = partial(tuple.__new__, StoredRecord)  # `StoredRecord._make` without its Python frame
 
 
 class SegmentDamaged(Exception):
     """A derived file that is not what was written, or not about this segment: rebuild it from `.data`."""
-
-
-# ----------------------------------------------------------------- delete flags
 
 
 def reads_as_deleted(flag: int) -> bool:
@@ -162,9 +189,6 @@ READS_AS_DELETED: Final = bytes(map(reads_as_deleted, range(256)))
 def delete_flag_offset(offset: int, frame_len: int) -> int:
     """Where in `.data` the delete flag of a frame lies, from its offset and its bytes on disk."""
     return offset + frame_len - 1
-
-
-# ----------------------------------------------------------------- .data, from the WAL
 
 
 class Converted(NamedTuple):
@@ -232,7 +256,7 @@ def _convert(
         return None
     if not _heads_hold(heads, _WAL_HEAD_BYTES, 14, frame_lens, seqs):
         return None
-    sums = array("Q", map(_xxh3, map(_WAL_BODY, whole), seeds.each(starts)))
+    sums = array("Q", map(xxh3, map(_WAL_BODY, whole), seeds.each(starts)))
     if b"".join(map(_WAL_SUM, whole)) != little_endian(sums):
         return None
     flags = heads[5::_WAL_HEAD_BYTES].translate(_KEPT)
@@ -303,8 +327,8 @@ def _cut(window: bytes, starts: Sequence[int], frame_lens: Sequence[int]) -> lis
 
 def _heads_hold(heads: bytes, stride: int, seq_at: int, frame_lens: Sequence[int], seqs: Sequence[int]) -> bool:
     """Whether these joined heads are of frames with these lengths and seqs."""
-    return _column(heads, 0, "I", stride) == _each_less(frame_lens, 4) and (
-        _column(heads, seq_at, "Q", stride) == array("Q", seqs)
+    return strided_column(heads, 0, "I", stride) == _each_less(frame_lens, 4) and (
+        strided_column(heads, seq_at, "Q", stride) == array("Q", seqs)
     )
 
 
@@ -316,7 +340,7 @@ def _each_less(values: Sequence[int], by: int) -> array[int]:
     return from_little_endian("I", less.to_bytes(len(given), "little"))
 
 
-def _column(heads: bytes, at: int, typecode: str, stride: int) -> array[int]:
+def strided_column(heads: bytes, at: int, typecode: str, stride: int) -> array[int]:
     """The field at `at` of each of the joined heads, which are `stride` bytes each."""
     width = 8 if typecode == "Q" else 4
     out = bytearray(len(heads) // stride * width)
@@ -329,8 +353,8 @@ def digests(bodies: Iterable[bytes], salt: int | None, starts: Iterable[int], ba
     """The checksums of frames with these bodies, which begin `starts` behind offset `base` of their file: what
     `frame_seed` says of each, without a Python call for it."""
     if salt is None:
-        return map(_xxh3, bodies)
-    return map(_xxh3, bodies, [salt ^ (base + at) for at in starts])
+        return map(xxh3, bodies)
+    return map(xxh3, bodies, [salt ^ (base + at) for at in starts])
 
 
 def _join(bodies: Sequence[bytes], lens: array[int], salt: int | None, offset: int) -> bytes:
@@ -370,9 +394,6 @@ def tags_of_data(data: bytes, frame_lens: Sequence[int]) -> list[str | None]:
     return tags
 
 
-# ----------------------------------------------------------------- .data, read
-
-
 class DataScan(NamedTuple):
     """What a window of `.data` held: its verified frames as columns, and how it ended.
 
@@ -403,7 +424,7 @@ def scan_data(window: bytes, base: int, *, end: int, salt: int | None = None) ->
         scanned = _scan_valid(window, base, end, salt)
         if scanned is not None:
             return scanned
-    unpack, unpack_sum, unpack_len, xxh3 = _HEADER.unpack_from, _SUM.unpack_from, _LEN.unpack_from, _xxh3
+    unpack, unpack_sum, unpack_len, checksum = _HEADER.unpack_from, _SUM.unpack_from, _LEN.unpack_from, xxh3
     view = memoryview(window)
     found: list[tuple[int, int, int, int, int]] = []
     tags: list[str | None] = []
@@ -428,7 +449,7 @@ def scan_data(window: bytes, base: int, *, end: int, salt: int | None = None) ->
             break
         body_end = behind - TRAILER_BYTES
         if (
-            xxh3(view[at + 4 : body_end], frame_seed(salt, base + at)) != unpack_sum(window, body_end)[0]
+            checksum(view[at + 4 : body_end], frame_seed(salt, base + at)) != unpack_sum(window, body_end)[0]
             or unpack_len(window, payload_at + fixed - 4)[0] > data_len - fixed
         ):
             reason = "bad"
@@ -486,8 +507,8 @@ def _scan_valid(window: bytes, base: int, end: int, salt: int | None) -> DataSca
         return None
     payload = _each_less(lens, _AROUND).tolist()
     tags: list[str | None] = [None] * len(lens)
-    names = _column(heads, 21, "I", _HEAD_BYTES)
-    metas = _column(heads, 29, "I", _HEAD_BYTES)
+    names = strided_column(heads, 21, "I", _HEAD_BYTES)
+    metas = strided_column(heads, 29, "I", _HEAD_BYTES)
     if any(names):
         for i, name in enumerate(names):
             if name:
@@ -501,14 +522,14 @@ def _scan_valid(window: bytes, base: int, end: int, salt: int | None) -> DataSca
                     tags[i] = str(whole[i][meta_at - tag_len : meta_at], "utf-8") if tag_len else None
                 except UnicodeDecodeError:
                     return None
-    lengths_hold = min(payload) >= 4 and _column(heads, 25, "I", _HEAD_BYTES) == array("I", payload)
+    lengths_hold = min(payload) >= 4 and strided_column(heads, 25, "I", _HEAD_BYTES) == array("I", payload)
     if not lengths_hold or not all(map(le, map(add, metas, repeat(4)), payload)):
         return None
     return DataScan(
-        seq=_column(heads, 5, "Q", _HEAD_BYTES),
+        seq=strided_column(heads, 5, "Q", _HEAD_BYTES),
         offset=array("I", map(add, starts, repeat(base))),
         frame_len=array("I", lens),
-        ts=_column(heads, 13, "Q", _HEAD_BYTES),
+        ts=strided_column(heads, 13, "Q", _HEAD_BYTES),
         flags=flags,
         size=_each_less(payload, 4),
         tag=tags,
@@ -629,15 +650,15 @@ def _decode(
         return None
     if b"".join(map(_FRAME_SUM, whole)) != little_endian(array("Q", digests(map(_BODY, whole), salt, starts, base))):
         return None
-    names = _column(heads, 21, "I", _HEAD_BYTES)
-    metas = _column(heads, 29, "I", _HEAD_BYTES)
+    names = strided_column(heads, 21, "I", _HEAD_BYTES)
+    metas = strided_column(heads, 29, "I", _HEAD_BYTES)
     if any(names) or any(metas) or any(heads[4::_HEAD_BYTES]):
         return _decode_full(whole)
-    payloads = _column(heads, 25, "I", _HEAD_BYTES)
+    payloads = strided_column(heads, 25, "I", _HEAD_BYTES)
     if payloads != _each_less(frame_lens, _AROUND):
         return None
     none = repeat(b"")
-    times = _column(heads, 13, "Q", _HEAD_BYTES)
+    times = strided_column(heads, 13, "Q", _HEAD_BYTES)
     return list(map(_record, zip(seqs, times, none, none, none, map(_PLAIN_DATA, whole))))  # noqa: B905 (repeat)
 
 
@@ -669,195 +690,3 @@ def _decode_full(whole: Sequence[bytes]) -> list[StoredRecord] | None:
             )
         )
     return records
-
-
-# ----------------------------------------------------------------- .idx
-
-
-class IndexColumns(NamedTuple):
-    """Entries of an `.idx` as columns, as found; `bad` are the positions whose check fails, not to be believed."""
-
-    offset: array[int]
-    frame_len: array[int]
-    ts: array[int]
-    flags: bytes
-    bad: list[int]
-
-
-def encode_index(offsets: Sequence[int], lens: Sequence[int], ts: Sequence[int], flags: Sequence[int]) -> bytes:
-    """The entries of contiguous seqs. Of a hole: its reason, 0, its time, IDX_HOLE."""
-    count = len(offsets)
-    entries = bytearray(INDEX_ENTRY_BYTES * count)
-    for at, column in ((0, array("I", offsets)), (4, array("I", lens)), (8, array("Q", ts)), (16, array("B", flags))):
-        _spread(entries, at, little_endian(column), column.itemsize)
-    _spread(entries, 17, _checks(entries), 3)
-    return bytes(entries)
-
-
-def decode_index(blob: bytes) -> IndexColumns:
-    """All whole entries of `blob`; what a crash left of one behind them is ignored."""
-    entries = blob[: len(blob) // INDEX_ENTRY_BYTES * INDEX_ENTRY_BYTES]
-    checks = bytearray(len(entries) // INDEX_ENTRY_BYTES * 3)
-    for i in range(3):
-        checks[i::3] = entries[17 + i :: INDEX_ENTRY_BYTES]
-    expected = _checks(entries)
-    bad: list[int] = []
-    if checks != expected:
-        bad = [i for i in range(len(checks) // 3) if checks[3 * i : 3 * i + 3] != expected[3 * i : 3 * i + 3]]
-    return IndexColumns(
-        offset=_column(entries, 0, "I", INDEX_ENTRY_BYTES),
-        frame_len=_column(entries, 4, "I", INDEX_ENTRY_BYTES),
-        ts=_column(entries, 8, "Q", INDEX_ENTRY_BYTES),
-        flags=entries[16::INDEX_ENTRY_BYTES],
-        bad=bad,
-    )
-
-
-def _spread(entries: bytearray, at: int, column: bytes, width: int) -> None:
-    """Set the field at `at` of every entry: the inverse of `_column`."""
-    for i in range(width):
-        entries[at + i :: INDEX_ENTRY_BYTES] = column[i::width]
-
-
-def _checks(entries: bytes | bytearray) -> bytes:
-    """What the check of each entry should be, joined."""
-    sums = little_endian(array("Q", starmap(_xxh3, _CHECKED.iter_unpack(entries))))
-    checks = bytearray(len(sums) // 8 * 3)
-    for i in range(3):
-        checks[i::3] = sums[i::8]
-    return bytes(checks)
-
-
-# ----------------------------------------------------------------- .tags
-
-
-class SegmentTags:
-    """The tags of a sealed segment, in the columns of the file: no object per tag or posting.
-
-    Slots are what they were when the segment was sealed: postings of records that are deleted since are still there.
-    """
-
-    __slots__ = ("_ends", "_name_ends", "_names", "_positions", "first", "sizes")
-
-    def __init__(
-        self,
-        first: int,
-        sizes: array[int],
-        names: bytes,
-        name_ends: array[int],
-        counts: array[int],
-        positions: array[int],
-    ) -> None:
-        self.first = first
-        """The seq of slot 0."""
-        self.sizes = sizes
-        """Bytes of meta and data per slot."""
-        self._names = names
-        self._name_ends = name_ends
-        self._ends = array("I", accumulate(counts))
-        self._positions = positions
-
-    def __len__(self) -> int:
-        """The number of distinct tags."""
-        return len(self._name_ends)
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes of memory, near enough for a cache to count them."""
-        return len(self._names) + 4 * (len(self.sizes) + len(self._name_ends) + len(self._ends) + len(self._positions))
-
-    def find(self, match: Match) -> array[int]:
-        """The positions of the slots whose tag matches, ascending."""
-        pattern = match.pattern.encode()
-        size = len(pattern)
-        names = range(len(self))
-        low = bisect_left(names, pattern, key=self._name)
-        if match.prefix:
-            high = bisect_right(names, pattern, low, key=lambda i: self._name(i)[:size])
-        else:
-            high = low + (low < len(self) and self._name(low) == pattern)
-        found = self._positions[self._start(low) : self._start(high)]
-        return array("I", sorted(found)) if high - low > 1 else found
-
-    def items(self) -> Iterator[tuple[str, array[int]]]:
-        """Every tag with the positions of its slots, in the order of the names: what a merge of segments reads."""
-        for i in range(len(self)):
-            yield self._name(i).decode(), self._positions[self._start(i) : self._ends[i]]
-
-    def _name(self, i: int) -> bytes:
-        return self._names[self._name_ends[i - 1] if i else 0 : self._name_ends[i]]
-
-    def _start(self, i: int) -> int:
-        """Where the postings of name `i` begin."""
-        return self._ends[i - 1] if i else 0
-
-
-def encode_tags(first: int, sizes: array[int], tags: Sequence[str | None]) -> bytes:
-    """The `.tags` of a segment from `first` on, with the size and the tag (None: it has none) of every slot."""
-    assert len(sizes) == len(tags), (len(sizes), len(tags))
-    named = cast("Sequence[str]", tags)  # at the positions that are `tagged`
-    tagged = [i for i, tag in enumerate(tags) if tag is not None]
-    # Strings compare by code point, which is the order of their UTF-8 bytes; the sort is stable.
-    tagged.sort(key=named.__getitem__)
-    counts = Counter(map(named.__getitem__, tagged))
-    encoded = list(map(str.encode, counts))
-    inner = cbor2.dumps(
-        {
-            "first": first,
-            "count": len(tags),
-            "sizes": little_endian(array("I", sizes)),
-            "names": b"".join(encoded),
-            "name_ends": little_endian(array("I", accumulate(map(len, encoded)))),
-            "counts": little_endian(array("I", counts.values())),
-            "positions": little_endian(array("I", tagged)),
-        },
-        canonical=True,
-    )
-    return _seal(inner)
-
-
-def decode_tags(blob: bytes, first: int, count: int) -> SegmentTags:
-    """The tags of the segment of `count` slots from `first` on. Raises SegmentDamaged if that is not what `blob` is."""
-    try:
-        inner = cbor2.loads(blob)["tags"]
-        # Canonical bytes are the only ones: what differs in any bit, or goes on behind the end, is not what we wrote.
-        if _seal(inner) != blob:
-            raise SegmentDamaged("the checksum of a .tags file does not hold")
-        found = cbor2.loads(inner)
-        sizes, name_ends, counts, positions = (
-            from_little_endian("I", found[key]) for key in ("sizes", "name_ends", "counts", "positions")
-        )
-        names = found["names"]
-        about = (found["first"], found["count"])
-    except SegmentDamaged:
-        raise
-    except Exception as error:  # any malformed CBOR ends here: what it raises depends on the bytes
-        raise SegmentDamaged(f"a .tags file is malformed: {error}") from None
-    if about != (first, count):
-        raise SegmentDamaged(f"a .tags file is about {about[1]} slots from {about[0]}, not {count} from {first}")
-    fits = (
-        isinstance(names, bytes)
-        and len(sizes) == count
-        and len(counts) == len(name_ends)
-        and (name_ends[-1] if name_ends else 0) == len(names)
-        and sum(counts) == len(positions)
-        and max(positions, default=-1) < count
-        and _are_texts(names, name_ends)
-    )
-    if not fits:
-        raise SegmentDamaged("the columns of a .tags file do not fit together")
-    return SegmentTags(first, sizes, names, name_ends, counts, positions)
-
-
-def _are_texts(names: bytes, ends: array[int]) -> bool:
-    """Whether these are names in UTF-8, none of which ends within a character, one after the other."""
-    try:
-        names.decode()
-    except UnicodeDecodeError:
-        return False
-    return all(a < b for a, b in pairwise(ends)) and not any(names[end] & 0xC0 == 0x80 for end in ends[:-1])
-
-
-def _seal(inner: bytes) -> bytes:
-    """The file around the map of its columns."""
-    return cbor2.dumps({"tags": inner, "xxh3": _xxh3(inner)}, canonical=True)

@@ -15,22 +15,11 @@ from typing import Final, NamedTuple
 from topics.log.span import DELETED, LIVE, LOST, SpanColumns
 from topics.storage.files.datadir import segment_name
 from topics.storage.files.file_header import FILE_HEADER_BYTES
-from topics.storage.segments.segment_format import (
-    IDX_DELETED,
-    IDX_HOLE,
-    INDEX_ENTRY_BYTES,
-    MIN_FRAME_BYTES,
-    READS_AS_DELETED,
-    DataScan,
-    IndexColumns,
-    SegmentDamaged,
-    SegmentTags,
-    decode_index,
-    decode_tags,
-    encode_tags,
-)
+from topics.storage.segments.index_format import IDX_DELETED, IDX_HOLE, INDEX_ENTRY_BYTES, IndexColumns, decode_index
+from topics.storage.segments.segment_format import MIN_FRAME_BYTES, READS_AS_DELETED, DataScan, SegmentDamaged
 from topics.storage.segments.segment_scan import BadBytes, Entry, entries_of, frames_of, layout_of
 from topics.storage.segments.segment_store import DirectorySegmentStore, SegmentStore
+from topics.storage.segments.tags_format import SegmentTags, decode_tags, encode_tags
 from topics.storage.segments.topic_segments import Segment
 from topics.storage.wal.frames import HAS_NODE, HAS_ORIGIN, HAS_TAG, ORIGIN_BYTES
 from topics.telemetry.logs import get_logger

@@ -35,16 +35,8 @@ from topics.storage.files.file_header import (
     first_frame,
 )
 from topics.storage.files.fs import WINDOW_BYTES
-from topics.storage.segments.segment_format import (
-    HEADER_BYTES,
-    IDX_HOLE,
-    INDEX_ENTRY_BYTES,
-    MIN_FRAME_BYTES,
-    TRAILER_BYTES,
-    DataScan,
-    decode_index,
-    scan_data,
-)
+from topics.storage.segments.index_format import IDX_HOLE, INDEX_ENTRY_BYTES, decode_index
+from topics.storage.segments.segment_format import HEADER_BYTES, MIN_FRAME_BYTES, TRAILER_BYTES, DataScan, scan_data
 from topics.storage.wal.frames import HAS_ORIGIN
 from topics.telemetry.logs import get_logger
 
