@@ -98,6 +98,11 @@ TARGETS: Final[Mapping[str, tuple[str, ...]]] = {
         "simulation/test_segment_models.py",
         "simulation/test_unguarded_rules.py",
     ),
+    "topics/storage/maintenance/segment_rewrite.py": (
+        "simulation/test_segment_damage.py",
+        "simulation/test_segment_models.py",
+        "simulation/test_unguarded_rules.py",
+    ),
     "topics/storage/recovery/copy_replay.py": (
         "simulation/test_recovery_rules.py",
         "simulation/test_damage.py",

@@ -701,7 +701,7 @@ RECLAIMER: Final = (
     Mutation(
         "rewrite-takes-undecided-deletions",
         "reclaimer",
-        "topics/storage/maintenance/reclaimer.py",
+        "topics/storage/maintenance/segment_rewrite.py",
         "kept = i >= gone and size > 0 and state != LOST and (state != DELETED or first + i in since)",
         "kept = i >= gone and size > 0 and state != LOST and state != DELETED",
         "8.1, rule 12: files never forget more than the part on disk knows",
@@ -710,7 +710,7 @@ RECLAIMER: Final = (
     Mutation(
         "rewrite-loses-flags",
         "reclaimer",
-        "topics/storage/maintenance/reclaimer.py",
+        "topics/storage/maintenance/segment_rewrite.py",
         "plan.flags.append(flag if kept else flag | (IDX_HOLE if state == LOST else IDX_DELETED))",
         "plan.flags.append(flag)",
         "8.4: what was deleted is silent, what was lost is announced",

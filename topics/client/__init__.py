@@ -1,5 +1,20 @@
 """The Python client (`docs/client.md`): the whole of `/v0`, for programs that block and for those on trio or asyncio.
 
+    sync, concurrent          `Client` and `AsyncClient`
+    calls                     the calls, as values that both send
+    results                   their answers
+    transport                 what both do alike
+    retry                     when a call is sent again
+    errors                    what is raised
+    lines, sse                bytes to lines, lines to events
+    bulk                      exports and uploads
+    following                 what a tail or a watch knows; without I/O
+    reconnecting              which failures a stream survives
+    tailing, async_tailing    tails, watches and streams of jobs, for both
+    producer, batching        records one by one in, batches out
+    worker, leasing           a handler for every job, and its lease meanwhile
+    working                   what a stream of jobs knows; without I/O
+
 It imports nothing of the server. What is named here is what may be relied on; each is loaded when it is first used.
 """
 

@@ -1,5 +1,20 @@
 """Spark reads and writes topics (`docs/pipeline.md`): a data source for batches and streams, and jobs made of it.
 
+    source            `format("topics")`: who reads and who writes
+    options, schema   its options; the rows that a topic is to Spark
+    planning          partitions, offsets, and what is loss
+    pushdown          filters that an export can apply
+    reading           batches over REST
+    streaming         streams over REST
+    fetching          one partition over REST
+    segments          the reader of files
+    segment_columns   one segment as Arrow columns
+    writing           batches and streams into topics; `records` encodes the rows
+    records           rows to lines
+    session, secrets, needs   what jobs share: Spark, the key, what has to be installed
+    errors            how a query fails
+    jobs/             archive, restore, load, rollup, audit
+
 It stands on `topics.client` and on the readers of segment files, never on the daemon. What is named here is what may be
 relied on; each is loaded when it is first used, so that a missing pyspark is one sentence (`topics.spark.needs`).
 """

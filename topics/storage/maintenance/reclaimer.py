@@ -16,48 +16,51 @@ a scan costs what has changed. What only time can bring about (ttl, the age of a
 from __future__ import annotations
 
 import heapq
-from array import array
 from collections import deque
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
 from itertools import compress, count
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 import trio
 
 from topics.config import Settings
 from topics.errors import ApiError
-from topics.log.span import DELETED, LIVE, LOST, Span, SpanColumns
+from topics.log.span import LIVE, Span
 from topics.runtime.clock import Clock
 from topics.runtime.offload import Kind, Offload
 from topics.storage.cache.index_cache import IndexCache
 from topics.storage.cache.span_loader import SpanLoader
 from topics.storage.files.datadir import segment_name
-from topics.storage.files.file_header import FILE_HEADER_BYTES, encode_file_header
+from topics.storage.files.file_header import FILE_HEADER_BYTES
 from topics.storage.maintenance.cold_removal import ColdUpkeep, delete_all, is_away
 from topics.storage.maintenance.file_holds import Upkeep
+from topics.storage.maintenance.segment_rewrite import (
+    Replacement,
+    columns_if_held,
+    freeze,
+    plan_of,
+    put_all,
+    write_replacement,
+)
 from topics.storage.maintenance.topic_checkpoint import FlagPatch, LiveTopic, Source, Storing, flag_patches
-from topics.storage.segments.index_format import HOLE_CORRUPT, IDX_DELETED, IDX_HOLE, encode_index
-from topics.storage.segments.segment_format import DELETED_FLAG, MIN_FRAME_BYTES, moved_frames
+from topics.storage.segments.segment_format import DELETED_FLAG, MIN_FRAME_BYTES
 from topics.storage.segments.segment_reader import Tiers
-from topics.storage.segments.segment_scan import layout_of
-from topics.storage.segments.segment_store import SegmentStore
-from topics.storage.segments.tags_format import SegmentTags, encode_tags
 from topics.storage.segments.topic_segments import EMPTIED, Segment, Shelf
 from topics.telemetry.logs import get_logger
 
 log = get_logger(__name__)
 
+
 BYTES_PER_S: Final = 32 << 20
 """Rewriting and merging take no more of the disk than this."""
+
 
 SMALL: Final = 4
 """A segment under a quarter of both seal limits is small."""
 
+
 SLICE_TOPICS: Final = 256
-SLICE_SLOTS: Final = 1000
-COPY_BYTES: Final = 1 << 20
-READ_GAP: Final = 4096
 
 _ONE_IF_LIVE: Final = bytes(state == LIVE for state in range(256))
 
@@ -324,7 +327,7 @@ class Reclaimer:
         if span.bytes + MIN_FRAME_BYTES * span.live >= enough:
             return False
         if segment.measured is None or segment.measured[0] != span.live:
-            columns = await self._loader.prepared(topic, partial(_columns_if_held, topic, span))
+            columns = await self._loader.prepared(topic, partial(columns_if_held, topic, span))
             if columns is None:
                 return False
             live = columns.dead[span.start :].translate(_ONE_IF_LIVE)
@@ -442,10 +445,7 @@ class Reclaimer:
         None if it has turned out that it cannot be done now.
         """
         async with self._upkeep.replacing(topic) as there:
-            if not there:
-                return None
-            await self._storing.store([topic])
-            if not self._is_replaceable(topic, group):
+            if not there or not await self._is_replaceable(topic, group):
                 return None
             if _can_vanish(group):
                 return await self._vanish(topic, group[0])
@@ -454,7 +454,7 @@ class Reclaimer:
                 return None
             hot = self._storing.tiers.hot
             try:
-                await self._offload.run(Kind.FILES, partial(_write_replacement, hot, work))
+                await self._offload.run(Kind.FILES, partial(write_replacement, hot, work))
             except BaseException:
                 self._lose_track(topic, work)
                 raise
@@ -466,10 +466,7 @@ class Reclaimer:
         assert tiers.cold is not None
         async with self._upkeep.cold_files_of(shelf):
             async with self._upkeep.replacing(topic) as there:
-                if not there:
-                    return None
-                await self._storing.store([topic])
-                if not self._is_replaceable(topic, group):
+                if not there or not await self._is_replaceable(topic, group):
                     return None
                 if _can_vanish(group):
                     return await self._vanish(topic, group[0])
@@ -481,7 +478,7 @@ class Reclaimer:
             # Derived files go before what they are derived from is replaced (`docs/spec/crash.md` 12); those that are
             # hot as late as can be, because without them the columns of these records are where the payloads are.
             ready = partial(delete_all, tiers.hot, topic.id, copies)
-            write = partial(_write_replacement, tiers.cold, work, ready)
+            write = partial(write_replacement, tiers.cold, work, ready)
             try:
                 derived = await self._offload.run(Kind.COLD_FILES, write)
             except BaseException:
@@ -492,15 +489,16 @@ class Reclaimer:
                 async with self._upkeep.replacing(topic) as there:
                     if not there:
                         return None
-                    await self._offload.run(Kind.FILES, partial(_put_all, tiers.hot, topic.id, copies, derived))
+                    await self._offload.run(Kind.FILES, partial(put_all, tiers.hot, topic.id, copies, derived))
                     return await self._put_in_place(topic, shelf, work)
             except BaseException:
                 self._lose_track(topic, work)
                 raise
 
-    def _is_replaceable(self, topic: LiveTopic, group: Sequence[Span]) -> bool:
-        """Whether nothing has happened to these spans. From here on no copies are begun of them: the topic is busy, or
-        they are cold."""
+    async def _is_replaceable(self, topic: LiveTopic, group: Sequence[Span]) -> bool:
+        """Store what is new of the topic, then return True if nothing has happened to these spans. From here on no
+        copies are begun of them: the topic is busy, or they are cold."""
+        await self._storing.store([topic])
         segments = [_sealed(span) for span in group]
         needed = self._upkeep.needed_segments(topic.id)
         if any(segment is not None and segment.first in needed for segment in segments):
@@ -508,17 +506,17 @@ class Reclaimer:
             return False
         return all(topic.log.stored.holds(span) for span in group) and all(segments)
 
-    async def _prepare(self, topic: LiveTopic, shelf: Shelf, group: Sequence[Span]) -> _Replacement | None:
+    async def _prepare(self, topic: LiveTopic, shelf: Shelf, group: Sequence[Span]) -> Replacement | None:
         """What is to be written in the place of `group`; None if a span does not cover its segment."""
-        frozen = await self._loader.prepared(topic, partial(_freeze, topic, shelf, group))
+        frozen = await self._loader.prepared(topic, partial(freeze, topic, shelf, group))
         if frozen is None:
             return None
-        plan = await _plan(frozen)
+        plan = await plan_of(frozen)
         old = [span.segment for span in group if isinstance(span.segment, Segment)]
         tags = [await self._loader.tags(segment) for segment in old]
-        return _Replacement(group, old, plan, tags, self._storing.new_salt())
+        return Replacement(group, old, plan, tags, self._storing.new_salt())
 
-    def _lose_track(self, topic: LiveTopic, work: _Replacement) -> None:
+    def _lose_track(self, topic: LiveTopic, work: Replacement) -> None:
         """Nobody knows how far writing has come; from now on only the files say where the records are in them."""
         for span, segment in zip(work.group, work.old, strict=True):
             if span.segment is segment:
@@ -527,7 +525,7 @@ class Reclaimer:
             self._cache.forget_tags(segment)
             segment.flagged_meanwhile = None  # a copy of it is of nothing
 
-    async def _put_in_place(self, topic: LiveTopic, shelf: Shelf, work: _Replacement) -> int | None:
+    async def _put_in_place(self, topic: LiveTopic, shelf: Shelf, work: Replacement) -> int | None:
         """The index points to what has been written, and so does the part on disk when it returns."""
         group, old, plan = work.group, work.old, work.plan
         if topic.deleted or not all(topic.log.stored.holds(span) for span in group):
@@ -566,169 +564,6 @@ class Reclaimer:
         await self._storing.store([topic])
         log.info("segment_emptied", topic=topic.name, first=span.first, last=span.end - 1)
         return 1
-
-
-class _Plan(NamedTuple):
-    """What of the old segments goes into the new one, slot by slot; `frame_len` is 0 for what does not."""
-
-    source: array[int]
-    """Which of the old segments, and `offset`: where in it."""
-    offset: array[int]
-    frame_len: array[int]
-    ts: array[int]
-    flags: bytearray
-    """As in `.idx`."""
-    size: array[int]
-
-
-class _Replacement(NamedTuple):
-    """Spans, their segments, and what is to be written in the place of those."""
-
-    group: Sequence[Span]
-    old: Sequence[Segment]
-    plan: _Plan
-    tags: Sequence[SegmentTags]
-    salt: int
-    """Of the new `.data`."""
-
-
-class _Frozen(NamedTuple):
-    """A span as of one step of the loop."""
-
-    first: int
-    columns: SpanColumns
-    since: set[int]
-    """Seqs deleted since the part on disk was made; at least."""
-    gone: int
-    """Slots that the part on disk knows to be below the front."""
-
-
-def _columns_if_held(topic: LiveTopic, span: Span) -> SpanColumns | None:
-    """The columns of a span; None if it has been evicted: nothing loads it any more. Raises NotLoaded."""
-    return span.columns() if topic.log.stored.holds(span) else None
-
-
-def _freeze(topic: LiveTopic, shelf: Shelf, group: Sequence[Span]) -> list[_Frozen] | None:
-    """What the new segment is made from. Raises NotLoaded; None if a span does not cover its segment from the first
-    slot on."""
-    frozen = []
-    for span in group:
-        segment = span.segment
-        assert isinstance(segment, Segment)
-        if span.first != segment.first or span.n != segment.n:
-            return None
-        gone = min(max(shelf.earliest_stored - span.first, 0), span.n)
-        frozen.append(_Frozen(span.first, span.columns(), set(span.unflagged or ()), gone))
-    return frozen
-
-
-async def _plan(group: Sequence[_Frozen]) -> _Plan:
-    """What survives: everything that is not dead according to the part on disk, worked out in slices.
-
-    What has been deleted or evicted since is kept, so that the part never knows less than the files have forgotten.
-    """
-    plan = _Plan(array("I"), array("I"), array("I"), array("Q"), bytearray(), array("I"))
-    for number, (first, columns, since, gone) in enumerate(group):
-        for i, (state, size, flag) in enumerate(zip(columns.dead, columns.frame_len, columns.flags, strict=True)):
-            kept = i >= gone and size > 0 and state != LOST and (state != DELETED or first + i in since)
-            plan.source.append(number)
-            plan.offset.append(columns.offset[i])
-            plan.frame_len.append(size if kept else 0)
-            plan.ts.append(columns.ts[i])
-            plan.size.append(columns.size[i] if kept else 0)
-            plan.flags.append(flag if kept else flag | (IDX_HOLE if state == LOST else IDX_DELETED))
-            if i % SLICE_SLOTS == SLICE_SLOTS - 1:
-                await trio.lowlevel.checkpoint()
-    return plan
-
-
-def _write_replacement(store: SegmentStore, work: _Replacement, ready: Callable[[], None] | None = None) -> list[bytes]:
-    """Blocking, in the order of `docs/spec/crash.md` 12: derived files go, `.data` is replaced, derived files are made
-    anew. Returns those, `.idx` and `.tags`. `ready` is called when all of `.data` has been written, before it
-    counts."""
-    plan, first = work.plan, work.old[0]
-    offsets, at = array("I"), FILE_HEADER_BYTES
-    for size, flag, was in zip(plan.frame_len, plan.flags, plan.offset, strict=True):
-        # A hole's entry has its reason in the place of the offset. One that has a place yet was found to be damaged.
-        offsets.append(at if size else (was if 1 <= was <= 3 else HOLE_CORRUPT) if flag & IDX_HOLE else 0)
-        at += size
-    index = encode_index(offsets, plan.frame_len, plan.ts, bytes(plan.flags))
-    blob = encode_tags(first.first, plan.size, _surviving(plan, work.old, work.tags))
-    names = [segment_name(first.first, "idx"), segment_name(first.first, "tags")]
-    delete_all(store, first.topic_id, names)
-    store.put(first.topic_id, segment_name(first.first, "data"), _then(_copied(store, work), ready))
-    _put_all(store, first.topic_id, names, [index, blob])
-    return [index, blob]
-
-
-def _then(chunks: Iterator[bytes], ready: Callable[[], None] | None) -> Iterator[bytes]:
-    """The same, and a call at their end."""
-    yield from chunks
-    if ready is not None:
-        ready()
-
-
-def _put_all(store: SegmentStore, topic_id: int, names: Sequence[str], contents: Sequence[bytes]) -> None:
-    """Blocking: make these objects."""
-    for name, content in zip(names, contents, strict=True):
-        store.put(topic_id, name, [content])
-
-
-def _copied(store: SegmentStore, work: _Replacement) -> Iterator[bytes]:
-    """The new file: its header, and the surviving frames with the checksums that they have there, in reads of bounded
-    size. A frame that does not verify does not verify there either."""
-    old, plan = work.old, work.plan
-    begin = end = 0
-    number = 0
-    pieces: list[tuple[int, int]] = []
-    written = FILE_HEADER_BYTES
-    salts = [_salt_of(store, segment) for segment in old]
-
-    def flush() -> bytes:
-        nonlocal written
-        name = segment_name(old[number].first, "data")
-        window = store.read_range(old[number].topic_id, name, begin, end - begin)
-        starts, sizes = [at - begin for at, _ in pieces], [size for _, size in pieces]
-        moved = moved_frames(window, starts, sizes, salt=salts[number], base=begin, to=work.salt, offset=written)
-        written += len(moved)
-        return moved
-
-    yield encode_file_header(work.salt, old[0].first)
-    for source, offset, size in zip(plan.source, plan.offset, plan.frame_len, strict=True):
-        if not size:
-            continue
-        near = source == number and end <= offset <= end + READ_GAP and offset + size - begin <= COPY_BYTES
-        if not near or len(pieces) >= SLICE_SLOTS:
-            if pieces:
-                yield flush()
-            number, begin, pieces = source, offset, []
-        pieces.append((offset, size))
-        end = offset + size
-    if pieces:
-        yield flush()
-
-
-def _salt_of(store: SegmentStore, segment: Segment) -> int | None:
-    """The salt of a segment's `.data` as its header has it; as its part has it, where the header is damaged or the file
-    is missing."""
-    try:
-        head = store.read_range(segment.topic_id, segment_name(segment.first, "data"), 0, FILE_HEADER_BYTES)
-    except FileNotFoundError:
-        return segment.salt
-    return layout_of(head, segment.first, segment.salt).salt
-
-
-def _surviving(plan: _Plan, old: Sequence[Segment], tags: Sequence[SegmentTags]) -> list[str | None]:
-    """The tag of every slot that has a record in the new segment."""
-    out: list[str | None] = [None] * len(plan.frame_len)
-    base = 0
-    for segment, known in zip(old, tags, strict=True):
-        for tag, positions in known.items():
-            for i in positions:
-                if plan.frame_len[base + i]:
-                    out[base + i] = tag
-        base += segment.n
-    return out
 
 
 def flag_in_store(tiers: Tiers, segment: Segment, seqs: Sequence[int]) -> list[FlagPatch]:

@@ -1,0 +1,58 @@
+"""The layout: rooms of a size that can be read, each with a map."""
+
+from __future__ import annotations
+
+import ast
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+PACKAGES = sorted(path.parent for path in (ROOT / "topics").rglob("__init__.py"))
+MODULES = sorted((ROOT / "topics").rglob("*.py"))
+
+MOST_LINES = 800
+MOST_CLASS_LINES = 500
+MOST_MODULES = 24
+MOST_MODULES_AT_ROOT = 12
+MOST_README_LINES = 150
+
+LONG = {
+    "topics/engine/engine.py": "the one door: its calls are to be taken from its parts, one caller after another",
+    "topics/storage/maintenance/topic_checkpoint.py": "what is captured of a topic is to be an object of its own",
+}
+"""Files that are longer than they should be, or have a class that is, and why."""
+
+
+def name_of(path: Path) -> str:
+    return str(path.relative_to(ROOT))
+
+
+def length_of(path: Path) -> int:
+    return len(path.read_text().splitlines())
+
+
+def longest_class(path: Path) -> int:
+    tree = ast.parse(path.read_text())
+    classes = [node for node in ast.walk(tree) if isinstance(node, ast.ClassDef)]
+    return max((node.end_lineno - node.lineno + 1 for node in classes if node.end_lineno), default=0)
+
+
+def test_files_and_classes_have_a_size_that_can_be_read() -> None:
+    long = {name_of(path) for path in MODULES if length_of(path) > MOST_LINES or longest_class(path) > MOST_CLASS_LINES}
+    assert long == set(LONG), "one is too long, or is no exception any more"
+    assert len(LONG) <= 3
+
+
+@pytest.mark.parametrize("package", PACKAGES, ids=name_of)
+def test_a_package_is_no_larger_than_its_map_and_the_map_names_every_room(package: Path) -> None:
+    modules = {path.stem for path in package.glob("*.py")} - {"__init__", "__main__"}
+    rooms = {path.parent.name for path in package.glob("*/__init__.py")}
+    assert len(modules) <= (MOST_MODULES_AT_ROOT if package.name == "topics" else MOST_MODULES)
+    doc = ast.get_docstring(ast.parse((package / "__init__.py").read_text()))
+    assert doc, "a package says what it is responsible for"
+    assert {room for room in modules | rooms if room not in doc} == set()
+
+
+def test_the_readme_is_for_the_first_minute() -> None:
+    assert length_of(ROOT / "README.md") <= MOST_README_LINES

@@ -1,0 +1,196 @@
+"""Rewriting segments: which slots of a group of segments survive, and the new files.
+
+Frames are copied as they are, with checksums for their new place. Which segments are rewritten, and when, is
+`reclaimer`'s business.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Callable, Iterator, Sequence
+from typing import Final, NamedTuple
+
+import trio
+
+from topics.log.span import DELETED, LOST, Span, SpanColumns
+from topics.storage.files.datadir import segment_name
+from topics.storage.files.file_header import FILE_HEADER_BYTES, encode_file_header
+from topics.storage.maintenance.cold_removal import delete_all
+from topics.storage.maintenance.topic_checkpoint import LiveTopic
+from topics.storage.segments.index_format import HOLE_CORRUPT, IDX_DELETED, IDX_HOLE, encode_index
+from topics.storage.segments.segment_format import moved_frames
+from topics.storage.segments.segment_scan import layout_of
+from topics.storage.segments.segment_store import SegmentStore
+from topics.storage.segments.tags_format import SegmentTags, encode_tags
+from topics.storage.segments.topic_segments import Segment, Shelf
+
+SLICE_SLOTS: Final = 1000
+
+
+COPY_BYTES: Final = 1 << 20
+
+
+READ_GAP: Final = 4096
+
+
+class Plan(NamedTuple):
+    """What of the old segments goes into the new one, slot by slot; `frame_len` is 0 for what does not."""
+
+    source: array[int]
+    """Which of the old segments, and `offset`: where in it."""
+    offset: array[int]
+    frame_len: array[int]
+    ts: array[int]
+    flags: bytearray
+    """As in `.idx`."""
+    size: array[int]
+
+
+class Replacement(NamedTuple):
+    """Spans, their segments, and what is to be written in the place of those."""
+
+    group: Sequence[Span]
+    old: Sequence[Segment]
+    plan: Plan
+    tags: Sequence[SegmentTags]
+    salt: int
+    """Of the new `.data`."""
+
+
+class Frozen(NamedTuple):
+    """A span as of one step of the loop."""
+
+    first: int
+    columns: SpanColumns
+    since: set[int]
+    """Seqs deleted since the part on disk was made; at least."""
+    gone: int
+    """Slots that the part on disk knows to be below the front."""
+
+
+def columns_if_held(topic: LiveTopic, span: Span) -> SpanColumns | None:
+    """The columns of a span; None if it has been evicted: nothing loads it any more. Raises NotLoaded."""
+    return span.columns() if topic.log.stored.holds(span) else None
+
+
+def freeze(topic: LiveTopic, shelf: Shelf, group: Sequence[Span]) -> list[Frozen] | None:
+    """What the new segment is made from. Raises NotLoaded; None if a span does not cover its segment from the first
+    slot on."""
+    frozen = []
+    for span in group:
+        segment = span.segment
+        assert isinstance(segment, Segment)
+        if span.first != segment.first or span.n != segment.n:
+            return None
+        gone = min(max(shelf.earliest_stored - span.first, 0), span.n)
+        frozen.append(Frozen(span.first, span.columns(), set(span.unflagged or ()), gone))
+    return frozen
+
+
+async def plan_of(group: Sequence[Frozen]) -> Plan:
+    """What survives: everything that is not dead according to the part on disk, worked out in slices.
+
+    What has been deleted or evicted since is kept, so that the part never knows less than the files have forgotten.
+    """
+    plan = Plan(array("I"), array("I"), array("I"), array("Q"), bytearray(), array("I"))
+    for number, (first, columns, since, gone) in enumerate(group):
+        for i, (state, size, flag) in enumerate(zip(columns.dead, columns.frame_len, columns.flags, strict=True)):
+            kept = i >= gone and size > 0 and state != LOST and (state != DELETED or first + i in since)
+            plan.source.append(number)
+            plan.offset.append(columns.offset[i])
+            plan.frame_len.append(size if kept else 0)
+            plan.ts.append(columns.ts[i])
+            plan.size.append(columns.size[i] if kept else 0)
+            plan.flags.append(flag if kept else flag | (IDX_HOLE if state == LOST else IDX_DELETED))
+            if i % SLICE_SLOTS == SLICE_SLOTS - 1:
+                await trio.lowlevel.checkpoint()
+    return plan
+
+
+def write_replacement(store: SegmentStore, work: Replacement, ready: Callable[[], None] | None = None) -> list[bytes]:
+    """Blocking, in the order of `docs/spec/crash.md` 12: derived files go, `.data` is replaced, derived files are made
+    anew. Returns those, `.idx` and `.tags`. `ready` is called when all of `.data` has been written, before it
+    counts."""
+    plan, first = work.plan, work.old[0]
+    offsets, at = array("I"), FILE_HEADER_BYTES
+    for size, flag, was in zip(plan.frame_len, plan.flags, plan.offset, strict=True):
+        # A hole's entry has its reason in the place of the offset. One that has a place yet was found to be damaged.
+        offsets.append(at if size else (was if 1 <= was <= 3 else HOLE_CORRUPT) if flag & IDX_HOLE else 0)
+        at += size
+    index = encode_index(offsets, plan.frame_len, plan.ts, bytes(plan.flags))
+    blob = encode_tags(first.first, plan.size, _surviving(plan, work.old, work.tags))
+    names = [segment_name(first.first, "idx"), segment_name(first.first, "tags")]
+    delete_all(store, first.topic_id, names)
+    store.put(first.topic_id, segment_name(first.first, "data"), _then(_copied(store, work), ready))
+    put_all(store, first.topic_id, names, [index, blob])
+    return [index, blob]
+
+
+def _then(chunks: Iterator[bytes], ready: Callable[[], None] | None) -> Iterator[bytes]:
+    """The same, and a call at their end."""
+    yield from chunks
+    if ready is not None:
+        ready()
+
+
+def put_all(store: SegmentStore, topic_id: int, names: Sequence[str], contents: Sequence[bytes]) -> None:
+    """Blocking: make these objects."""
+    for name, content in zip(names, contents, strict=True):
+        store.put(topic_id, name, [content])
+
+
+def _copied(store: SegmentStore, work: Replacement) -> Iterator[bytes]:
+    """The new file: its header, and the surviving frames with the checksums that they have there, in reads of bounded
+    size. A frame that does not verify does not verify there either."""
+    old, plan = work.old, work.plan
+    begin = end = 0
+    number = 0
+    pieces: list[tuple[int, int]] = []
+    written = FILE_HEADER_BYTES
+    salts = [_salt_of(store, segment) for segment in old]
+
+    def flush() -> bytes:
+        nonlocal written
+        name = segment_name(old[number].first, "data")
+        window = store.read_range(old[number].topic_id, name, begin, end - begin)
+        starts, sizes = [at - begin for at, _ in pieces], [size for _, size in pieces]
+        moved = moved_frames(window, starts, sizes, salt=salts[number], base=begin, to=work.salt, offset=written)
+        written += len(moved)
+        return moved
+
+    yield encode_file_header(work.salt, old[0].first)
+    for source, offset, size in zip(plan.source, plan.offset, plan.frame_len, strict=True):
+        if not size:
+            continue
+        near = source == number and end <= offset <= end + READ_GAP and offset + size - begin <= COPY_BYTES
+        if not near or len(pieces) >= SLICE_SLOTS:
+            if pieces:
+                yield flush()
+            number, begin, pieces = source, offset, []
+        pieces.append((offset, size))
+        end = offset + size
+    if pieces:
+        yield flush()
+
+
+def _salt_of(store: SegmentStore, segment: Segment) -> int | None:
+    """The salt of a segment's `.data` as its header has it; as its part has it, where the header is damaged or the file
+    is missing."""
+    try:
+        head = store.read_range(segment.topic_id, segment_name(segment.first, "data"), 0, FILE_HEADER_BYTES)
+    except FileNotFoundError:
+        return segment.salt
+    return layout_of(head, segment.first, segment.salt).salt
+
+
+def _surviving(plan: Plan, old: Sequence[Segment], tags: Sequence[SegmentTags]) -> list[str | None]:
+    """The tag of every slot that has a record in the new segment."""
+    out: list[str | None] = [None] * len(plan.frame_len)
+    base = 0
+    for segment, known in zip(old, tags, strict=True):
+        for tag, positions in known.items():
+            for i in positions:
+                if plan.frame_len[base + i]:
+                    out[base + i] = tag
+        base += segment.n
+    return out
