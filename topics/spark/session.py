@@ -53,6 +53,8 @@ _CHATTER: Final = (
     "org.apache.spark.sql.execution.streaming",  # streams are planned anew for each batch, and have state
     "org.apache.spark.util.SparkStringUtils",  # a plan is long
     "org.apache.spark.scheduler.DAGScheduler",  # a stream that has ended has no jobs to be cancelled
+    # Executors that leave while it stops.
+    "org.apache.spark.scheduler.cluster.StandaloneSchedulerBackend$StandaloneDriverEndpoint",
 )
 """What warns of nothing in every run. Errors of these are logged."""
 
