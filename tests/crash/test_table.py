@@ -86,7 +86,7 @@ WRITES: Final[dict[type, tuple[str, ...]]] = {
         "recover",
         "stage",
     ),
-    Compactor: ("announce", "change_layout", "checkpoint", "name_files", "try_checkpoint"),
+    Compactor: ("announce", "change_layout", "checkpoint", "checkpoint_at_start", "name_files", "try_checkpoint"),
     Reclaimer: ("cold_pass", "hot_pass", "pass_over", "remove_topic"),
     Relocator: ("pass_over",),
 }

@@ -594,6 +594,12 @@ class SimFs:
                 self._heard = self._state.errors.count
             return self._failed_before
 
+    @property
+    def has_untold_failures(self) -> bool:
+        """Return True if the file system has lost writes of which no `sync_all` was told: the next start is, and does
+        not know whose they were."""
+        return self._state.errors.told < self._state.errors.count
+
     def release_anchors(self) -> None:
         self._heard, self._broken = None, False
 

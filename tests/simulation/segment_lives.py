@@ -268,7 +268,7 @@ class Faulty:
         self.config = config
         self.ops: list[Op] = []
         """The operations of the scenario."""
-        self.failed = self.stuck = self.unsynced = False
+        self.failed = self.stuck = self.unsynced = self.unproved = False
         self._script = script
         self._fault = fault
         world = self.sweep.world
@@ -301,6 +301,7 @@ class Faulty:
             await life.reclaimer.pass_over()
             check_files(life)
         self.judge_live(life, await looked_at(life))
+        self.unproved = world.fs.has_untold_failures
 
     def judge_live(self, life: Life, views: dict[str, View]) -> None:
         """Everything that was acked is there, and can be read."""
@@ -314,7 +315,9 @@ class Faulty:
             tidy = not self.unsynced
             world = self.sweep.world.after(end, 7)
             fate: Fate = "kill" if end == "kill" else "machine"
-            self.sweep.judge_world(world, oracle, fate, "drop", failed=self.failed, tidy=tidy)
+            # A write has failed, and may have been any: nothing proves that the page cache has kept what was acked.
+            failed = self.failed or self.unproved
+            self.sweep.judge_world(world, oracle, fate, "drop", failed=failed, tidy=tidy)
 
 
 def with_shards(count: int, config: Settings = SMALL) -> Settings:

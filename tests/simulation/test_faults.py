@@ -131,12 +131,11 @@ class Faulty:
     def judge(self) -> None:
         """Restart after a kill of the process, and after crashes of the machine: each time by what is on disk."""
         oracle = Oracle(self.history)
+        failed = bool(self.failed) or self.world.fs.has_untold_failures
         for end in ("kill", "drop", "keep", "reorder"):
             world = self.world.after(end, 7)
             views = see(world)
-            oracle.judge(
-                views, "kill" if end == "kill" else "machine", now_ms=world.clock.now_ms(), failed=bool(self.failed)
-            )
+            oracle.judge(views, "kill" if end == "kill" else "machine", now_ms=world.clock.now_ms(), failed=failed)
             assert see(world.after("drop")) == views
 
 
