@@ -1179,7 +1179,7 @@ STAGING: Final = (
         "damaged-stage-committed",
         "staging",
         "topics/engine/operations/stage_commits.py",
-        "if stage.deleted or stage.log.count != stage.log.head_seq:  # its target has gone, or bytes were damaged",
+        "if stage.deleted or _is_damaged(stage):",
         "if stage.deleted:",
         "8.3: no commit publishes a part of what was staged",
         "life",

@@ -537,6 +537,10 @@ async def test_damage_that_a_commit_comes_across_keeps_it_from_publishing_the_re
     async with living(fs=fs) as life:
         assert (await refusal(commit(life, "k", "a"))).code == "stage_not_found"
         assert await datas(life, "t") == []
+        # The damaged stage is gone: whoever fills it again from the start can commit it.
+        await stage(life, "a", "first", "second", "third")
+        assert (await commit(life, "k", "a")).count == 3
+        assert await datas(life, "t") == ["first", "second", "third"]
 
 
 # ----------------------------------------------------------------- everything together

@@ -216,7 +216,10 @@ class StageCommits:
         finally:
             self._registry.unpin(pins)
             for stage in stages:
-                stage.lift_barrier()
+                if _is_damaged(stage):  # no commit can ever publish it: the next append begins a new one
+                    self._background.start_soon(self._staging.drop_damaged, stage)
+                else:
+                    stage.lift_barrier()
             self._in_flight.pop((target.id, key)).set()
 
     @staticmethod
@@ -224,7 +227,7 @@ class StageCommits:
         """No commit publishes a part of what was acked. Raises 404, 400."""
         for stage in stages:
             assert stage.stage is not None
-            if stage.deleted or stage.log.count != stage.log.head_seq:  # its target has gone, or bytes were damaged
+            if stage.deleted or _is_damaged(stage):
                 raise _stage_not_found(target, [stage.stage.name])
         count = sum(stage.log.count for stage in stages)
         if count > MAX_COMMIT_RECORDS:
@@ -515,6 +518,11 @@ def _stages_of(target: Topic, names: Sequence[str]) -> list[Topic]:
     if missing:
         raise _stage_not_found(target, missing)
     return [stages[name] for name in names]
+
+
+def _is_damaged(stage: Topic) -> bool:
+    """Return True if the stage has lost records to damage. A stage that has gone with its topic has not."""
+    return not stage.deleted and stage.log.count != stage.log.head_seq
 
 
 def _stage_not_found(target: Topic, missing: Sequence[str]) -> ApiError:

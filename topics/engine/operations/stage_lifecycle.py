@@ -198,6 +198,12 @@ class Staging:
                 stage.barrier = trio.Event()
                 self._background.start_soon(self._try_drop, stage)
 
+    async def drop_damaged(self, stage: Topic) -> None:
+        """Drop a stage that has lost records: a commit was refused because of that. The caller has put up the stage's
+        barrier, which falls when the stage is gone. If its shard has failed, the next start drops it."""
+        log.error("stage_damaged", stage=stage.name, records=stage.log.count, acked=stage.log.head_seq)
+        await self._try_drop(stage)
+
     async def _try_drop(self, stage: Topic) -> None:
         try:
             await self._drop(stage)
