@@ -115,7 +115,7 @@ _ALL = (
             "many-stopped-each",
             "many-stopped-kernel",
         ),
-        minutes=3.2,
+        minutes=2.7,
     ),
     Part(
         "ws",
@@ -123,7 +123,7 @@ _ALL = (
         "The same over WebSockets, and publishing over one.",
         ws.run,
         (*_watching("WebSocket"), *both("http-disk", "http-fsync", "publish-disk", "publish-fsync")),
-        minutes=2.5,
+        minutes=2.2,
     ),
     Part(
         "pressure",
@@ -220,7 +220,7 @@ _ALL = (
         " a new client works afterwards.",
         hostile.run,
         (),
-        minutes=1.2,
+        minutes=2.0,
     ),
     Part(
         "producer",
