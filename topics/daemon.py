@@ -226,7 +226,7 @@ class Daemon:
             gc.freeze()
             await self.engine.store.space.look()
             self.engine.open_for_business()
-            log.info("ready", version=__version__, port=self.port, topics=len(self.engine.topics))
+            log.info("ready", version=__version__, port=self.port, topics=len(self.engine.registry.topics))
             await self._stop.wait()
             with trio.move_on_after(self.settings.drain_ms / 1000) as limit:
                 await self._drain(server, background.cancel_scope)
@@ -310,8 +310,8 @@ class Daemon:
             nursery.cancel_scope.cancel()
         log.info(
             "recovered",
-            topics=len(engine.topics),
-            records=engine.total_records,
+            topics=len(engine.registry.topics),
+            records=engine.registry.total_records,
             ms=round((trio.current_time() - began) * 1000),
         )
         return not self._stop.is_set()
@@ -325,8 +325,8 @@ class Daemon:
         """Work by the clock."""
         while True:
             await trio.sleep(HOUSEKEEPING_MS / 1000)
-            self.engine.lower_idle_ceilings()
-            await self.engine.expire_keys()
+            self.engine.ceilings.lower_idle()
+            await self.engine.keys.expire()
             self.engine.expire_stages()
             self.engine.watching.expire_idle()
             self.engine.watching.check_connections()
@@ -354,7 +354,7 @@ class Daemon:
         await self._served.wait()
         self._enter_stage("commits in flight")
         await self.engine.quiesce()
-        self.engine.lower_all_ceilings()
+        self.engine.ceilings.lower_all()
         await self.engine.announce_last_checkpoint()
         for writer in self.engine.store.writers:
             self._enter_stage(f"wal shard {writer.shard}")

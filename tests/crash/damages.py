@@ -507,14 +507,14 @@ def check_away(world: World, stake: Stake) -> None:
     async def look(life: Life) -> None:
         for name, whole in left().whole.items():
             away = stake[name]
-            state = await life.engine.topic_state(name, touch=False)
+            state = await life.engine.topic_states.of(name, touch=False)
             assert (state.head_seq, state.count) == (whole.head, whole.count)
             if not away:
                 assert await view_of(life.engine, name) == whole
                 continue
             with pytest.raises(ApiError, match="not_ready"):
-                await life.engine.read(name, ReadRequest(from_seq=min(away) - 1, limit=5), Performance())
-            result = await life.engine.read(name, ReadRequest(from_seq=max(away), limit=1000), Performance())
+                await life.engine.reads.read(name, ReadRequest(from_seq=min(away) - 1, limit=5), Performance())
+            result = await life.engine.reads.read(name, ReadRequest(from_seq=max(away), limit=1000), Performance())
             rows = msgspec.json.decode(b"[" + result.records + b"]")
             assert [row["$seq"] for row in rows] == [seq for seq in whole.records if seq > max(away)]
 

@@ -77,8 +77,8 @@ class StageSweep(lives.Sweep[Script, Script, Known]):
         """The same, with the topic there."""
 
         async def with_topic(life: Life, client: Script) -> None:
-            if TOPIC not in life.engine.topics:
-                await life.engine.put_topic(TOPIC, TopicConfigPatch(durability=self.durability))  # type: ignore[arg-type]
+            if TOPIC not in life.engine.registry.topics:
+                await life.engine.topic_lifecycle.put(TOPIC, TopicConfigPatch(durability=self.durability))  # type: ignore[arg-type]
             await script(life, client)
 
         super().live(with_topic, **how)
@@ -94,8 +94,8 @@ class StageSweep(lives.Sweep[Script, Script, Known]):
         found: list[Any] = []
 
         async def look(life: Life) -> None:
-            if TOPIC in life.engine.topics:
-                stages = life.engine.topics[TOPIC].stages or {}
+            if TOPIC in life.engine.registry.topics:
+                stages = life.engine.registry.topics[TOPIC].stages or {}
                 found.append(numbers_of(await everything(life)))
                 found.append({name: stage.log.count for name, stage in stages.items()})
             end_steps(life)

@@ -57,7 +57,7 @@ class Life:
         self.compactor = self.engine.compactor
 
     async def put(self, name: str, **patch: Any) -> tuple[TopicConfig, bool]:
-        return await self.engine.put_topic(name, TopicConfigPatch(**patch))
+        return await self.engine.topic_lifecycle.put(name, TopicConfigPatch(**patch))
 
     async def append(self, name: str, *datas: Any, **options: Any) -> AppendResult:
         """Append JSON values; a dict with a "data" key is a whole record. `config` is a dict."""
@@ -68,16 +68,16 @@ class Life:
         if "config" in options:
             options["config"] = TopicConfigPatch(**options["config"])
         request = AppendRequest(records=records, **options)
-        return await self.engine.append(name, request, Performance())
+        return await self.engine.appends.append(name, request, Performance())
 
     async def delete(self, name: str, before_seq: int | None = None, match: Any = None) -> DeleteResult:
         wanted = parse_match(match) if match is not None else None
-        return await self.engine.delete_records(name, before_seq, wanted, Performance())
+        return await self.engine.deletions.delete_records(name, before_seq, wanted, Performance())
 
     async def read(self, name: str, from_seq: int = 0, **options: Any) -> ReadResult:
         options.setdefault("limit", 1000)
         options.setdefault("max_batch_bytes", 8 << 20)
-        return await self.engine.read(name, ReadRequest(from_seq=from_seq, **options), Performance())
+        return await self.engine.reads.read(name, ReadRequest(from_seq=from_seq, **options), Performance())
 
     async def seqs(self, name: str, from_seq: int = 0, **options: Any) -> list[int]:
         return [record["$seq"] for record in records(await self.read(name, from_seq, **options))]
@@ -121,8 +121,8 @@ class Life:
     async def housekeep(self) -> None:
         while True:
             await trio.sleep(0.5)
-            self.engine.lower_idle_ceilings()
-            await self.engine.expire_keys()
+            self.engine.ceilings.lower_idle()
+            await self.engine.keys.expire()
             self.engine.watching.expire_idle()
             self.engine.watching.check_connections()
 
@@ -130,7 +130,7 @@ class Life:
         """The daemon's drain."""
         self.engine.start_draining()
         await self.engine.quiesce()
-        self.engine.lower_all_ceilings()
+        self.engine.ceilings.lower_all()
         for writer in self.engine.store.writers:
             await writer.stop()
         self.check()
@@ -140,11 +140,13 @@ class Life:
     def check(self) -> None:
         """Every invariant of every topic, and of the totals."""
         engine = self.engine
-        for topic in engine.by_id.values():
+        for topic in engine.registry.by_id.values():
             topic.log.check()
-        assert engine.total_records == sum(topic.log.count for topic in engine.by_id.values())
-        assert engine.total_bytes == sum(topic.log.bytes for topic in engine.by_id.values())
-        assert engine.pending_bytes_total == sum(topic.pending_bytes for topic in engine.by_id.values())
+        assert engine.registry.total_records == sum(topic.log.count for topic in engine.registry.by_id.values())
+        assert engine.registry.total_bytes == sum(topic.log.bytes for topic in engine.registry.by_id.values())
+        assert engine.registry.common.bytes_on_the_way == sum(
+            topic.pending_bytes for topic in engine.registry.by_id.values()
+        )
 
 
 @asynccontextmanager

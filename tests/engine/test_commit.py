@@ -83,8 +83,8 @@ async def test_a_disk_ack_in_a_group_with_fsync_does_not_wait_for_the_sync(autoj
             Fault(
                 name="fdatasync",
                 path="*.log",
-                when=lambda op: life.engine.topics["disk"].log.head_seq == 2,
-                hook=lambda op: seen.append(life.engine.topics["fsync"].log.head_seq),
+                when=lambda op: life.engine.registry.topics["disk"].log.head_seq == 2,
+                hook=lambda op: seen.append(life.engine.registry.topics["fsync"].log.head_seq),
             )
         )
         async with trio.open_nursery() as nursery:
@@ -101,7 +101,7 @@ async def test_the_first_append_waits_for_one_sync_that_covers_its_ceiling(
         await life.put("t", durability=durability)
         # Created with a block reserved; idle for a second, it gives it back.
         await trio.sleep(3)
-        assert life.engine.topics["t"].ceiling == 0
+        assert life.engine.registry.topics["t"].ceiling == 0
         syncs = life.syncs()
         await life.append("t", 1)
         assert life.syncs() == syncs + 1
@@ -119,7 +119,7 @@ async def test_no_seq_is_shown_above_a_ceiling_that_is_synced(durability: Any, a
     fs = SimFs()
     async with living(fs=fs) as life:
         await life.put("t", durability=durability)
-        topic = life.engine.topics["t"]
+        topic = life.engine.registry.topics["t"]
         durable = [1024]
 
         def look(op: Any) -> None:
@@ -142,7 +142,7 @@ async def test_a_ceiling_block_doubles_under_load_and_falls_back_when_idle(autoj
         for _ in range(40):
             await life.append("t", *range(500))
             await trio.sleep(0.03)
-        topic = life.engine.topics["t"]
+        topic = life.engine.registry.topics["t"]
         assert topic.ceiling_block > 1024
         assert topic.ceiling > topic.log.head_seq
         await trio.sleep(3)
@@ -159,10 +159,10 @@ async def test_a_ceiling_is_not_lowered_while_something_is_not_synced(autojump_c
         offload.hold()
         await life.append("t", 1)
         await trio.sleep(5)
-        assert life.engine.topics["t"].ceiling == 1024
+        assert life.engine.registry.topics["t"].ceiling == 1024
         offload.let_go()
         await trio.sleep(2)
-        assert life.engine.topics["t"].ceiling == 1
+        assert life.engine.registry.topics["t"].ceiling == 1
 
 
 async def test_a_topic_under_reconfiguration_keeps_its_ceiling(autojump_clock: Any) -> None:
@@ -179,7 +179,7 @@ async def test_a_topic_under_reconfiguration_keeps_its_ceiling(autojump_clock: A
         await settle()
         assert call.done
         logged = [payload["ceiling"] for _, payload in life.frames(FrameType.HEAD_WATERMARK)]
-        assert life.engine.topics["t"].ceiling == logged[-1]
+        assert life.engine.registry.topics["t"].ceiling == logged[-1]
 
 
 # -- order, time, atomicity --------------------------------------------------------------------------------------------
@@ -253,7 +253,7 @@ async def test_synced_seq_follows_the_disk(autojump_clock: Any) -> None:
             await life.append(durability, 1)
             await life.append(durability, 2)
         await trio.sleep(0.1)
-        synced = {name: (await life.engine.topic_state(name, touch=False)).synced_seq for name in CLASSES}
+        synced = {name: (await life.engine.topic_states.of(name, touch=False)).synced_seq for name in CLASSES}
         assert synced == {"ephemeral": 0, "memory": 2, "disk": 2, "fsync": 2}
 
 
@@ -294,7 +294,7 @@ async def test_a_cancelled_create_is_finished(autojump_clock: Any) -> None:
         await settle()
         offload.let_go()
         await settle()
-        assert life.engine.topic("t").config.durability == "fsync"
+        assert life.engine.registry.topic("t").config.durability == "fsync"
 
 
 # -- failure -----------------------------------------------------------------------------------------------------------
@@ -317,13 +317,13 @@ async def test_a_failed_shard_is_read_only(operation: str, autojump_clock: Any) 
                 life.append(name, 4),
                 life.put(name, cap_records=7),
                 life.delete(name, before_seq=2),
-                life.engine.delete_topic(name, if_empty=False),
+                life.engine.topic_lifecycle.delete(name, if_empty=False),
             ):
                 assert (await refusal(call)).code == "read_only"
             assert await life.seqs(name) == [1, 2]
         assert (await refusal(life.put("new"))).code == "read_only"
         assert (await refusal(life.append("new", 1))).code == "read_only"
-        assert (await life.engine.figures()).wal.read_only == 1
+        assert (await life.engine.metrics.figures()).wal.read_only == 1
 
 
 @pytest.mark.parametrize("durability", CLASSES)
@@ -336,7 +336,7 @@ async def test_everything_without_an_ack_fails_with_the_shard_and_nothing_hangs(
         await life.put("t", durability=durability)
         await life.append("t", *range(1000))
         await trio.sleep(3)
-        head = life.engine.topics["t"].log.head_seq
+        head = life.engine.registry.topics["t"].log.head_seq
         raised = durability != "fsync"
         fs.inject(Fault(error=errno.EIO, name="fdatasync", path="*.log", nth=1 if raised else 0))
         offload.hold()
@@ -350,11 +350,11 @@ async def test_everything_without_an_ack_fails_with_the_shard_and_nothing_hangs(
         assert all(call.done for call in calls)
         assert config.done
         acked = [call.result.last_seq for call in calls if call.result is not None and not call.result.deduped]
-        topic = life.engine.topics["t"]
+        topic = life.engine.registry.topics["t"]
         assert topic.log.head_seq == max([head, *acked])
         assert not topic.pending
         assert (topic.pending_records, topic.pending_bytes) == (0, 0)
-        assert life.engine.key_count == len(topic.keys or ())
+        assert life.engine.keys.count == len(topic.keys or ())
         assert topic.barrier is None
 
 
@@ -364,7 +364,7 @@ async def test_an_append_behind_a_failed_one_fails_with_it(autojump_clock: Any) 
     async with living(fs=fs, offload=offload) as life, trio.open_nursery() as nursery:
         await life.put("t", durability="ephemeral")
         await life.append("t", 0)
-        topic = life.engine.topics["t"]
+        topic = life.engine.registry.topics["t"]
         await trio.sleep(3)
         assert topic.ceiling == 1
         offload.hold()
@@ -392,7 +392,7 @@ async def test_memory_records_stay_readable_when_their_write_fails_and_nobody_wa
         offload.hold()
         await life.append("t", 1)
         config = Called(nursery, lambda: life.put("t", cap_records=3))
-        gone = Called(nursery, lambda: life.engine.delete_topic("t", if_empty=False))
+        gone = Called(nursery, lambda: life.engine.topic_lifecycle.delete("t", if_empty=False))
         fs.inject(Fault(error=errno.EIO, name="pwrite", path="*.log", times=None))
         await settle()
         offload.let_go()
@@ -455,7 +455,7 @@ async def test_a_full_queue_is_429_after_the_admission_time_and_no_wait_with_bac
         assert len(found) == 1 + len(stored) + 1
         assert "gone" not in found
         assert "late" not in found
-        assert sum((await life.engine.figures()).throttled.values()) == 1 + len(calls) - len(stored)
+        assert sum((await life.engine.metrics.figures()).throttled.values()) == 1 + len(calls) - len(stored)
         assert Kind.WAL in offload.calls
 
 

@@ -7,7 +7,7 @@ import trio
 
 from tests.engine.life import Life, living
 from topics.auth.keys import ALL, OPEN, Key
-from topics.engine import engine
+from topics.engine import engine_metrics
 from topics.model import RouterPatch
 from topics.telemetry.figures import EngineFigures
 
@@ -32,65 +32,65 @@ async def test_a_scrape_shows_the_topics_that_it_may_and_counts_all() -> None:
         await made(life, "b1", "a2", "a1")
         await life.append("a1", 1, 2)
         await life.append("b1", 3)
-        assert shown(await life.engine.figures()) == ["a1", "a2", "b1"]
-        figures = await life.engine.figures(covering("a"))
+        assert shown(await life.engine.metrics.figures()) == ["a1", "a2", "b1"]
+        figures = await life.engine.metrics.figures(covering("a"))
         assert shown(figures) == ["a1", "a2"]
         assert (figures.topics, figures.records_live, figures.by_class["ephemeral"]) == (3, 3, 3)
         assert not figures.topics_truncated
-        assert shown(await life.engine.figures(covering("none"))) == []
+        assert shown(await life.engine.metrics.figures(covering("none"))) == []
 
 
 async def test_so_many_of_those_that_it_may_see_are_shown(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(engine, "METRIC_TOPICS", 2)
+    monkeypatch.setattr(engine_metrics, "METRIC_TOPICS", 2)
     async with living() as life:
         await made(life, "a1", "a2", "a3", "b1", "b2")
         for key, names, truncated in (
             (OPEN, ["a1", "a2"], True), (covering("a"), ["a1", "a2"], True), (covering("b"), ["b1", "b2"], False),
             (covering("a3", "b2"), ["a3", "b2"], False),
         ):  # fmt: skip
-            figures = await life.engine.figures(key)
+            figures = await life.engine.metrics.figures(key)
             assert (shown(figures), figures.topics_truncated) == (names, truncated)
 
 
 async def test_a_router_is_shown_to_those_who_may_see_both_its_ends(monkeypatch: pytest.MonkeyPatch) -> None:
     async with living() as life:
         for name, source, dest in (("a1", "ax", "ay"), ("a2", "ax", "by"), ("a3", "bx", "az"), ("b1", "ax", "aw")):
-            await life.engine.put_router(name, RouterPatch(source=source, dest=dest))
-        figures = await life.engine.figures(covering("a"))
+            await life.engine.routers.put(name, RouterPatch(source=source, dest=dest))
+        figures = await life.engine.metrics.figures(covering("a"))
         assert [sample.router for sample in figures.router_samples] == ["a1"]
         assert (figures.routers, figures.routers_truncated) == (4, False)
-        monkeypatch.setattr(engine, "METRIC_ROUTERS", 1)
-        assert not (await life.engine.figures(covering("a"))).routers_truncated
-        figures = await life.engine.figures(covering("a", "b"))
+        monkeypatch.setattr(engine_metrics, "METRIC_ROUTERS", 1)
+        assert not (await life.engine.metrics.figures(covering("a"))).routers_truncated
+        figures = await life.engine.metrics.figures(covering("a", "b"))
         assert [sample.router for sample in figures.router_samples] == ["a1"]
         assert figures.routers_truncated
 
 
 async def test_topics_may_come_and_go_while_they_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(engine, "CENSUS_STEP", 1)
+    monkeypatch.setattr(engine_metrics, "CENSUS_STEP", 1)
     async with living() as life:
         await made(life, *(f"t{n}" for n in range(20)))
-        await life.engine.put_router("r", RouterPatch(source="t3", dest="t4"))
+        await life.engine.routers.put("r", RouterPatch(source="t3", dest="t4"))
         found: list[EngineFigures] = []
 
         async def scrape() -> None:
-            found.append(await life.engine.figures())
+            found.append(await life.engine.metrics.figures())
 
         async with trio.open_nursery() as nursery:
             nursery.start_soon(scrape)
             for n in range(20):
-                await life.engine.delete_topic(f"t{n}", if_empty=False)
+                await life.engine.topic_lifecycle.delete(f"t{n}", if_empty=False)
                 await made(life, f"new{n}")
         [figures] = found
         names = shown(figures)
         assert names == sorted(set(names))
-        assert set(shown(await life.engine.figures())) == {f"new{n}" for n in range(20)}
+        assert set(shown(await life.engine.metrics.figures())) == {f"new{n}" for n in range(20)}
 
 
 async def test_queues_are_counted_with_their_leases() -> None:
     async with living() as life:
         await life.put("q", type="queue")
         await life.append("q", 1, 2, 3)
-        figures = await life.engine.figures()
+        figures = await life.engine.metrics.figures()
         assert (figures.queue_topics, figures.queue_leases) == (1, 0)
         assert figures.topic_samples[0].jobs == (3, 0)

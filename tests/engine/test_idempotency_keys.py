@@ -40,7 +40,7 @@ async def test_a_repeat_while_the_first_commits_waits_for_it(autojump_clock: Any
         await settle()
         assert sorted(call.result.deduped for call in calls) == [False, True, True, True]
         assert {call.result.first_seq for call in calls} == {1}
-        assert life.engine.key_count == 1
+        assert life.engine.keys.count == 1
 
 
 async def test_a_repeat_of_a_call_that_created_the_topic(autojump_clock: Any) -> None:
@@ -64,7 +64,7 @@ async def test_when_the_first_fails_one_of_those_waiting_becomes_the_first(
         await settle()
         others = [Called(nursery, lambda: life.append("t", "other", idempotency_key="k")) for _ in range(3)]
         await settle()
-        topic = life.engine.topics["t"]
+        topic = life.engine.registry.topics["t"]
         assert topic.pending is not None
         commit = topic.pending[0]
         writer = life.engine.store.writers[0]
@@ -78,7 +78,7 @@ async def test_when_the_first_fails_one_of_those_waiting_becomes_the_first(
         assert sorted(call.result.deduped for call in others) == [False, True, True]
         assert {call.result.first_seq for call in others} == {1}
         assert writer.failed is None
-        assert life.engine.key_count == 1
+        assert life.engine.keys.count == 1
 
 
 async def test_on_a_failed_shard_every_repeat_fails(autojump_clock: Any) -> None:
@@ -92,7 +92,7 @@ async def test_on_a_failed_shard_every_repeat_fails(autojump_clock: Any) -> None
         offload.let_go(Kind.WAL)
         await settle()
         assert {call.error and call.error.code for call in calls} == {"read_only"}
-        assert life.engine.key_count == 0
+        assert life.engine.keys.count == 0
 
 
 async def test_the_window_ends(autojump_clock: Any) -> None:
@@ -104,10 +104,10 @@ async def test_the_window_ends(autojump_clock: Any) -> None:
         await trio.sleep(0.2)
         assert not (await life.append("t", 3, idempotency_key="k")).deduped
         assert (await life.append("t", 4, idempotency_key="k")).first_seq == 2
-        assert life.engine.key_count == 1
+        assert life.engine.keys.count == 1
         await trio.sleep(3)
-        assert life.engine.key_count == 0
-        assert life.engine.topics["t"].keys is None
+        assert life.engine.keys.count == 0
+        assert life.engine.registry.topics["t"].keys is None
 
 
 async def test_keys_survive_a_crash_and_a_clean_stop(autojump_clock: Any) -> None:
@@ -119,7 +119,7 @@ async def test_keys_survive_a_crash_and_a_clean_stop(autojump_clock: Any) -> Non
         async with living(fs=disk) as life:
             again = await life.append("t", 9, idempotency_key="k")
             assert (again.deduped, again.first_seq, again.count) == (True, 1, 2)
-            assert life.engine.key_count == 1
+            assert life.engine.keys.count == 1
 
 
 async def test_a_repeat_is_answered_although_the_topic_is_full(autojump_clock: Any) -> None:
@@ -138,7 +138,7 @@ async def test_no_more_keys_than_allowed(autojump_clock: Any) -> None:
         assert (error.status, error.detail) == (429, {"limit": "max_idempotency_keys", "max": 2})
         assert (await life.append("t", 1, idempotency_key="a")).deduped
         assert (await life.append("t", 2)).first_seq == 2
-        await life.engine.delete_topic("u", if_empty=False)
+        await life.engine.topic_lifecycle.delete("u", if_empty=False)
         assert (await life.append("t", 3, idempotency_key="c")).first_seq == 3
 
 
@@ -152,7 +152,7 @@ async def test_a_key_too_many_leaves_no_topic_behind(autojump_clock: Any) -> Non
         await life.append("t", 1, idempotency_key="first")
         error = await refusal(life.append("new", 1, idempotency_key="second"))
         assert (error.status, error.detail["limit"]) == (429, "max_idempotency_keys")
-        assert "new" not in life.engine.topics
+        assert "new" not in life.engine.registry.topics
         assert (await life.append("new", 1)).created
 
 
@@ -178,12 +178,12 @@ async def test_a_glitch_of_years_that_is_corrected_at_once_keeps_no_key_for_ever
         clock.step(-YEARS_MS)
         await life.append("t", 2, idempotency_key="l")
         await trio.sleep(130)
-        assert life.engine.key_count == 0
+        assert life.engine.keys.count == 0
         await life.append("t", 3, idempotency_key="m")
     async with living(fs=fs.after_process_kill(), clock=clock) as life:
         assert (await life.append("t", 4, idempotency_key="m")).deduped
         await trio.sleep(130)
-        assert life.engine.key_count == 0
+        assert life.engine.keys.count == 0
 
 
 @pytest.mark.parametrize("end", ["stop", "kill"])

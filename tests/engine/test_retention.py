@@ -25,7 +25,7 @@ async def test_old_keeps_the_newest(durability: Any, autojump_clock: Any) -> Non
         async with trio.open_nursery() as nursery:
             for i in range(13):
                 nursery.start_soon(life.append, "t", *([i] * (i % 3 + 1)))
-        head = life.engine.topics["t"].log.head_seq
+        head = life.engine.registry.topics["t"].log.head_seq
         found, gaps = await life.all("t")
         assert [record["$seq"] for record in found] == list(range(head - 4, head + 1))
         assert gaps == [(1, head - 5, "cap")]
@@ -36,7 +36,7 @@ async def test_old_by_bytes(autojump_clock: Any) -> None:
         await life.put("t", cap_bytes=100)
         for i in range(10):
             await life.append("t", {"data": "x" * (8 + i), "meta": {"k": "v"}})
-        state = await life.engine.topic_state("t", touch=False)
+        state = await life.engine.topic_states.of("t", touch=False)
         assert state.bytes <= 100
         sizes = [len(f'"{record["data"]}"') + len('{"k":"v"}') for record in (await life.all("t"))[0]]
         assert state.bytes == sum(sizes)
@@ -53,7 +53,7 @@ async def test_old_and_a_batch_larger_than_the_cap(autojump_clock: Any) -> None:
         await life.put("u", cap_bytes=10)
         done = await life.append("u", "x" * 50)
         assert (done.first_seq, done.count) == (1, 1)
-        state = await life.engine.topic_state("u", touch=False)
+        state = await life.engine.topic_states.of("u", touch=False)
         assert (state.count, state.bytes, state.head_seq, state.earliest_seq) == (0, 0, 1, 2)
         assert await life.all("u") == ([], [(1, 1, "cap")])
 
@@ -128,12 +128,12 @@ async def test_ttl(durability: Any, autojump_clock: Any) -> None:
         await life.append("t", 2)
         assert await life.seqs("t") == [1, 2]
         await trio.sleep(0.6)
-        assert (await life.engine.topic_state("t", touch=False)).count == 1
+        assert (await life.engine.topic_states.of("t", touch=False)).count == 1
         assert (await life.all("t"))[1] == [(1, 1, "ttl")]
         assert await life.seqs("t") == [2]
         await trio.sleep(0.6)
         assert await life.all("t") == ([], [(1, 2, "ttl")])
-        assert (await life.engine.list_topics("", None, 5))[0][0].count == 0
+        assert (await life.engine.topic_states.page("", None, 5))[0][0].count == 0
 
 
 async def test_what_has_expired_is_lost_for_ttl_and_not_for_the_cap(autojump_clock: Any) -> None:
@@ -160,7 +160,7 @@ async def test_an_expiry_that_a_deletion_has_covered_is_still_announced_after_a_
         crashed = fs.after_machine_crash("drop", 1)
     async with living(fs=crashed, clock=clock) as life:
         assert await life.all("t") == expected
-        assert life.engine.topics["t"].log.losses.evict_floor == 3
+        assert life.engine.registry.topics["t"].log.losses.evict_floor == 3
 
 
 async def test_retention_never_judges_by_a_clock_that_went_back(autojump_clock: Any) -> None:
@@ -194,8 +194,8 @@ async def test_the_quota_of_all_topics(autojump_clock: Any) -> None:
         assert (await refusal(life.append("t", 1))).status == 429
         await life.delete("u", before_seq=2)
         assert (await life.append("t", 1)).count == 1
-        await life.engine.delete_topic("t", if_empty=False)
-        assert life.engine.total_bytes == 0
+        await life.engine.topic_lifecycle.delete("t", if_empty=False)
+        assert life.engine.registry.total_bytes == 0
 
 
 async def test_what_has_expired_does_not_use_up_the_quota(autojump_clock: Any) -> None:
@@ -256,5 +256,5 @@ async def test_an_ephemeral_record_takes_no_place_in_the_log(autojump_clock: Any
         await life.put("t", durability="ephemeral")
         await trio.sleep(3)
         await life.append("t", 1)
-        assert locate(life.engine.topics["t"].log.index, 1, 1) == []
+        assert locate(life.engine.registry.topics["t"].log.index, 1, 1) == []
         assert life.frames(FrameType.APPEND) == []

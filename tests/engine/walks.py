@@ -114,7 +114,7 @@ async def read_all(engine: Engine, name: str, **options: Any) -> AsyncIterator[t
     position = 0
     while True:
         request = ReadRequest(from_seq=position, limit=1000, max_batch_bytes=8 << 20, **options)
-        answer = await engine.read(name, request, Performance())
+        answer = await engine.reads.read(name, request, Performance())
         yield answer, records(answer)
         position = answer.next_from_seq
         if answer.caught_up:

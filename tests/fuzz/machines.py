@@ -59,13 +59,13 @@ class Hand:
 
     async def put(self, name: str, **config: Any) -> None:
         """Create or configure a topic."""
-        await self.engine.put_topic(name, TopicConfigPatch(**config))
+        await self.engine.topic_lifecycle.put(name, TopicConfigPatch(**config))
 
     async def append(self, name: str, *records: Mapping[str, Any], **rest: Any) -> None:
         """Append records."""
         body = msgspec.json.encode({"records": records, **rest})
         request = decode_append(body, self.engine.settings)
-        await self.engine.append(name, request, Performance())
+        await self.engine.appends.append(name, request, Performance())
 
     async def some(self, name: str, count: int, **fields: Any) -> None:
         """Append records one after the other: with a tag, a node, a meta, in turn."""
@@ -81,17 +81,17 @@ class Hand:
 
     async def router(self, name: str, source: str, dest: str, **fields: Any) -> None:
         """Create a router."""
-        await self.engine.put_router(name, RouterPatch(source=source, dest=dest, **fields))
+        await self.engine.routers.put(name, RouterPatch(source=source, dest=dest, **fields))
 
     async def stage(self, topic: str, stage: str, key: str, *records: Mapping[str, Any]) -> None:
         """Append to a stage."""
         body = msgspec.json.encode({"records": records, "idempotency_key": key})
-        await self.engine.stage(topic, stage, decode_append(body, self.engine.settings), Performance())
+        await self.engine.stages.append(topic, stage, decode_append(body, self.engine.settings), Performance())
 
     async def claim(self, name: str, most: int, lease_ms: int | None = None) -> list[Job]:
         """Claim jobs."""
         request = ClaimRequest(node="worker", most=most, lease_ms=lease_ms, wait_ms=0)
-        return (await self.engine.claim(name, request, Performance())).jobs
+        return (await self.engine.queues.claim(name, request, Performance())).jobs
 
 
 def _held(jobs: Sequence[Job]) -> HeldRequest:
@@ -105,8 +105,8 @@ async def _everything(life: Life) -> None:
         await hand.put(name, durability=name)
         await hand.some(name, 6)
     await hand.append("fsync", {"data": 1}, {"data": 2, "tag": "b"}, {"data": 3, "node": "n"}, idempotency_key="key/1")
-    await engine.delete_records("fsync", 3, None, Performance())
-    await engine.delete_records("fsync", None, parse_match(["tag", "Glob", "tag*"]), Performance())
+    await engine.deletions.delete_records("fsync", 3, None, Performance())
+    await engine.deletions.delete_records("fsync", None, parse_match(["tag", "Glob", "tag*"]), Performance())
     await hand.put("capped", durability="disk", cap_records=3)
     await hand.some("capped", 6)
     await hand.router("copying", "fsync", "copies", guarantee="exactly_once", start="earliest")
@@ -116,13 +116,13 @@ async def _everything(life: Life) -> None:
     await trio.sleep(0.2)
     await hand.stage("fsync", "part-1", "q/1/1", {"data": "a"}, {"data": "b", "tag": "t"})
     await hand.stage("fsync", "part-2", "q/1/2", {"data": "c"})
-    await engine.commit_stages("fsync", ["part-1", "part-2"], "q/1", Performance())
+    await engine.stage_commits.commit("fsync", ["part-1", "part-2"], "q/1", Performance())
     await hand.stage("disk", "left", "q/2/1", {"data": "open"})
     await _work(hand)
     await hand.put("ephemeral", durability="disk")
     await hand.some("ephemeral", 2)
-    await engine.delete_router("filtering")
-    await engine.delete_topic("capped", if_empty=False)
+    await engine.routers.delete("filtering")
+    await engine.topic_lifecycle.delete("capped", if_empty=False)
     await trio.sleep(0.2)
 
 
@@ -132,12 +132,12 @@ async def _work(hand: Hand) -> None:
     await hand.put("jobs", type="queue", durability="fsync", max_deliveries=2, dead_letter="dead", lease_ms=60_000)
     await hand.some("jobs", 10)
     jobs = await hand.claim("jobs", 6)
-    await engine.ack("jobs", _held(jobs[:2]), Performance())
-    await engine.nack("jobs", _held(jobs[2:3]), 60_000, Performance())
-    await engine.extend("jobs", _held(jobs[3:4]), 90_000, Performance())
-    await engine.nack("jobs", _held(jobs[4:6]), 0, Performance())
+    await engine.queues.ack("jobs", _held(jobs[:2]), Performance())
+    await engine.queues.nack("jobs", _held(jobs[2:3]), 60_000, Performance())
+    await engine.queues.extend("jobs", _held(jobs[3:4]), 90_000, Performance())
+    await engine.queues.nack("jobs", _held(jobs[4:6]), 0, Performance())
     again = await hand.claim("jobs", 2)
-    await engine.nack("jobs", _held(again), 0, Performance())
+    await engine.queues.nack("jobs", _held(again), 0, Performance())
     await trio.sleep(0.2)
 
 
@@ -151,7 +151,7 @@ async def _stored(life: Life) -> None:
         await engine.relocator.pass_over()
         for name in ("memory", "disk", "fsync", "copies", "jobs"):
             await hand.some(name, 9)
-        await engine.delete_records("disk", None, parse_match(["tag", "Eq", "tag1"]), Performance())
+        await engine.deletions.delete_records("disk", None, parse_match(["tag", "Eq", "tag1"]), Performance())
     await engine.compactor.checkpoint()
     await hand.some("disk", 2)
 

@@ -108,12 +108,12 @@ class _Shown(NamedTuple):
 async def _shown(engine: Engine) -> dict[str, _Shown]:
     """All topics. What is no record that was ever appended may be shown in any form, or be refused."""
     shown = {}
-    for name in sorted(engine.topics):
+    for name in sorted(engine.registry.topics):
         pages: list[object] = []
         position = 0
         for _ in range(MOST_PAGES):
             try:
-                page = await engine.read(name, ReadRequest(from_seq=position, include_tags=True), Performance())
+                page = await engine.reads.read(name, ReadRequest(from_seq=position, include_tags=True), Performance())
             except ApiError as error:
                 pages.append(error.code)
                 break
@@ -121,7 +121,7 @@ async def _shown(engine: Engine) -> dict[str, _Shown]:
             position = page.next_from_seq
             if page.caught_up:
                 break
-        shown[name] = _Shown(await engine.topic_state(name, touch=False), pages)
+        shown[name] = _Shown(await engine.topic_states.of(name, touch=False), pages)
     return shown
 
 

@@ -65,7 +65,7 @@ class Served:
 async def serving(settings: Settings = SMALL, **changes: Any) -> AsyncIterator[Served]:
     """Serve a fake engine while the block runs; all connections are aborted at its end."""
     engine = FakeEngine(settings)
-    gate = make_app(engine)
+    gate = make_app(engine.as_engine())
     sockets = open_listener("127.0.0.1", 0)
     async with trio.open_nursery() as nursery:
         server = await nursery.start(serve, gate, sockets, settings)

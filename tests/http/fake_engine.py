@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from functools import partial
+from types import SimpleNamespace
+from typing import Any, cast
 
 import msgspec
 import trio
@@ -12,9 +14,8 @@ from msgspec.structs import asdict, replace
 
 from topics.auth.keys import Key
 from topics.config import Settings
-from topics.engine.delivery.watch_sessions import Watching
+from topics.engine.engine import Engine
 from topics.engine.operations.export import Export, ExportRequest
-from topics.engine.queues.queue_calls import Work
 from topics.engine.record_columns import columns_of
 from topics.errors import ApiError, invalid, router_not_found, topic_not_found
 from topics.log.tag_match import Match, parse_match
@@ -79,7 +80,7 @@ class FakeTopic:
 
 
 class FakeEngine:
-    """Topics in memory. `before` runs ahead of every call; what it raises is raised."""
+    """Topics in memory. `before` runs ahead of every call that may wait; what it raises is raised."""
 
     def __init__(self, settings: Settings) -> None:
         self.given_back: list[int] = []
@@ -94,13 +95,57 @@ class FakeEngine:
         self.asked: list[Any] = []
         """What queues were asked for."""
         self.before: Callable[[], Awaitable[None]] | None = None
+        self.entered = 0
+        """How often it was called, but for what the daemon and its metrics ask."""
         self.changed = trio.Event()
         self.cancelled_reads = 0
         self.waiting_reads = 0
 
-    @property
-    def watching(self) -> Watching:
-        raise AssertionError("streams are tested with the real engine")
+    def as_engine(self) -> Engine:
+        """What HTTP takes for the real one. A call is looked up when it is made, so a test may replace it."""
+
+        def part(**calls: str) -> SimpleNamespace:
+            return SimpleNamespace(**{name: partial(self._call, method) for name, method in calls.items()})
+
+        registry = part(caps_of="caps_of")
+        registry.topics = self.topics
+        parts = SimpleNamespace(
+            settings=self.settings,
+            status=self.status,
+            clock=self.clock,
+            registry=registry,
+            checkpoint=partial(self._call, "checkpoint"),
+            topic_lifecycle=part(put="put_topic", delete="delete_topic"),
+            topic_states=part(of="topic_state", page="list_topics"),
+            routers=part(
+                put="put_router",
+                state="router_state",
+                page="list_routers",
+                ends="router_ends",
+                delete="delete_router",
+                catch_up="catch_up",
+            ),
+            appends=part(append="append"),
+            reads=part(read="read"),
+            exports=part(open="export"),
+            deletions=part(delete_records="delete_records"),
+            stages=part(append="stage", delete="delete_stage"),
+            stage_commits=part(commit="commit_stages"),
+            queues=part(
+                claim="claim",
+                has_window="has_window",
+                ready_jobs="ready_jobs",
+                give_back="give_back",
+                ack="ack",
+                nack="nack",
+                extend="extend",
+            ),
+            metrics=part(figures="figures"),
+        )
+        return cast(Engine, parts)
+
+    def _call(self, method: str, *args: Any, **kwargs: Any) -> Any:
+        return getattr(self, method)(*args, **kwargs)
 
     def _topic(self, name: str) -> FakeTopic:
         topic = self.topics.get(name)
@@ -109,6 +154,7 @@ class FakeEngine:
         return topic
 
     async def _enter(self) -> None:
+        self.entered += 1
         if self.before is not None:
             await self.before()
         await trio.lowlevel.checkpoint()
@@ -193,16 +239,16 @@ class FakeEngine:
         self.routers[name] = replace(state, router=name, **fields)
         return self.routers[name], known is None
 
-    async def router_state(self, name: str) -> RouterState:
-        await self._enter()
+    def router_state(self, name: str) -> RouterState:
+        self.entered += 1
         if name not in self.routers:
             raise router_not_found(name)
         return self.routers[name]
 
-    async def list_routers(
+    def list_routers(
         self, prefix: str, source: str | None, dest: str | None, after: str | None, page_size: int, key: Key
     ) -> tuple[list[RouterState], bool]:
-        await self._enter()
+        self.entered += 1
         found = [
             state
             for name, state in sorted(self.routers.items())
@@ -391,15 +437,6 @@ class FakeEngine:
 
     def give_back(self, name: str, jobs: Sequence[Job]) -> None:
         self.given_back += [job.seq for job in jobs]
-
-    async def open_work(self, name: str, node: str, most: int, lease_ms: int | None) -> Work:
-        raise AssertionError("streams are tested with the real engine")
-
-    async def next_jobs(self, work: Work) -> list[Job]:
-        raise AssertionError("streams are tested with the real engine")
-
-    def close_work(self, work: Work) -> None:
-        raise AssertionError("streams are tested with the real engine")
 
     async def checkpoint(self, hold_ms: int) -> tuple[list[str], dict[int, list[int]]]:
         await self._enter()

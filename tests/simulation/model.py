@@ -64,7 +64,7 @@ async def view_of(engine: Engine, name: str, *, limit: int = 50) -> View:
     position = 0
     while True:
         request = ReadRequest(from_seq=position, limit=limit, include_tags=True)
-        result = await engine.read(name, request, Performance())
+        result = await engine.reads.read(name, request, Performance())
         if result.tombstone is not None:
             gap = result.tombstone
             assert gap.gap_from > position, f"{name}: a tombstone {gap} met at {position}"
@@ -77,7 +77,7 @@ async def view_of(engine: Engine, name: str, *, limit: int = 50) -> View:
         position = result.next_from_seq
         if result.caught_up:
             break
-    state = await engine.topic_state(name, touch=False)
+    state = await engine.topic_states.of(name, touch=False)
     return View(
         name, state.epoch, state.config, state.head_seq, state.earliest_seq, state.count, state.bytes, records, gaps
     )
@@ -85,7 +85,7 @@ async def view_of(engine: Engine, name: str, *, limit: int = 50) -> View:
 
 async def views_of(engine: Engine) -> dict[str, View]:
     """Every topic there is."""
-    page, more = await engine.list_topics("", None, 1000)
+    page, more = await engine.topic_states.page("", None, 1000)
     assert not more
     return {one.topic: await view_of(engine, one.topic) for one in page}
 
@@ -192,15 +192,19 @@ class Client:
 
     async def create(self, topic: str, **config: Any) -> bool:
         """Create a topic, or configure one that is there already."""
-        kind: Literal["create", "configure"] = "configure" if topic in self.engine.topics else "create"
+        kind: Literal["create", "configure"] = "configure" if topic in self.engine.registry.topics else "create"
         patch = TopicConfigPatch(**config)
         sent = self._send(Sent(len(self.history), kind, topic, patch=patch))
         try:
-            resolved, _ = await self.engine.put_topic(topic, patch)
+            resolved, _ = await self.engine.topic_lifecycle.put(topic, patch)
         except ApiError as error:
             self._refused(sent, error)
             return False
-        self._ack(Acked(sent.id, epoch=self.engine.topics[topic].id, config=resolved, synced=await self._synced(topic)))
+        self._ack(
+            Acked(
+                sent.id, epoch=self.engine.registry.topics[topic].id, config=resolved, synced=await self._synced(topic)
+            )
+        )
         return True
 
     configure = create
@@ -209,7 +213,7 @@ class Client:
         """Delete a topic."""
         sent = self._send(Sent(len(self.history), "delete_topic", topic))
         try:
-            await self.engine.delete_topic(topic, if_empty=False)
+            await self.engine.topic_lifecycle.delete(topic, if_empty=False)
         except ApiError as error:
             self._refused(sent, error)
             return False
@@ -232,7 +236,7 @@ class Client:
         records = numbered(numbers, size, tag=tag, node=node, meta=meta)
         sent = self._send(Sent(len(self.history), "append", topic, records=records, numbers=numbers, key=key))
         try:
-            result = await self.engine.append(
+            result = await self.engine.appends.append(
                 topic, AppendRequest(records=list(records), idempotency_key=key, create=False), Performance()
             )
         except ApiError as error:
@@ -245,7 +249,7 @@ class Client:
         """Delete records."""
         sent = self._send(Sent(len(self.history), "delete", topic, before=before, match=match))
         try:
-            await self.engine.delete_records(topic, before, match, Performance())
+            await self.engine.deletions.delete_records(topic, before, match, Performance())
         except ApiError as error:
             self._refused(sent, error)
             return False
@@ -263,10 +267,10 @@ class Client:
 
     async def _synced(self, topic: str) -> int:
         """0 if nobody can tell."""
-        if topic not in self.engine.topics:
+        if topic not in self.engine.registry.topics:
             return 0
         try:
-            return (await self.engine.topic_state(topic, touch=False)).synced_seq
+            return (await self.engine.topic_states.of(topic, touch=False)).synced_seq
         except ApiError:
             return 0
 
@@ -749,7 +753,7 @@ async def append_everywhere(engine: Engine, oracle: Oracle, views: Mapping[str, 
         head = view.head
         for op in keyed(instance.appends):
             request = AppendRequest(records=list(op.sent.records), idempotency_key=op.sent.key, create=False)
-            result = await engine.append(name, request, Performance())
+            result = await engine.appends.append(name, request, Performance())
             if result.deduped:
                 assert not op.first or result.first_seq == op.first, case.says(f"{op.sent.key} has other seqs now")
                 assert result.count == len(op.sent.numbers)
@@ -761,7 +765,7 @@ async def append_everywhere(engine: Engine, oracle: Oracle, views: Mapping[str, 
             head = result.last_seq
         for _ in range(2):
             records = [RecordIn(data=msgspec.Raw(b'{"n":0}'))]
-            result = await engine.append(name, AppendRequest(records=records, create=False), Performance())
+            result = await engine.appends.append(name, AppendRequest(records=records, create=False), Performance())
             assert result.first_seq == head + 1, case.says(f"after {head} comes {result.first_seq}")
             head = result.last_seq
         after = await view_of(engine, name)

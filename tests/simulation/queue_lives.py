@@ -148,7 +148,7 @@ class Client:
         self._one_at_a_time: dict[str, trio.Lock] = {}
 
     def _ask(self, kind: Kind, name: str, **fields: Any) -> Asked:
-        asked = Asked(kind, name, self.history.tick(), now=self.engine.now_ms(), **fields)
+        asked = Asked(kind, name, self.history.tick(), now=self.engine.registry.now_ms(), **fields)
         self.history.asked.append(asked)
         return asked
 
@@ -169,8 +169,8 @@ class Client:
         """Create or configure a topic."""
         async with self._alone(name):
             with self._asking("topic", name, patch=config) as asked:
-                asked.config, _ = await self.engine.put_topic(name, TopicConfigPatch(**config))
-                asked.epoch = self.engine.topics[name].id
+                asked.config, _ = await self.engine.topic_lifecycle.put(name, TopicConfigPatch(**config))
+                asked.epoch = self.engine.registry.topics[name].id
 
     def _alone(self, name: str) -> trio.Lock:
         """Of two changes of a config side by side nobody could tell which comes last."""
@@ -184,7 +184,7 @@ class Client:
         """Delete a topic."""
         async with self._alone(name):
             with self._asking("delete_topic", name):
-                await self.engine.delete_topic(name, if_empty=False)
+                await self.engine.topic_lifecycle.delete(name, if_empty=False)
 
     async def append(self, name: str, count: int = 1, *, size: int = 30, tag: str | None = None) -> list[int]:
         """Append jobs that nobody else has appended; their seqs."""
@@ -192,26 +192,26 @@ class Client:
         records = numbered(numbers, size, tag=tag)
         with self._asking("append", name, records=records, numbers=numbers) as asked:
             request = AppendRequest(records=list(records), create=False)
-            asked.first = (await self.engine.append(name, request, Performance())).first_seq
-            asked.epoch = self.engine.topics[name].id if name in self.engine.topics else 0
+            asked.first = (await self.engine.appends.append(name, request, Performance())).first_seq
+            asked.epoch = self.engine.registry.topics[name].id if name in self.engine.registry.topics else 0
         return list(range(asked.first, asked.first + count)) if asked.first else []
 
     async def delete(self, name: str, *, before: int | None = None, match: Match | None = None) -> None:
         """Delete records."""
         with self._asking("delete", name, before=before, match=match):
-            await self.engine.delete_records(name, before, match, Performance())
+            await self.engine.deletions.delete_records(name, before, match, Performance())
 
     async def router(self, name: str, source: str, dest: str, **fields: Any) -> None:
         """Create or update a router."""
         with suppress(ApiError):
-            await self.engine.put_router(name, RouterPatch(source=source, dest=dest, **fields))
+            await self.engine.routers.put(name, RouterPatch(source=source, dest=dest, **fields))
 
     async def look(self, *names: str) -> None:
         """Read all of these topics, or of all there are."""
-        for name in names or tuple(self.engine.topics):
+        for name in names or tuple(self.engine.registry.topics):
             with suppress(ApiError):
                 view = await view_of(self.engine, name)
-                state = await self.engine.topic_state(name, touch=False)
+                state = await self.engine.topic_states.of(name, touch=False)
                 if view.epoch == state.epoch:
                     counters = state.queue if isinstance(state.queue, QueueState) else None
                     self.history.saw.append(Saw(self.history.tick(), view, counters))
@@ -219,15 +219,15 @@ class Client:
     # -- jobs --------------------------------------------------------------------------------------------------------
 
     def _durable(self, name: str) -> bool:
-        topic = self.engine.topics.get(name)
+        topic = self.engine.registry.topics.get(name)
         return topic is not None and topic.config.leases_durable and not topic.ephemeral
 
     def _note(self, name: str, asked: Asked, jobs: Sequence[Job], *, durable: bool) -> tuple[Told, ...]:
         """Jobs were given to a node."""
         told = tuple(told_of(asked.node, job) for job in jobs)
-        topic = self.engine.topics.get(name)
+        topic = self.engine.registry.topics.get(name)
         if topic is not None:
-            now = self.engine.now_ms()
+            now = self.engine.registry.now_ms()
             for one in told:
                 other = self.history.book.get((topic.id, one.seq))
                 over = other is None or other.ended or now > other.deadline or self.history.clock_moved
@@ -241,7 +241,7 @@ class Client:
         """Claim jobs."""
         durable = self._durable(name)
         with self._asking("claim", name, node=node, ms=lease_ms) as asked:
-            result = await self.engine.claim(
+            result = await self.engine.queues.claim(
                 name, ClaimRequest(node=node, most=most, lease_ms=lease_ms, wait_ms=wait_ms), Performance()
             )
             assert [job.seq for job in result.jobs] == sorted({job.seq for job in result.jobs})
@@ -249,7 +249,7 @@ class Client:
         return asked.told
 
     def _holds(self, name: str, told: Told) -> bool:
-        topic = self.engine.topics.get(name)
+        topic = self.engine.registry.topics.get(name)
         held = self.history.book.get((topic.id, told.seq)) if topic is not None else None
         return held is not None and held.told.lease_id == told.lease_id
 
@@ -262,7 +262,7 @@ class Client:
         with self._asking(kind, name, node=node, leases=leases, ms=ms) as asked:
             if not leases:
                 return asked
-            topic = self.engine.topic(name)
+            topic = self.engine.registry.topic(name)
             right = {told.seq for told in leases if self._holds(name, told)}
             for seq in right:
                 held = self.history.book[topic.id, seq]
@@ -283,10 +283,10 @@ class Client:
 
     async def _send(self, kind: str, name: str, request: HeldRequest, ms: int) -> HeldResult:
         if kind == "ack":
-            return await self.engine.ack(name, request, Performance())
+            return await self.engine.queues.ack(name, request, Performance())
         if kind == "nack":
-            return await self.engine.nack(name, request, ms, Performance())
-        return await self.engine.extend(name, request, ms, Performance())
+            return await self.engine.queues.nack(name, request, ms, Performance())
+        return await self.engine.queues.extend(name, request, ms, Performance())
 
     async def ack(self, name: str, leases: Iterable[Told]) -> frozenset[int]:
         """Done with these; what of them it was done to."""
@@ -313,29 +313,31 @@ class Client:
                 return ()
             durable = self._durable(name)
             with self._asking("claim", name, node=node, ms=lease_ms) as asked:
-                asked.told = self._note(name, asked, await self.engine.next_jobs(work), durable=durable)
+                asked.told = self._note(name, asked, await self.engine.queues.next_jobs(work), durable=durable)
                 held.extend(asked.told)
             return asked.told
 
         with suppress(ApiError):
-            work = await self.engine.open_work(name, node, most, lease_ms)
+            work = await self.engine.queues.open_work(name, node, most, lease_ms)
         try:
             yield following
         finally:
             asked = self._let_go(name, node, held)
             if work is not None:
-                self.engine.close_work(work)
+                self.engine.queues.close_work(work)
             asked.answered = self.history.tick()
 
     def hang_up(self, name: str, told: Sequence[Told]) -> None:
         """The client of a claim has gone before it had its answer: the daemon gives the jobs to others."""
         asked = self._let_go(name, told[0].node, told)
-        self.engine.give_back(name, [Job(one.seq, one.lease_id, one.deadline, one.deliveries, b"") for one in told])
+        self.engine.queues.give_back(
+            name, [Job(one.seq, one.lease_id, one.deadline, one.deliveries, b"") for one in told]
+        )
         asked.answered = self.history.tick()
 
     def _let_go(self, name: str, node: str, held: Sequence[Told]) -> Asked:
         asked = self._ask("release", name, node=node, leases=tuple(held))
-        topic = self.engine.topics.get(name)
+        topic = self.engine.registry.topics.get(name)
         for told in held:
             if topic is not None and self._holds(name, told):
                 self.history.book[topic.id, told.seq].ended = True
@@ -407,22 +409,24 @@ class Shown:
 def kept_by(life: Life) -> dict[str, Kept]:
     """The projection of each queue, now."""
     engine = life.engine
-    now = Instant(life.clock.monotonic_ms(), engine.now_ms())
+    now = Instant(life.clock.monotonic_ms(), engine.registry.now_ms())
     return {
-        topic.name: Kept.of(topic.queue.leases.dump(now)) for topic in engine.by_id.values() if topic.queue is not None
+        topic.name: Kept.of(topic.queue.leases.dump(now))
+        for topic in engine.registry.by_id.values()
+        if topic.queue is not None
     }
 
 
 async def shown_by(life: Life, kept: dict[str, Kept] | None = None, now: int | None = None) -> Shown:
     """Every topic, with all invariants checked before and after."""
     kept = kept_by(life) if kept is None else kept
-    now = life.engine.now_ms() if now is None else now
+    now = life.engine.registry.now_ms() if now is None else now
     check_logs(life)
     check_queues(life)
     views, states = {}, {}
-    for name in list(life.engine.topics):
+    for name in list(life.engine.registry.topics):
         views[name] = await view_of(life.engine, name)
-        state = await life.engine.topic_state(name, touch=False)
+        state = await life.engine.topic_states.of(name, touch=False)
         if isinstance(state.queue, QueueState):
             states[name] = state.queue
             counted = state.queue.ready + state.queue.in_flight + state.queue.delayed
@@ -435,7 +439,7 @@ async def shown_by(life: Life, kept: dict[str, Kept] | None = None, now: int | N
 def check_queues(life: Life) -> None:
     """Every projection is consistent with itself, and with its log: what it keeps is live, and what is live is kept or
     will be come across."""
-    for topic in life.engine.by_id.values():
+    for topic in life.engine.registry.by_id.values():
         if topic.queue is None:
             continue
         leases, log = topic.queue.leases, topic.log
@@ -971,7 +975,7 @@ def see(world: World) -> Shown:
     found: list[Shown] = []
 
     async def look(life: Life) -> None:
-        kept, now = kept_by(life), life.engine.now_ms()
+        kept, now = kept_by(life), life.engine.registry.now_ms()
         with nobody_moves(life):
             found.append(await shown_by(life, kept, now))
             end_steps(life)
@@ -997,7 +1001,7 @@ class QueueSweep(lives.Sweep[History, Client, Oracle]):
         return Oracle(self.history, known)
 
     async def begin(self, life: Life, fate: Fate) -> None:
-        kept, now = kept_by(life), life.engine.now_ms()
+        kept, now = kept_by(life), life.engine.registry.now_ms()
         with nobody_moves(life):
             shown = await shown_by(life, kept, now)
         self.history.began.append(Began(self.history.tick(), fate, shown))
@@ -1051,7 +1055,7 @@ class QueueSweep(lives.Sweep[History, Client, Oracle]):
         following = world.after(second)
 
         async def go_on(life: Life) -> None:
-            begun, kept, now = life.clock.monotonic_ms(), kept_by(life), life.engine.now_ms()
+            begun, kept, now = life.clock.monotonic_ms(), kept_by(life), life.engine.registry.now_ms()
             start = replace(shown, kept=kept, now=now)
             with nobody_moves(life):
                 again = await shown_by(life, kept, now)
@@ -1137,30 +1141,33 @@ async def empty(life: Life, oracle: Oracle, start: Shown, crashed: int, begun: i
     }
     for name in queues:
         for seq, told in held[name].items():
-            if seq % 2 or name not in engine.topics or seq not in start.views[name].records:
+            if seq % 2 or name not in engine.registry.topics or seq not in start.views[name].records:
                 continue
-            state = await engine.topic_state(name, touch=False)
+            state = await engine.topic_states.of(name, touch=False)
             if state.earliest_seq > seq or start.views[name].config.ttl_ms:
                 continue
             if life.clock.monotonic_ms() - begun >= left_at_start[name][seq]:
                 continue
             request = HeldRequest(node=told.node, seqs=[seq], lease_ids=[told.lease_id])
-            result = await engine.ack(name, request, Performance())
+            result = await engine.queues.ack(name, request, Performance())
             assert result.done == [seq], f"{name}: {told} cannot be acked any more"
             came[name].add(seq)
     for around in range(EMPTY_AFTER):
         for name in queues:
             await claim_all(life, start, name, came[name], left_at_start[name], begun)
         await until_idle(life)
-        if not any(engine.topics[name].log.count for name in queues):
+        if not any(engine.registry.topics[name].log.count for name in queues):
             break
         if around == EMPTY_AFTER // 2:
             for name in queues:  # what cannot be moved comes back
-                if engine.topics[name].queue is not None and engine.topics[name].config.dead_letter is not None:
-                    await engine.put_topic(name, TopicConfigPatch(dead_letter=None))
+                if (
+                    engine.registry.topics[name].queue is not None
+                    and engine.registry.topics[name].config.dead_letter is not None
+                ):
+                    await engine.topic_lifecycle.put(name, TopicConfigPatch(dead_letter=None))
         await trio.sleep(6)
     for name in queues:
-        topic = engine.topics[name]
+        topic = engine.registry.topics[name]
         assert topic.queue is not None
         stuck = f"{name} does not get empty: {topic.log.count} of {kept_by(life)[name]}"
         assert not topic.log.count, stuck
@@ -1188,7 +1195,7 @@ async def claim_all(life: Life, start: Shown, name: str, came: set[int], left: d
     """Claim all there is of a queue, and ack it."""
     while True:
         request = ClaimRequest(node="stranger", most=1000, lease_ms=DEFAULT_LEASE_MS, wait_ms=0)
-        jobs = (await life.engine.claim(name, request, Performance())).jobs
+        jobs = (await life.engine.queues.claim(name, request, Performance())).jobs
         if not jobs:
             return
         passed = life.clock.monotonic_ms() - begun
@@ -1203,5 +1210,5 @@ async def claim_all(life: Life, start: Shown, name: str, came: set[int], left: d
                 )
             came.add(job.seq)
         held = HeldRequest(node="stranger", seqs=[job.seq for job in jobs], lease_ids=[job.lease_id for job in jobs])
-        result = await life.engine.ack(name, held, Performance())
+        result = await life.engine.queues.ack(name, held, Performance())
         assert len(result.done) == len(jobs) or start.views[name].config.ttl_ms, f"{name}: {result.skipped} not acked"

@@ -104,15 +104,15 @@ class Client:
         """Create or configure a topic."""
         asked = self._ask("topic", name, patch=config)
         with suppress(ApiError):
-            asked.config, _ = await self.engine.put_topic(name, TopicConfigPatch(**config))
-            asked.epoch = self.engine.topics[name].id
+            asked.config, _ = await self.engine.topic_lifecycle.put(name, TopicConfigPatch(**config))
+            asked.epoch = self.engine.registry.topics[name].id
             asked.answered = self.history.tick()
 
     async def delete_topic(self, name: str) -> None:
         """Delete a topic, and the routers that touch it."""
         asked = self._ask("delete_topic", name)
         with suppress(ApiError):
-            _, asked.gone = await self.engine.delete_topic(name, if_empty=False)
+            _, asked.gone = await self.engine.topic_lifecycle.delete(name, if_empty=False)
             asked.answered = self.history.tick()
 
     async def append(
@@ -131,37 +131,37 @@ class Client:
         asked = self._ask("append", name, records=records, numbers=numbers)
         with suppress(ApiError):
             request = AppendRequest(records=list(records), create=False)
-            asked.first = (await self.engine.append(name, request, Performance())).first_seq
+            asked.first = (await self.engine.appends.append(name, request, Performance())).first_seq
             asked.answered = self.history.tick()
 
     async def delete(self, name: str, *, before: int | None = None, match: Match | None = None) -> None:
         """Delete records."""
         asked = self._ask("delete", name, before=before, match=match)
         with suppress(ApiError):
-            await self.engine.delete_records(name, before, match, Performance())
+            await self.engine.deletions.delete_records(name, before, match, Performance())
             asked.answered = self.history.tick()
 
     async def router(self, name: str, source: str, dest: str, **fields: Any) -> None:
         """Create or update a router."""
         asked = self._ask("router", name, patch={"source": source, "dest": dest, **fields})
         with suppress(ApiError):
-            asked.state, _ = await self.engine.put_router(name, RouterPatch(source=source, dest=dest, **fields))
+            asked.state, _ = await self.engine.routers.put(name, RouterPatch(source=source, dest=dest, **fields))
             asked.answered = self.history.tick()
 
     async def delete_router(self, name: str) -> None:
         """Delete a router."""
         asked = self._ask("delete_router", name)
         with suppress(ApiError):
-            await self.engine.delete_router(name)
+            await self.engine.routers.delete(name)
             asked.answered = self.history.tick()
 
     async def look(self, *names: str) -> None:
         """Read all of these topics, or of all there are."""
-        for name in names or tuple(self.engine.topics):
+        for name in names or tuple(self.engine.registry.topics):
             with suppress(ApiError):
-                synced = (await self.engine.topic_state(name, touch=False)).synced_seq
+                synced = (await self.engine.topic_states.of(name, touch=False)).synced_seq
                 view = await view_of(self.engine, name)
-                if view.epoch == self.engine.topics[name].id:
+                if view.epoch == self.engine.registry.topics[name].id:
                     self.history.saw.append(Saw(self.history.tick(), view, synced))
 
 
@@ -182,10 +182,10 @@ class Shown:
 async def shown_by(life: Life) -> Shown:
     """Every topic and every router, with the invariants of the index checked before and after."""
     check_logs(life)
-    page, more = await life.engine.list_topics("", None, 1000)
+    page, more = await life.engine.topic_states.page("", None, 1000)
     assert not more
     views = {one.topic: await view_of(life.engine, one.topic) for one in page}
-    routers, more = await life.engine.list_routers("", None, None, None, 1000)
+    routers, more = life.engine.routers.page("", None, None, None, 1000)
     assert not more
     check_logs(life)
     return Shown(views, {state.router: state for state in routers})
@@ -215,7 +215,7 @@ async def until_idle(life: Life) -> None:
     """Let forwarders run until none has anything to do, or none gets on any more."""
     before: list[Any] = []
     for _ in range(IDLE_LOOKS):
-        routers, _ = await life.engine.list_routers("", None, None, None, 1000)
+        routers, _ = life.engine.routers.page("", None, None, None, 1000)
         if all(router.lag == 0 for router in routers):
             return
         now = [(router.router, router.cursor_seq) for router in routers]
@@ -766,9 +766,9 @@ async def store_and_clear(life: Life, oracle: Oracle) -> Shown:
     check_wal(life, oracle, before)
     assert_same(before, await shown_by(life), "a checkpoint has changed something")
     for name in before.routers:
-        assert await life.engine.delete_router(name)
+        assert await life.engine.routers.delete(name)
     assert not life.engine.forwarding.forwarders
-    assert all(topic.fanout is None and topic.incoming is None for topic in life.engine.by_id.values())
+    assert all(topic.fanout is None and topic.incoming is None for topic in life.engine.registry.by_id.values())
     for _ in range(3):
         await life.compactor.checkpoint()
         await life.reclaimer.pass_over()

@@ -123,7 +123,7 @@ def part_files(life: Life) -> tuple[set[str], set[str]]:
     """The files that the topics' parts have to have, and those that they may have besides."""
     must: set[str] = set()
     may: set[str] = set()
-    for topic in life.engine.by_id.values():
+    for topic in life.engine.registry.by_id.values():
         hot, cold = (f"{root}/topics/{topic.id:016x}/" for root in (ROOT, COLD))
         may |= {life.engine.store.manifests.path(topic.id), cold + "topic.cbor"}
         if topic.part is None:
@@ -154,10 +154,10 @@ def check_files(life: Life) -> None:
             found.add(path)
             continue
         topic_id = int(posixpath.basename(path), 16)  # what is called .deleted is none, and fails here
-        assert topic_id in life.engine.by_id, f"{path} belongs to no topic"
+        assert topic_id in life.engine.registry.by_id, f"{path} belongs to no topic"
     assert must <= found, f"missing: {sorted(must - found)}"
     assert found <= must | may, f"left over: {sorted(found - must - may)}"
-    for topic in life.engine.by_id.values():
+    for topic in life.engine.registry.by_id.values():
         for segment in topic.shelf.segments if topic.shelf is not None else ():
             if segment.sealed:
                 continue  # a merge that was cut short leaves more than the part knows of
@@ -168,7 +168,7 @@ def check_files(life: Life) -> None:
 
 def check_logs(life: Life) -> None:
     """Every topic's index is consistent with itself."""
-    for topic in life.engine.by_id.values():
+    for topic in life.engine.registry.by_id.values():
         topic.log.check()
 
 

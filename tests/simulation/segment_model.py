@@ -252,15 +252,15 @@ class TopicModel:
 
 async def compare(engine: Engine, model: TopicModel, *, limit: int = 1000) -> None:
     """State and a full read of a topic against its model, as of now."""
-    state = await engine.topic_state(model.name, touch=False)
-    model.expire(engine.now_ms())
+    state = await engine.topic_states.of(model.name, touch=False)
+    model.expire(engine.registry.now_ms())
     shown = (state.epoch, state.config, state.head_seq, state.earliest_seq, state.count, state.bytes)
     told = (model.epoch, model.config, model.head, model.earliest, model.count, model.bytes)
     assert shown == told, f"{model.name}: {shown} instead of {told}"
     position = 0
     while True:
         request = ReadRequest(from_seq=position, limit=limit, include_tags=True, max_batch_bytes=8 << 20)
-        result = await engine.read(model.name, request, Performance())
+        result = await engine.reads.read(model.name, request, Performance())
         model.check_read(request, result)
         assert result.caught_up or result.next_from_seq > position
         position = result.next_from_seq

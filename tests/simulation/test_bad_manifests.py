@@ -79,15 +79,17 @@ def acked(*seqs: int) -> Change:
     """These jobs are claimed and acked, one by one."""
 
     async def change(life: Life, _client: Client) -> None:
-        claimed = await life.engine.claim(
+        claimed = await life.engine.queues.claim(
             NAME, ClaimRequest(node="n", most=1000, lease_ms=None, wait_ms=0), Performance()
         )
         held = {job.seq: job.lease_id for job in claimed.jobs}
         for seq in seqs:
             done = HeldRequest(node="n", seqs=[seq], lease_ids=[held[seq]])
-            assert (await life.engine.ack(NAME, done, Performance())).done == [seq]
+            assert (await life.engine.queues.ack(NAME, done, Performance())).done == [seq]
         for seq in held.keys() - set(seqs):
-            await life.engine.nack(NAME, HeldRequest(node="n", seqs=[seq], lease_ids=[held[seq]]), 0, Performance())
+            await life.engine.queues.nack(
+                NAME, HeldRequest(node="n", seqs=[seq], lease_ids=[held[seq]]), 0, Performance()
+            )
 
     return change
 

@@ -99,9 +99,9 @@ def test_appends_hot_reads_deletions_checkpoints_and_holds_go_on_while_the_cold_
                 for name in ("a", "b"):
                     await soon(lambda name=name: fill(client, name, 4))  # type: ignore[misc]
                     await soon(lambda name=name: client.delete(name, match=exactly("a")))  # type: ignore[misc]
-                    head = life.engine.topic(name).log.head_seq
+                    head = life.engine.registry.topic(name).log.head_seq
                     request = ReadRequest(from_seq=head - 4, limit=10)
-                    await soon(lambda name=name, request=request: life.engine.read(name, request, Performance()))  # type: ignore[misc]
+                    await soon(lambda name=name, request=request: life.engine.reads.read(name, request, Performance()))  # type: ignore[misc]
                 await soon(life.compactor.checkpoint)
                 await soon(life.reclaimer.hot_pass)
                 if turn == 20:
@@ -129,7 +129,7 @@ def test_a_topic_whose_cold_segment_is_on_its_way_is_appended_to_flagged_rewritt
         async with trio.open_nursery() as nursery:
             nursery.start_soon(forever, life.relocator.pass_over)
             await trio.sleep(0.01)
-            shelf = life.engine.topic("a").shelf
+            shelf = life.engine.registry.topic("a").shelf
             assert shelf is not None
             assert shelf.cold.locked()
             await soon(lambda: client.delete("a", match=exactly("b")))
@@ -151,14 +151,14 @@ def test_a_read_of_a_cold_record_is_answered_503_within_its_bound_and_hot_ones_b
 
             async def cold() -> None:
                 with pytest.raises(ApiError) as refused, trio.fail_after(31):
-                    await life.engine.read("a", ReadRequest(limit=5), Performance())
+                    await life.engine.reads.read("a", ReadRequest(limit=5), Performance())
                 assert (refused.value.code, refused.value.status) == ("not_ready", 503)
 
             for _ in range(20):
                 nursery.start_soon(cold)
             await trio.sleep(1)
-            request = ReadRequest(from_seq=life.engine.topic("a").log.head_seq - 2, limit=10)
-            await soon(lambda: life.engine.read("a", request, Performance()))
+            request = ReadRequest(from_seq=life.engine.registry.topic("a").log.head_seq - 2, limit=10)
+            await soon(lambda: life.engine.reads.read("a", request, Performance()))
 
     assert World(config=CONFIG).live(scenario)
 
@@ -172,11 +172,11 @@ def test_columns_whose_hot_copy_is_gone_are_read_by_threads_for_what_is_cold() -
             if path.endswith(".cold"):
                 life.fs.unlink(path)
         hang(life)
-        topic = life.engine.topic("a")
+        topic = life.engine.registry.topic("a")
         for span in topic.log.stored.all():
             span.detach()
         with pytest.raises(ApiError) as refused, trio.fail_after(60):
-            await life.engine.delete_records("a", None, exactly("a"), Performance())
+            await life.engine.deletions.delete_records("a", None, exactly("a"), Performance())
         assert refused.value.code == "not_ready"
 
     assert World(config=CONFIG).live(scenario)
@@ -225,7 +225,7 @@ def test_a_start_gets_ready_while_the_cold_store_hangs_and_uses_it_when_it_answe
         await soon(lambda: client_of(life).append("a", 8))
         await soon(life.compactor.checkpoint)
         with pytest.raises(ApiError):
-            await life.engine.read("a", ReadRequest(limit=5), Performance())
+            await life.engine.reads.read("a", ReadRequest(limit=5), Performance())
         with pytest.raises(OSError, match="not used"):
             await life.reclaimer.cold_pass()
         fault.times = fault.hits
@@ -256,9 +256,9 @@ def test_a_start_gets_ready_though_it_replays_copies_of_what_has_gone_to_the_col
         await client.append("dest", 1)
         for _ in range(2):
             await life.compactor.checkpoint()
-        await life.engine.put_router("copies", RouterPatch(source="source", dest="dest", start="earliest"))
+        await life.engine.routers.put("copies", RouterPatch(source="source", dest="dest", start="earliest"))
         await until_idle(life)
-        assert life.engine.topics["dest"].log.count == 17
+        assert life.engine.registry.topics["dest"].log.count == 17
         await client.delete_topic("dest")
         assert await life.relocator.pass_over()
 

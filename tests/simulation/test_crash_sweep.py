@@ -67,7 +67,7 @@ async def all_classes(life: Life, client: Client) -> None:
             clients.start_soon(writer, durability)
         clients.start_soon(evicting)
         clients.start_soon(expiring)
-    for name in list(life.engine.topics):
+    for name in list(life.engine.registry.topics):
         await client.look(name)
     await trio.sleep(0.1)
 
@@ -147,7 +147,7 @@ async def class_changes(life: Life, client: Client) -> None:
             await trio.sleep(0.003)
             await life.compactor.checkpoint()
     await life.compactor.checkpoint()
-    for name in list(life.engine.topics):
+    for name in list(life.engine.registry.topics):
         await client.look(name)
 
 

@@ -58,36 +58,36 @@ def found_by(world: World, look: Callable[[Life], Any]) -> Any:
 
 async def both_ends(life: Life) -> None:
     for name in ("from", "into"):
-        await life.engine.put_topic(name, TopicConfigPatch())
+        await life.engine.topic_lifecycle.put(name, TopicConfigPatch())
 
 
 def test_a_router_whose_creation_has_failed_is_not_said_to_be_away() -> None:
     async def script(life: Life) -> None:
         await both_ends(life)
         async with in_doubt(life):
-            await life.engine.put_router("there", ROUTER)
+            await life.engine.routers.put("there", ROUTER)
         async with refused():
-            await life.engine.delete_router("there")
+            await life.engine.routers.delete("there")
         async with refused():
-            await life.engine.put_router("there", ROUTER, create=False)
-        assert not await life.engine.delete_router("another")
+            await life.engine.routers.put("there", ROUTER, create=False)
+        assert not await life.engine.routers.delete("another")
 
-    assert found_by(killed_after(script), lambda life: life.engine.router_ends("there")) == ("from", "into")
+    assert found_by(killed_after(script), lambda life: life.engine.routers.ends("there")) == ("from", "into")
 
 
 def test_a_router_whose_deletion_has_failed_is_not_said_to_be_there() -> None:
     async def script(life: Life) -> None:
         await both_ends(life)
         for name in ("gone", "another"):
-            await life.engine.put_router(name, ROUTER)
+            await life.engine.routers.put(name, ROUTER)
         async with in_doubt(life):
-            await life.engine.delete_router("gone")
+            await life.engine.routers.delete("gone")
         async with refused():
-            await life.engine.put_router("gone", ROUTER)
-        assert not (await life.engine.put_router("another", ROUTER))[1]
+            await life.engine.routers.put("gone", ROUTER)
+        assert not (await life.engine.routers.put("another", ROUTER))[1]
 
     world = killed_after(script)
-    assert found_by(world, lambda life: [life.engine.router_ends(name) for name in ("gone", "another")]) == [
+    assert found_by(world, lambda life: [life.engine.routers.ends(name) for name in ("gone", "another")]) == [
         None,
         ("from", "into"),
     ]
@@ -96,14 +96,14 @@ def test_a_router_whose_deletion_has_failed_is_not_said_to_be_there() -> None:
 def test_a_router_whose_change_has_failed_is_not_said_to_be_as_it_was() -> None:
     async def script(life: Life) -> None:
         await both_ends(life)
-        await life.engine.put_router("changed", ROUTER)
+        await life.engine.routers.put("changed", ROUTER)
         async with in_doubt(life):
-            await life.engine.put_router("changed", RouterPatch(preserve_node=False))
+            await life.engine.routers.put("changed", RouterPatch(preserve_node=False))
         async with refused():
-            await life.engine.put_router("changed", ROUTER)
+            await life.engine.routers.put("changed", ROUTER)
 
     async def look(life: Life) -> None:
-        assert not (await life.engine.router_state("changed")).preserve_node
+        assert not life.engine.routers.state("changed").preserve_node
 
     assert killed_after(script).live(look, end="kill")
 
@@ -111,36 +111,36 @@ def test_a_router_whose_change_has_failed_is_not_said_to_be_as_it_was() -> None:
 def test_a_topic_whose_creation_has_failed_is_not_said_to_be_away() -> None:
     async def script(life: Life) -> None:
         async with in_doubt(life):
-            await life.engine.put_topic("there", TopicConfigPatch())
+            await life.engine.topic_lifecycle.put("there", TopicConfigPatch())
         async with refused():
-            await life.engine.delete_topic("there", if_empty=False)
+            await life.engine.topic_lifecycle.delete("there", if_empty=False)
         async with refused():
-            await life.engine.put_topic("there", TopicConfigPatch(), create=False)
-        assert await life.engine.delete_topic("another", if_empty=False) == (False, [])
+            await life.engine.topic_lifecycle.put("there", TopicConfigPatch(), create=False)
+        assert await life.engine.topic_lifecycle.delete("another", if_empty=False) == (False, [])
         async with refused("topic_not_found"):
-            await life.engine.put_topic("another", TopicConfigPatch(), create=False)
+            await life.engine.topic_lifecycle.put("another", TopicConfigPatch(), create=False)
 
-    assert found_by(killed_after(script), lambda life: list(life.engine.topics)) == ["there"]
+    assert found_by(killed_after(script), lambda life: list(life.engine.registry.topics)) == ["there"]
 
 
 def test_a_topic_that_was_made_again_in_another_shard_is_in_doubt_no_more() -> None:
     async def script(life: Life) -> None:
         async with in_doubt(life):
-            await life.engine.put_topic("again", TopicConfigPatch())
+            await life.engine.topic_lifecycle.put("again", TopicConfigPatch())
         failed = [shard for shard in range(2) if life.store.failed(shard)]
         assert len(failed) == 1
         for i in range(8):  # ids are spread over the shards
             try:
-                await life.engine.put_topic("again", TopicConfigPatch())
+                await life.engine.topic_lifecycle.put("again", TopicConfigPatch())
             except ApiError:
                 assert i < 7
             else:
                 break
-        assert not (await life.engine.put_topic("again", TopicConfigPatch()))[1]
-        assert await life.engine.delete_topic("again", if_empty=False) == (True, [])
-        assert await life.engine.delete_topic("again", if_empty=False) == (False, [])
+        assert not (await life.engine.topic_lifecycle.put("again", TopicConfigPatch()))[1]
+        assert await life.engine.topic_lifecycle.delete("again", if_empty=False) == (True, [])
+        assert await life.engine.topic_lifecycle.delete("again", if_empty=False) == (False, [])
 
-    assert found_by(killed_after(script, wal_shards=2), lambda life: list(life.engine.topics)) == []
+    assert found_by(killed_after(script, wal_shards=2), lambda life: list(life.engine.registry.topics)) == []
 
 
 @pytest.mark.parametrize("deleted", [True, False])
@@ -149,14 +149,14 @@ def test_a_topic_whose_change_has_failed_is_not_said_to_be_as_it_was(deleted: bo
         await both_ends(life)
         async with in_doubt(life):
             if deleted:
-                await life.engine.delete_topic("from", if_empty=False)
+                await life.engine.topic_lifecycle.delete("from", if_empty=False)
             else:
-                await life.engine.put_topic("from", TopicConfigPatch(priority=5))
+                await life.engine.topic_lifecycle.put("from", TopicConfigPatch(priority=5))
         async with refused():
-            await life.engine.put_topic("from", TopicConfigPatch())
-        assert not (await life.engine.put_topic("into", TopicConfigPatch()))[1]
+            await life.engine.topic_lifecycle.put("from", TopicConfigPatch())
+        assert not (await life.engine.topic_lifecycle.put("into", TopicConfigPatch()))[1]
 
-    topics = found_by(killed_after(script), lambda life: dict(life.engine.topics))
+    topics = found_by(killed_after(script), lambda life: dict(life.engine.registry.topics))
     assert topics.keys() == ({"into"} if deleted else {"into", "from"})
     assert deleted or topics["from"].config.priority == 5
 
@@ -167,16 +167,18 @@ def test_a_router_is_not_said_to_be_there_whose_source_may_be_away() -> None:
         engine = life.engine
         names = [f"source-{i}" for i in range(8)]
         for name in names:
-            await engine.put_topic(name, TopicConfigPatch())
-        source = next(name for name in names if engine.topics[name].shard != engine.topics["into"].shard)
+            await engine.topic_lifecycle.put(name, TopicConfigPatch())
+        source = next(
+            name for name in names if engine.registry.topics[name].shard != engine.registry.topics["into"].shard
+        )
         routed = RouterPatch(source=source, dest="into")
-        await engine.put_router("routed", routed)
+        await engine.routers.put("routed", routed)
         async with in_doubt(life):
-            await engine.delete_topic(source, if_empty=False)
+            await engine.topic_lifecycle.delete(source, if_empty=False)
         for name in ("routed", "new"):
             async with refused():
-                await engine.put_router(name, routed)
-        assert await engine.delete_router("routed"), "its own shard is well"
+                await engine.routers.put(name, routed)
+        assert await engine.routers.delete("routed"), "its own shard is well"
 
-    found = found_by(killed_after(script, wal_shards=2), lambda life: life.engine.router_ends("routed"))
+    found = found_by(killed_after(script, wal_shards=2), lambda life: life.engine.routers.ends("routed"))
     assert found is None

@@ -118,7 +118,7 @@ class Faulty:
             assert view is not None
             shown = {seq: record.data for seq, record in view.records.items()}
             assert acked_seqs(self.history, name).items() <= shown.items(), f"{name}: something acked is not readable"
-            topic = life.engine.topics[name]
+            topic = life.engine.registry.topics[name]
             before = len(self.history)
             stalled = life.store.writers[topic.shard].stall.refusal is not None
             assert (await client.append(name, 1) is None) == (life.store.failed(topic.shard) or stalled)
@@ -227,7 +227,7 @@ def test_disk_topics_of_a_shard_that_failed_get_a_hole_up_to_the_ceiling(lost_no
 
     async def look(life: Life) -> None:
         for name, view in (await views_of(life.engine)).items():
-            shard = life.engine.topics[name].shard
+            shard = life.engine.registry.topics[name].shard
             holes = [gap for gap in view.gaps if gap[2] == "lost"]
             if name.startswith("disk") and view.records:
                 assert bool(holes) == (shard == 1 or every), name
@@ -350,14 +350,14 @@ def test_changes_that_wait_when_the_shard_fails_are_refused_and_leave_no_barrier
 
             async def change() -> None:
                 with pytest.raises(ApiError, match="read_only"):
-                    await life.engine.put_topic("loose", TopicConfigPatch(durability="fsync"))
+                    await life.engine.topic_lifecycle.put("loose", TopicConfigPatch(durability="fsync"))
 
             clients.start_soon(change)
-        assert life.engine.topics["loose"].barrier is None
+        assert life.engine.registry.topics["loose"].barrier is None
         with pytest.raises(ApiError, match="read_only"):
-            await life.engine.append("loose", AppendRequest(records=[]), Performance())
+            await life.engine.appends.append("loose", AppendRequest(records=[]), Performance())
         with pytest.raises(ApiError, match="read_only"):
-            await life.engine.delete_topic("loose", if_empty=False)
+            await life.engine.topic_lifecycle.delete("loose", if_empty=False)
 
     assert world.live(scenario)
 
@@ -372,27 +372,27 @@ def test_an_append_that_was_taken_before_the_disk_was_full_is_answered_and_may_s
     world = World(config=settings())
 
     async def scenario(life: Life) -> None:
-        await life.engine.put_topic("a", TopicConfigPatch(durability="fsync"))
+        await life.engine.topic_lifecycle.put("a", TopicConfigPatch(durability="fsync"))
         for name in ("preallocate", "create"):
             life.fs.inject(Fault(error=errno.ENOSPC, name=name, times=None))
 
         async def append() -> AppendResult:
             record = RecordIn(data=Raw(b'"%b"' % (b"x" * 14_000)))
             request = AppendRequest(records=[record], idempotency_key="k")
-            return await life.engine.append("a", request, Performance())
+            return await life.engine.appends.append("a", request, Performance())
 
         await append()
         record = RecordIn(data=Raw(b'"%b"' % (b"y" * 30_000)))
         waiting = AppendRequest(records=[record], idempotency_key="late")
         with trio.fail_after(20), pytest.raises(ApiError, match="may still be written") as refused:
-            await life.engine.append("a", waiting, Performance())
+            await life.engine.appends.append("a", waiting, Performance())
         assert (refused.value.status, refused.value.code) == (503, "read_only")
         with trio.fail_after(1), pytest.raises(ApiError) as again:
-            await life.engine.append("a", waiting, Performance())
+            await life.engine.appends.append("a", waiting, Performance())
         assert again.value.code == "read_only"
         life.fs.faults.clear()
         await trio.sleep(5)
-        result = await life.engine.append("a", waiting, Performance())
+        result = await life.engine.appends.append("a", waiting, Performance())
         assert (result.first_seq, result.deduped) == (2, True)
 
     assert world.live(scenario)

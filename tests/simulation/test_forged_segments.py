@@ -42,9 +42,9 @@ def written() -> tuple[World, Written]:
         records[seq] = (b'{"n":%d}' % seq, "".join(texts) or None, None)
 
     async def scenario(life: Life) -> None:
-        await life.engine.put_topic("t", TopicConfigPatch(durability="fsync"))
+        await life.engine.topic_lifecycle.put("t", TopicConfigPatch(durability="fsync"))
         for data, tag, _ in records.values():
-            await life.engine.append(
+            await life.engine.appends.append(
                 "t", AppendRequest(records=[RecordIn(data=msgspec.Raw(data), tag=tag)]), Performance()
             )
         await life.compactor.checkpoint()

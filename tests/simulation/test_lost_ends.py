@@ -48,7 +48,7 @@ async def write(life: Life, *, full: int, behind: bool) -> None:
     client = Client(life.engine, History())
     for name in ("appended", "copied", "committed", "other"):
         await client.create(name, durability="fsync")
-    await life.engine.put_router("router", RouterPatch(source="appended", dest="copied"))
+    await life.engine.routers.put("router", RouterPatch(source="appended", dest="copied"))
     if full:
         await client.append("other", 1, size=full)
     await trio.sleep(2)
@@ -56,8 +56,10 @@ async def write(life: Life, *, full: int, behind: bool) -> None:
         await life.compactor.checkpoint()
     await client.append("appended", COUNT, size=0)
     await until_idle(life)
-    await life.engine.stage("committed", "stage", _checked(numbered(range(1000, 1000 + COUNT), 0)), Performance())
-    await life.engine.commit_stages("committed", ["stage"], "key", Performance())
+    await life.engine.stages.append(
+        "committed", "stage", _checked(numbered(range(1000, 1000 + COUNT), 0)), Performance()
+    )
+    await life.engine.stage_commits.commit("committed", ["stage"], "key", Performance())
     await trio.sleep(2)
     while behind and len(wal_files(life.fs)) < 2:
         await client.append("other", 1, size=1000)

@@ -360,7 +360,7 @@ def at_random(seed: int) -> Script:
             await client.queue("dead", durability=rng.choice(STORED), max_deliveries=1, dead_letter="deader")
         names = [f"q{i}" for i in range(3)]
         for name in names:
-            if name not in life.engine.topics:
+            if name not in life.engine.registry.topics:
                 await make(client, name, rng)
 
         async def anything(name: str, rng: random.Random) -> None:
@@ -663,7 +663,7 @@ def salvaged(seed: int) -> None:
     config = replace(sweep.config, recovery="salvage")
 
     async def go_on(life: Life) -> None:
-        begun, kept, now = life.clock.monotonic_ms(), kept_by(life), life.engine.now_ms()
+        begun, kept, now = life.clock.monotonic_ms(), kept_by(life), life.engine.registry.now_ms()
         with nobody_moves(life):
             start = await shown_by(life, kept, now)
         await empty(life, Oracle(sweep.history, 0), start, now, begun)
@@ -809,7 +809,7 @@ def test_rule_26_of_two_calls_that_would_make_a_dead_letter_topic_ephemeral_one_
         async with trio.open_nursery() as both:
             both.start_soon(partial(client.queue, "jobs", max_deliveries=1, dead_letter="dead"))
             both.start_soon(partial(client.topic, "dead", durability="ephemeral"))
-        topics = life.engine.topics
+        topics = life.engine.registry.topics
         names = "jobs" in topics and topics["jobs"].config.dead_letter == "dead"
         assert not (names and "dead" in topics and topics["dead"].ephemeral)
 
@@ -830,7 +830,7 @@ def test_rule_26_a_call_that_is_not_waited_for_any_more_still_counts() -> None:
                 caller.cancel_scope.cancel()
             await client.topic("dead", durability="ephemeral")
             await trio.sleep(0.5)
-            topics = life.engine.topics
+            topics = life.engine.registry.topics
             assert not (topics["dead"].ephemeral and topics["jobs"].config.dead_letter == "dead")
 
         return script

@@ -76,7 +76,7 @@ def test_rule_1_an_idle_topic_gives_its_reserve_back_and_the_next_append_waits_f
         await client.create("plain", durability="disk")
         await client.append("plain", 3)
         await trio.sleep(3)
-        topic = life.engine.topics["plain"]
+        topic = life.engine.registry.topics["plain"]
         assert topic.ceiling == topic.ceiling_queued == 3
         synced = [op for op in life.fs.ops if op.name == "fdatasync"]
         await client.append("plain", 1)
@@ -117,7 +117,7 @@ def test_rule_1_a_clean_stop_waits_for_a_change_whose_client_has_gone() -> None:
         await client.append("plain", 5)
         async with trio.open_nursery() as clients:
             clients.start_soon(client.configure, "plain")
-            clients.start_soon(life.engine.put_topic, "plain", TopicConfigPatch(durability="memory"))
+            clients.start_soon(life.engine.topic_lifecycle.put, "plain", TopicConfigPatch(durability="memory"))
             await trio.testing.wait_all_tasks_blocked()
             clients.cancel_scope.cancel()
 
@@ -485,7 +485,7 @@ def test_rule_6_the_retention_clock_does_not_step_back_over_a_clean_stop() -> No
         await client.create("short", durability="fsync", ttl_ms=1000)
         await client.append("short", 2)
         await trio.sleep(2)
-        assert (await life.engine.topic_state("short", touch=False)).count == 0
+        assert (await life.engine.topic_states.of("short", touch=False)).count == 0
 
     again = lived(script, end="stop").after("kill")
     again.clock.step(-1_000_000)
@@ -516,7 +516,7 @@ def test_rule_7_a_reader_inside_a_hole_is_told_from_where_it_stands() -> None:
 
     async def look(life: Life, client: Client) -> None:
         await client.append("plain", 1)
-        result = await life.engine.read("plain", ReadRequest(from_seq=500), Performance())
+        result = await life.engine.reads.read("plain", ReadRequest(from_seq=500), Performance())
         assert result.tombstone is not None
         assert (result.tombstone.gap_from, result.tombstone.gap_to) == (501, 1024)
 
@@ -657,7 +657,7 @@ def test_rule_9_records_that_expire_beside_a_checkpoint_do_no_harm() -> None:
     def expire(op: Op) -> None:
         if op.name == "rename" and "snapshot" in op.path:
             world.clock.advance(6000)
-            engine[0].registry.expire(engine[0].topics["short"])
+            engine[0].registry.expire(engine[0].registry.topics["short"])
 
     async def with_engine(life: Life) -> None:
         engine.append(life.engine)
@@ -728,7 +728,7 @@ def test_rule_24_a_checkpoint_beside_it_takes_nothing_away(turns: int) -> None:
             await client.append("topic", 1000)
         async with trio.open_nursery() as clients:
             clients.start_soon(client.configure, "topic")
-            clients.start_soon(life.engine.put_topic, "topic", TopicConfigPatch(durability="fsync"))
+            clients.start_soon(life.engine.topic_lifecycle.put, "topic", TopicConfigPatch(durability="fsync"))
             for _ in range(turns):
                 await trio.lowlevel.checkpoint()
             await life.compactor.checkpoint()
@@ -798,10 +798,10 @@ def test_rule_27_on_a_failed_shard_every_mutation_is_503_and_reads_go_on() -> No
         assert life.engine.status.read_only
         for name in ("ephemeral", "memory", "disk", "fsync"):
             for refused in (
-                life.engine.append(name, AppendRequest(records=[]), Performance()),
-                life.engine.delete_records(name, 1, None, Performance()),
-                life.engine.put_topic(name, TopicConfigPatch(ttl_ms=1)),
-                life.engine.delete_topic(name, if_empty=False),
+                life.engine.appends.append(name, AppendRequest(records=[]), Performance()),
+                life.engine.deletions.delete_records(name, 1, None, Performance()),
+                life.engine.topic_lifecycle.put(name, TopicConfigPatch(ttl_ms=1)),
+                life.engine.topic_lifecycle.delete(name, if_empty=False),
             ):
                 with pytest.raises(ApiError) as error:
                     await refused
@@ -817,7 +817,7 @@ def test_rule_27_below_the_free_minimum_only_appends_are_refused() -> None:
         await client.append("safe", 2)
         life.store.space.shortage = "too little is free"
         with pytest.raises(ApiError, match="read_only"):
-            await life.engine.append("safe", AppendRequest(records=[]), Performance())
+            await life.engine.appends.append("safe", AppendRequest(records=[]), Performance())
         assert await client.delete("safe", before=2)
         assert await client.configure("safe", ttl_ms=1_000_000)
         await life.compactor.checkpoint()

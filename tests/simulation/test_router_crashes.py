@@ -256,7 +256,7 @@ def at_random(seed: int) -> Script:
         rng = random.Random(seed)
         names = [f"t{i}" for i in range(5)]
         for name in names:
-            if name not in life.engine.topics:
+            if name not in life.engine.registry.topics:
                 await client.topic(name, durability=rng.choice(CLASSES))
 
         async def anything(name: str, rng: random.Random) -> None:
@@ -504,7 +504,7 @@ def test_a_router_gets_to_the_end_of_a_source_that_has_left_ephemeral() -> None:
         began = trio.current_time()
         await client.look("b")
         assert trio.current_time() - began < 0.5
-        assert (await life.engine.router_state("a>b")).lag == 0
+        assert life.engine.routers.state("a>b").lag == 0
 
     judged_after(RouterSweep(), script, "kill", "drop")
 
@@ -523,7 +523,7 @@ def test_copies_are_read_while_a_checkpoint_puts_them_into_one_segment_after_ano
 
     async def read_between(life: Life, client: Client) -> None:
         async def breathe(_storing: Storing) -> None:
-            life.engine.topics["b"].blocks.clear()
+            life.engine.registry.topics["b"].blocks.clear()
             await client.look("b")
 
         monkeypatch.setattr(Storing, "_breathe", breathe)
@@ -584,7 +584,7 @@ def test_rule_24_turning_ephemeral_stores_all_records_from_before_whatever_was_l
         for _ in range(4):
             await fill(client, "a", 20)
             await checkpoint(life)
-        life.engine.topics["b"].blocks.drop_below(before.head + 1)  # those are read from the disk
+        life.engine.registry.topics["b"].blocks.drop_below(before.head + 1)  # those are read from the disk
         after = (await shown_by(life)).views["b"]
         assert before.records.items() <= after.records.items()
 

@@ -62,7 +62,7 @@ async def sealing(life: Life, client: Client) -> None:
             both.start_soon(fill, client, "disk", 2)
             both.start_soon(delete_matching, client, "memory", exactly("b"))
         await trio.sleep(0.2)
-    for name in list(life.engine.topics):
+    for name in list(life.engine.registry.topics):
         await client.look(name)
 
 
@@ -620,7 +620,7 @@ def test_one_topic_whose_files_fail_holds_up_no_other() -> None:
             await client.create(name, durability="fsync")
             await fill(client, name, 12)
         await life.compactor.checkpoint()
-        ids = [life.engine.topics[name].id for name in names]
+        ids = [life.engine.registry.topics[name].id for name in names]
         bad = life.fs.inject(Fault(error=errno.EIO, path=f"*/{ids[0]:016x}/*", times=None))
         with pytest.raises(OSError, match="error"):
             await life.relocator.pass_over()

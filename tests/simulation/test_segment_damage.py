@@ -52,7 +52,7 @@ def left() -> tuple[World, dict[str, Written]]:
 
     async def scenario(life: Life) -> None:
         for name in NAMES:
-            await life.engine.put_topic(name, TopicConfigPatch(durability="fsync"))
+            await life.engine.topic_lifecycle.put(name, TopicConfigPatch(durability="fsync"))
         for turn in range(9):
             for name, written in topics.items():
                 parts = [
@@ -60,12 +60,12 @@ def left() -> tuple[World, dict[str, Written]]:
                     for i in range(7)
                 ]
                 records = [RecordIn(data=msgspec.Raw(data), tag=tag, node=node) for data, tag, node in parts]
-                result = await life.engine.append(name, AppendRequest(records=records), Performance())
+                result = await life.engine.appends.append(name, AppendRequest(records=records), Performance())
                 written.records.update({result.first_seq + i: part for i, part in enumerate(parts)})
                 if turn in (2, 5, 8):
                     doomed = [seq for seq, part in written.records.items() if part[1] == "ab" and seq % 3]
                     top = max(doomed) + 1
-                    await life.engine.delete_records(name, top, Match("ab", prefix=False), Performance())
+                    await life.engine.deletions.delete_records(name, top, Match("ab", prefix=False), Performance())
                     written.deleted.update(
                         seq for seq, part in written.records.items() if part[1] == "ab" and seq < top
                     )
@@ -98,7 +98,7 @@ async def everything(life: Life, name: str) -> tuple[dict[int, Row], set[int]]:
     position = 0
     while True:
         request = ReadRequest(from_seq=position, limit=9, include_tags=True)
-        result = await life.engine.read(name, request, Performance())
+        result = await life.engine.reads.read(name, request, Performance())
         if (gap := result.tombstone) is not None:
             assert gap.reason == "corrupt", gap
             corrupt.update(range(gap.gap_from, gap.gap_to + 1))
@@ -118,12 +118,12 @@ async def check(life: Life, topics: dict[str, Written]) -> dict[str, set[int]]:
             assert (bytes(row.data), row.tag, row.node) == written.records[seq], f"{name}: seq {seq} is something else"
         missing = written.records.keys() - rows.keys() - written.deleted - corrupt
         assert not missing, f"{name}: seqs {sorted(missing)} are missing in silence"
-        state = await life.engine.topic_state(name, touch=False)
+        state = await life.engine.topic_states.of(name, touch=False)
         told = (state.count, state.earliest_seq, state.head_seq)
         assert told == (len(rows), min(rows, default=state.head_seq + 1), max(written.records)), f"{name}: {told}"
         size = sum(len(row.data) for row in rows.values())
         assert state.bytes == size, f"{name}: bytes {state.bytes}, not {size}"
-        life.engine.topic(name).log.check()
+        life.engine.registry.topic(name).log.check()
         announced[name] = corrupt - written.deleted
     return announced
 
@@ -159,7 +159,7 @@ def test_flipped_bits_are_announced_or_do_no_harm(seed: int, left: tuple[World, 
         announced = await check(life, topics)
         seen.append(announced)
         for name, seqs in announced.items():
-            directory = f"{life.engine.topic(name).id:016x}"
+            directory = f"{life.engine.registry.topic(name).id:016x}"
             mine = [first for of, first in touched if of == directory]
             for seq in seqs:
                 assert any(first <= seq < first + 10 for first in mine), (
@@ -230,7 +230,7 @@ def test_missing_derived_files_lose_nothing(kinds: tuple[str, ...], left: tuple[
         """Tags are found all the same."""
         for name, written in topics.items():
             doomed = [seq for seq, part in written.records.items() if part[1] == "b"]
-            result = await life.engine.delete_records(name, None, Match("b", prefix=False), Performance())
+            result = await life.engine.deletions.delete_records(name, None, Match("b", prefix=False), Performance())
             assert result.deleted == len(doomed)
 
     assert world.live(scenario)
@@ -268,15 +268,15 @@ def test_without_the_cold_directory_hot_records_are_served_and_cold_ones_come_ba
 
     async def away(life: Life) -> None:
         for name, written in topics.items():
-            topic = life.engine.topic(name)
+            topic = life.engine.registry.topic(name)
             spans = topic.log.stored.all()
             hot = first_hot[name] = next(s.first for s in spans if s.segment.tier == "hot")  # type: ignore[attr-defined]
-            state = await life.engine.topic_state(name, touch=False)
+            state = await life.engine.topic_states.of(name, touch=False)
             assert state.count == len(written.records) - len(written.deleted)
             with pytest.raises(ApiError) as refused:
-                await life.engine.read(name, ReadRequest(limit=5), Performance())
+                await life.engine.reads.read(name, ReadRequest(limit=5), Performance())
             assert (refused.value.code, refused.value.status) == ("not_ready", 503)
-            result = await life.engine.read(name, ReadRequest(from_seq=hot - 1, limit=1000), Performance())
+            result = await life.engine.reads.read(name, ReadRequest(from_seq=hot - 1, limit=1000), Performance())
             rows = msgspec.json.decode(b"[" + result.records + b"]", type=list[Row])
             assert [row.seq for row in rows] == [
                 seq for seq in written.records if seq >= hot and seq not in written.deleted
@@ -285,13 +285,15 @@ def test_without_the_cold_directory_hot_records_are_served_and_cold_ones_come_ba
         # A cold record may be deleted while it is away, and stays so.
         name, written = "t", topics["t"]
         victim = min(seq for seq, part in written.records.items() if seq not in written.deleted)
-        await life.engine.delete_records(name, victim + 1, None, Performance())
+        await life.engine.deletions.delete_records(name, victim + 1, None, Performance())
         cold_b = [
             seq
             for seq, part in written.records.items()
             if part[1] == "b" and seq < first_hot[name] and seq > victim and seq not in written.deleted
         ]
-        gone = await life.engine.delete_records(name, first_hot[name], Match("b", prefix=False), Performance())
+        gone = await life.engine.deletions.delete_records(
+            name, first_hot[name], Match("b", prefix=False), Performance()
+        )
         assert gone.deleted == len(cold_b)
         deleted.update({victim, *cold_b})
         await life.compactor.checkpoint()
@@ -334,10 +336,10 @@ def test_a_record_that_was_found_to_be_damaged_leaves_its_segment_once_and_stays
     world = World(config=CONFIG)
 
     async def write(life: Life) -> None:
-        await life.engine.put_topic("t", TopicConfigPatch(durability="fsync"))
+        await life.engine.topic_lifecycle.put("t", TopicConfigPatch(durability="fsync"))
         for n in range(12):
             records = [RecordIn(data=msgspec.Raw(b'{"n":%d,"x":"%b"}' % (n, b"y" * (500 if n == 3 else 5))))]
-            await life.engine.append("t", AppendRequest(records=records), Performance())
+            await life.engine.appends.append("t", AppendRequest(records=records), Performance())
         await life.compactor.checkpoint()
 
     assert world.live(write)

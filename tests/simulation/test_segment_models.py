@@ -114,9 +114,9 @@ class Player:
         if self.rng.random() < 0.4:
             patch |= self.patch()
         self.note(f"create {name} {patch}")
-        config, created = await life.engine.put_topic(name, TopicConfigPatch(**patch))
+        config, created = await life.engine.topic_lifecycle.put(name, TopicConfigPatch(**patch))
         assert created
-        epoch = life.engine.topic(name).id
+        epoch = life.engine.registry.topic(name).id
         assert epoch not in self.epochs, "an epoch was used again"
         self.epochs.add(epoch)
         model = self.models[name] = TopicModel(name, epoch, config)
@@ -125,12 +125,12 @@ class Player:
     async def configure(self, life: Life, name: str) -> None:
         model, patch = self.models[name], self.patch()
         self.note(f"configure {name} {patch}")
-        model.expire(life.engine.now_ms())
-        config, created = await life.engine.put_topic(name, TopicConfigPatch(**patch))
+        model.expire(life.engine.registry.now_ms())
+        config, created = await life.engine.topic_lifecycle.put(name, TopicConfigPatch(**patch))
         assert not created
-        model.expire(life.engine.now_ms())
+        model.expire(life.engine.registry.now_ms())
         model.configure(config)
-        model.expire(life.engine.now_ms())
+        model.expire(life.engine.registry.now_ms())
 
     async def append(self, life: Life, name: str, most: int = 12) -> None:
         model, rng = self.models[name], self.rng
@@ -138,19 +138,21 @@ class Player:
             known = rng.choice(list(model.keys))
             self.note(f"repeat {name} {known}")
             request = AppendRequest(records=[RecordIn(data=msgspec.Raw(b"0"))], idempotency_key=known)
-            again = await life.engine.append(name, request, Performance())
+            again = await life.engine.appends.append(name, request, Performance())
             assert (again.deduped, again.first_seq, again.count) == (True, *model.keys[known])
             return
         parts = self.parts(most)
         key = f"k{self.number}" if rng.random() < 0.2 else None
         records = [RecordIn(**{**part, "data": msgspec.Raw(part["data"])}) for part in parts]
         self.note(f"append {name} {len(parts)} {key or ''}")
-        now = life.engine.now_ms()
+        now = life.engine.registry.now_ms()
         model.expire(now)
         slots = slots_of(max(now, model.slots[-1].ts if model.slots else 0), parts)
         refusal = model.fits([slot.size for slot in slots])
         try:
-            result = await life.engine.append(name, AppendRequest(records=records, idempotency_key=key), Performance())
+            result = await life.engine.appends.append(
+                name, AppendRequest(records=records, idempotency_key=key), Performance()
+            )
         except ApiError as error:
             assert error.code == refusal, f"{error} instead of {refusal}"  # noqa: PT017
             return
@@ -173,16 +175,16 @@ class Player:
             low = model.earliest if rng.random() < 0.8 else 0
             before = rng.randint(low, max(low, model.head + 2))
         self.note(f"delete {name} before {before} {match}")
-        model.expire(life.engine.now_ms())
+        model.expire(life.engine.registry.now_ms())
         seqs = model.selected(before, match)
-        result = await life.engine.delete_records(name, before, match, Performance())
+        result = await life.engine.deletions.delete_records(name, before, match, Performance())
         model.delete(seqs)
         shown = (result.deleted, result.earliest_seq, result.head_seq, result.count, result.bytes)
         assert shown == (len(seqs), model.earliest, model.head, model.count, model.bytes), f"{name}: {shown}"
 
     async def delete_topic(self, life: Life, name: str) -> None:
         self.note(f"delete topic {name}")
-        assert (await life.engine.delete_topic(name, if_empty=False))[0]
+        assert (await life.engine.topic_lifecycle.delete(name, if_empty=False))[0]
         del self.models[name]
 
     async def look(self, life: Life, name: str) -> None:
@@ -199,8 +201,8 @@ class Player:
                 include_meta=rng.random() < 0.7,
                 max_batch_bytes=8 << 20,
             )
-            result = await life.engine.read(name, request, Performance())
-            model.expire(life.engine.now_ms())
+            result = await life.engine.reads.read(name, request, Performance())
+            model.expire(life.engine.registry.now_ms())
             model.check_read(request, result)
 
     async def upkeep(self, life: Life) -> None:
@@ -243,16 +245,16 @@ class Player:
             await self.upkeep(life)
 
     async def compare(self, life: Life) -> None:
-        assert set(life.engine.topics) == set(self.models)
+        assert set(life.engine.registry.topics) == set(self.models)
         for model in self.models.values():
             await compare(life.engine, model, limit=self.rng.choice([5, 100, 1000]))
-        for topic in life.engine.topics.values():
+        for topic in life.engine.registry.topics.values():
             topic.log.check()
 
     async def after_start(self, life: Life) -> None:
-        assert set(life.engine.topics) == set(self.models)
+        assert set(life.engine.registry.topics) == set(self.models)
         for name, model in self.models.items():
-            model.restart(life.engine.topic(name).log.head_seq)
+            model.restart(life.engine.registry.topic(name).log.head_seq)
         await self.compare(life)
 
 
@@ -337,7 +339,7 @@ def test_an_idle_reclaimer_leaves_at_most_twice_the_live_bytes_and_the_active_se
         await settle_upkeep(life)
         await player.compare(life)
         found = data_files(world)
-        for topic in life.engine.topics.values():
+        for topic in life.engine.registry.topics.values():
             mine = {path: size for path, size in found.items() if f"/{topic.id:016x}/" in path}
             segments = topic.shelf.segments if topic.shelf is not None else set()
             active = sum(segment.data_bytes for segment in segments if not segment.sealed)
@@ -392,7 +394,7 @@ class Crowd:
                     for i in range(rng.randint(1, 6))
                 ]
                 records = [RecordIn(data=msgspec.Raw(data), tag=tag) for data, tag in parts]
-                result = await engine.append("t", AppendRequest(records=records), Performance())
+                result = await engine.appends.append("t", AppendRequest(records=records), Performance())
                 for i, (data, tag) in enumerate(parts):
                     self.sent[result.first_seq + i] = data
                     self.tags[result.first_seq + i] = tag
@@ -409,7 +411,7 @@ class Crowd:
                 and (match is None or match.matches(self.tags[seq]))
             ]
             self.dead.update(dict.fromkeys(doomed, self.step))
-            result_of = await engine.delete_records("t", before, match, Performance())
+            result_of = await engine.deletions.delete_records("t", before, match, Performance())
             assert result_of.deleted == len(doomed)
             self.gone.update(doomed)
         self.done.set()
@@ -424,7 +426,7 @@ class Crowd:
             seen: dict[int, bytes] = {}
             while True:
                 request = ReadRequest(from_seq=position, limit=rng.choice([3, 20, 1000]), include_tags=True)
-                result = await self.life.engine.read("t", request, Performance())
+                result = await self.life.engine.reads.read("t", request, Performance())
                 assert result.tombstone is None, f"{result.tombstone} at {position}"
                 rows = msgspec.json.decode(b"[" + result.records + b"]", type=list[Row])
                 seen.update({row.seq: bytes(row.data) for row in rows})
@@ -461,7 +463,7 @@ def test_readers_beside_all_kinds_of_upkeep_miss_nothing_and_see_no_damage(
     world = World(seed, config=tiny(rng, segment_max_age_ms=rng.choice([0, 5])))
 
     async def scenario(life: Life) -> None:
-        await life.engine.put_topic("t", TopicConfigPatch(durability=rng.choice(["fsync", "disk", "memory"])))
+        await life.engine.topic_lifecycle.put("t", TopicConfigPatch(durability=rng.choice(["fsync", "disk", "memory"])))
         crowd = Crowd(seed, life)
         async with trio.open_nursery() as nursery:
             nursery.start_soon(crowd.client, requests)
@@ -469,7 +471,7 @@ def test_readers_beside_all_kinds_of_upkeep_miss_nothing_and_see_no_damage(
                 nursery.start_soon(crowd.reader, seed * 10 + i)
             for i, what in enumerate(("checkpoint", "reclaim", "relocate")):
                 nursery.start_soon(crowd.upkeep, what, seed * 10 + i)
-        for topic in life.engine.topics.values():
+        for topic in life.engine.registry.topics.values():
             topic.log.check()
 
     assert world.live(scenario)
@@ -483,18 +485,20 @@ def test_columns_of_more_segments_than_the_cache_has_room_for() -> None:
 
     async def scenario(life: Life) -> None:
         engine = life.engine
-        await engine.put_topic("t", TopicConfigPatch(durability="fsync"))
+        await engine.topic_lifecycle.put("t", TopicConfigPatch(durability="fsync"))
         for i in range(64):
             records = [RecordIn(data=msgspec.Raw(b"%d" % i), tag=f"t{i % 3}")]
-            await engine.append("t", AppendRequest(records=records), Performance())
+            await engine.appends.append("t", AppendRequest(records=records), Performance())
         await life.compactor.checkpoint()
         with trio.fail_after(60):
             for tag in ("t0", "t1"):
-                assert (await engine.delete_records("t", None, Match(tag, prefix=False), Performance())).deleted
-            result = await engine.read("t", ReadRequest(limit=1000), Performance())
+                assert (
+                    await engine.deletions.delete_records("t", None, Match(tag, prefix=False), Performance())
+                ).deleted
+            result = await engine.reads.read("t", ReadRequest(limit=1000), Performance())
             assert result.count == 21
             await life.reclaimer.pass_over()
-            result = await engine.read("t", ReadRequest(limit=1000), Performance())
+            result = await engine.reads.read("t", ReadRequest(limit=1000), Performance())
             assert result.count == 21
 
     assert World(config=settings(segment_max_events=8, cache_bytes=0)).live(scenario)
@@ -503,19 +507,19 @@ def test_columns_of_more_segments_than_the_cache_has_room_for() -> None:
 async def _relocated(life: Life, deleted: list[int], durability: Literal["disk", "fsync"] = "fsync") -> None:
     """A topic with segments of which the first may go to the cold directory, some of its records deleted."""
     engine = life.engine
-    await engine.put_topic("t", TopicConfigPatch(durability=durability))
+    await engine.topic_lifecycle.put("t", TopicConfigPatch(durability=durability))
     records = [RecordIn(data=msgspec.Raw(b"%d" % seq), tag=f"t{seq}") for seq in range(1, 21)]
-    await engine.append("t", AppendRequest(records=records), Performance())
+    await engine.appends.append("t", AppendRequest(records=records), Performance())
     await life.compactor.checkpoint()
     for seq in deleted:
-        await engine.delete_records("t", None, Match(f"t{seq}", prefix=False), Performance())
+        await engine.deletions.delete_records("t", None, Match(f"t{seq}", prefix=False), Performance())
 
 
 COLD_SETTINGS = settings(segment_max_events=8, cold_dir=Path(COLD), hot_retain_segments=1)
 
 
 async def _seqs(life: Life) -> list[int]:
-    result = await life.engine.read("t", ReadRequest(limit=1000), Performance())
+    result = await life.engine.reads.read("t", ReadRequest(limit=1000), Performance())
     return [row.seq for row in msgspec.json.decode(b"[" + result.records + b"]", type=list[Row])]
 
 
@@ -542,7 +546,7 @@ def test_a_cold_segment_without_its_flags_is_not_rewritten_over_and_over() -> No
         await _relocated(life, [])
         assert await life.relocator.pass_over() == 1
         for seq in range(2, 8):  # the front stays
-            await life.engine.delete_records("t", None, Match(f"t{seq}", prefix=False), Performance())
+            await life.engine.deletions.delete_records("t", None, Match(f"t{seq}", prefix=False), Performance())
         with trio.fail_after(60):
             await life.reclaimer.pass_over()
         await settle_upkeep(life)
@@ -556,13 +560,13 @@ def test_a_cold_segment_without_its_flags_is_not_rewritten_over_and_over() -> No
 
 async def _half_of_it_deleted(life: Life) -> None:
     """Five segments, three of them cold, of which every second record is deleted by tag."""
-    await life.engine.put_topic("t", TopicConfigPatch(durability="fsync"))
+    await life.engine.topic_lifecycle.put("t", TopicConfigPatch(durability="fsync"))
     for _ in range(10):
         records = [RecordIn(data=msgspec.Raw(b"1"), tag="keep" if i == 0 else "dead") for i in range(4)]
-        await life.engine.append("t", AppendRequest(records=records), Performance())
+        await life.engine.appends.append("t", AppendRequest(records=records), Performance())
     await life.compactor.checkpoint()
     assert await life.relocator.pass_over() == 3
-    await life.engine.delete_records("t", None, Match("dead", prefix=False), Performance())
+    await life.engine.deletions.delete_records("t", None, Match("dead", prefix=False), Performance())
 
 
 @pytest.mark.parametrize("late", [False, True])
@@ -609,7 +613,7 @@ def test_a_segment_that_cannot_be_replaced_keeps_no_other_one_from_it() -> None:
 def test_what_a_reclaimer_looks_at_before_the_checkpoint_it_looks_at_behind_it() -> None:
     async def scenario(life: Life) -> None:
         await _relocated(life, [])
-        await life.engine.delete_records("t", 17, None, Performance())
+        await life.engine.deletions.delete_records("t", 17, None, Performance())
         await life.reclaimer.pass_over()
         await life.compactor.checkpoint()
         await life.reclaimer.pass_over()
@@ -624,18 +628,18 @@ def test_leaving_ephemeral_with_a_deletion_inside_a_block_and_no_cache() -> None
 
     async def scenario(life: Life) -> None:
         engine = life.engine
-        await engine.put_topic("t", TopicConfigPatch(durability="ephemeral"))
+        await engine.topic_lifecycle.put("t", TopicConfigPatch(durability="ephemeral"))
         for first in range(1, 1024, 341):  # noqa: B007  # behind the first ceiling, so that a commit waits for a sync
             records = [RecordIn(data=msgspec.Raw(b"1"))] * 341
-            await engine.append("t", AppendRequest(records=records), Performance())
+            await engine.appends.append("t", AppendRequest(records=records), Performance())
         records = [RecordIn(data=msgspec.Raw(b"%d" % seq), tag=f"t{seq}") for seq in range(3)]
-        await engine.append("t", AppendRequest(records=records), Performance())
-        await engine.delete_records("t", None, Match("t1", prefix=False), Performance())
+        await engine.appends.append("t", AppendRequest(records=records), Performance())
+        await engine.deletions.delete_records("t", None, Match("t1", prefix=False), Performance())
         with trio.fail_after(60):
-            await engine.put_topic("t", TopicConfigPatch(durability="fsync"))
-        assert engine.topic("t").log.count == first + 340 + 2
+            await engine.topic_lifecycle.put("t", TopicConfigPatch(durability="fsync"))
+        assert engine.registry.topic("t").log.count == first + 340 + 2
         assert (await _seqs(life))[:1] == [1]
-        assert (await engine.read("t", ReadRequest(from_seq=1023), Performance())).count == 2
+        assert (await engine.reads.read("t", ReadRequest(from_seq=1023), Performance())).count == 2
 
     assert World(config=settings(cache_bytes=0)).live(scenario)
 
@@ -646,16 +650,18 @@ def test_a_match_on_an_active_segment_whose_columns_are_not_loaded() -> None:
     async def scenario(life: Life) -> None:
         engine = life.engine
         for name in ("t", "u"):
-            await engine.put_topic(name, TopicConfigPatch(durability="fsync"))
+            await engine.topic_lifecycle.put(name, TopicConfigPatch(durability="fsync"))
             records = [RecordIn(data=msgspec.Raw(b"1"), tag=f"t{seq % 3}") for seq in range(6)]
-            await engine.append(name, AppendRequest(records=records), Performance())
-            await engine.delete_records(name, None, Match("t1", prefix=False), Performance())
+            await engine.appends.append(name, AppendRequest(records=records), Performance())
+            await engine.deletions.delete_records(name, None, Match("t1", prefix=False), Performance())
             await life.compactor.checkpoint()
         for name in ("t", "u"):
-            for topic in engine.topics.values():
+            for topic in engine.registry.topics.values():
                 for span in topic.log.stored.all():
                     span.detach()
-            assert (await engine.delete_records(name, None, Match("t2", prefix=False), Performance())).deleted == 2
+            assert (
+                await engine.deletions.delete_records(name, None, Match("t2", prefix=False), Performance())
+            ).deleted == 2
 
     assert World(config=settings(cache_bytes=0)).live(scenario)
 
@@ -666,7 +672,7 @@ def test_a_segment_that_was_removed_before_a_kill_is_not_named_in_a_copy_behind_
 
     async def scenario(life: Life) -> None:
         await _relocated(life, [], "disk")
-        await life.engine.delete_records("t", 17, None, Performance())
+        await life.engine.deletions.delete_records("t", 17, None, Performance())
         await trio.sleep(3)  # no seq stays reserved, so that the next start finds nothing to change in the part
         await life.compactor.checkpoint()
         if removed:
@@ -674,7 +680,7 @@ def test_a_segment_that_was_removed_before_a_kill_is_not_named_in_a_copy_behind_
 
     async def later(life: Life) -> None:
         # A removal is in the log, and has the start look at the topic; without one nothing does.
-        assert (life.engine.topic("t") in life.engine.registry.changed) == removed
+        assert (life.engine.registry.topic("t") in life.engine.registry.changed) == removed
         files, _ = await life.engine.checkpoint(0)
         assert {f"{ROOT}/{name}" for name in files if not name.startswith("cold:")} <= set(after.fs.tree())
         await settle_upkeep(life)
@@ -688,11 +694,11 @@ def test_a_segment_that_was_removed_before_a_kill_is_not_named_in_a_copy_behind_
 
 def test_dead_records_with_long_tags_do_not_keep_their_segment() -> None:
     async def scenario(life: Life) -> None:
-        await life.engine.put_topic("t", TopicConfigPatch(durability="fsync"))
+        await life.engine.topic_lifecycle.put("t", TopicConfigPatch(durability="fsync"))
         records = [RecordIn(data=msgspec.Raw(b"1"), tag="x" * 256 if seq % 2 else None) for seq in range(16)]
-        await life.engine.append("t", AppendRequest(records=records), Performance())
+        await life.engine.appends.append("t", AppendRequest(records=records), Performance())
         await life.compactor.checkpoint()
-        await life.engine.delete_records("t", None, Match("x", prefix=True), Performance())
+        await life.engine.deletions.delete_records("t", None, Match("x", prefix=True), Performance())
         await settle_upkeep(life)
         assert sum(data_files(world).values()) <= 2 * 8 * (MIN_FRAME_BYTES + 1)
 

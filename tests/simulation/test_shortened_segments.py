@@ -33,12 +33,12 @@ def whole() -> tuple[World, Written]:
     topic = Written(records, set())
 
     async def scenario(life: Life) -> None:
-        await life.engine.put_topic("t", TopicConfigPatch(durability="fsync"))
+        await life.engine.topic_lifecycle.put("t", TopicConfigPatch(durability="fsync"))
         for data, tag, _ in topic.records.values():
             record = RecordIn(data=msgspec.Raw(data), tag=tag)
-            await life.engine.append("t", AppendRequest(records=[record]), Performance())
+            await life.engine.appends.append("t", AppendRequest(records=[record]), Performance())
         await life.compactor.checkpoint()
-        await life.engine.delete_records("t", None, Match("tag", prefix=False), Performance())
+        await life.engine.deletions.delete_records("t", None, Match("tag", prefix=False), Performance())
         topic.deleted.add(13)
         await life.compactor.checkpoint()
 
@@ -101,7 +101,7 @@ def test_what_a_shortened_file_does_not_have_is_announced_at_the_start(
     counts = []
 
     async def look(life: Life) -> None:
-        state = await life.engine.topic_state("t", touch=False)
+        state = await life.engine.topic_states.of("t", touch=False)
         counts.append(state.count)  # before anybody has read anything
         assert (await check(life, {"t": topic}))["t"] == lost
 
@@ -124,7 +124,7 @@ def test_a_file_that_is_missing_is_announced_at_the_start(whole: tuple[World, Wr
 
     async def look(life: Life) -> None:
         lost = set(range(VICTIM, VICTIM + PER_SEGMENT)) - topic.deleted
-        assert (await life.engine.topic_state("t", touch=False)).count == len(topic.records) - 1 - len(lost)
+        assert (await life.engine.topic_states.of("t", touch=False)).count == len(topic.records) - 1 - len(lost)
         assert (await check(life, {"t": topic}))["t"] == lost
 
     assert world.live(look)
@@ -145,15 +145,15 @@ def test_what_the_start_leaves_is_looked_at_when_the_daemon_is_ready(
     expected = len(topic.records) - len(topic.deleted)
 
     async def look(life: Life) -> None:
-        assert (await life.engine.topic_state("t", touch=False)).count == expected
+        assert (await life.engine.topic_states.of("t", touch=False)).count == expected
         assert life.engine.length_check.pending
         async with trio.open_nursery() as nursery:
             nursery.start_soon(life.engine.length_check.run)
             with trio.fail_after(60):
-                while life.engine.topic("t").log.count == expected:  # noqa: ASYNC110 (bounded polling)
+                while life.engine.registry.topic("t").log.count == expected:  # noqa: ASYNC110 (bounded polling)
                     await trio.sleep(0.01)
             nursery.cancel_scope.cancel()
-        assert (await life.engine.topic_state("t", touch=False)).count == expected - len(gone)
+        assert (await life.engine.topic_states.of("t", touch=False)).count == expected - len(gone)
         assert not life.engine.length_check.pending
         assert (await check(life, {"t": topic}))["t"] == gone
 
@@ -180,7 +180,7 @@ def test_a_deletion_does_not_hide_what_was_found_to_be_damaged_before_it(
     async def hide(life: Life) -> None:
         if found == "by a read":
             await everything(life, "t")
-        await life.engine.delete_records("t", 23, None, Performance())
+        await life.engine.deletions.delete_records("t", 23, None, Performance())
         told.append(await everything(life, "t"))
 
     async def look(life: Life) -> None:
@@ -204,7 +204,7 @@ def test_a_damaged_record_is_noted_once(whole: tuple[World, Written]) -> None:
     world.fs.flip_bit(path, rows_of(content).offset[4] + 35, 3)
 
     async def look(life: Life) -> None:
-        writer = life.engine.store.writers[life.engine.topic("t").shard]
+        writer = life.engine.store.writers[life.engine.registry.topic("t").shard]
         ends: list[Position] = []
         for _ in range(3):
             await everything(life, "t")

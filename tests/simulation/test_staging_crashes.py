@@ -61,27 +61,27 @@ class Script:
 
     async def append(self, life: Life, name: str, numbers: Sequence[int]) -> None:
         """Append to the topic itself."""
-        await life.engine.append(TOPIC, request(name, numbers), Performance())
+        await life.engine.appends.append(TOPIC, request(name, numbers), Performance())
         self.history.append(("appended", (name, list(numbers))))
 
     async def stage(self, life: Life, stage: str, numbers: Sequence[int]) -> None:
         """Append to a stage, and repeat it: it is there once."""
         self.history.append(("staging", (stage, list(numbers))))
         for _ in range(2):
-            await life.engine.stage(TOPIC, stage, request(stage, numbers, f"k/{numbers[0]}"), Performance())
+            await life.engine.stages.append(TOPIC, stage, request(stage, numbers, f"k/{numbers[0]}"), Performance())
         self.history.append(("staged", (stage, list(numbers))))
 
     async def commit(self, life: Life, key: str, *stages: str) -> CommitResult:
         """Commit stages under a key."""
         self.history.append(("committing", (key, stages)))
-        result = await life.engine.commit_stages(TOPIC, stages, key, Performance())
+        result = await life.engine.stage_commits.commit(TOPIC, stages, key, Performance())
         self.history.append(("committed", (key, stages, result)))
         return result
 
     async def delete(self, life: Life, stage: str) -> None:
         """Drop a stage."""
         self.history.append(("deleting", stage))
-        assert await life.engine.delete_stage(TOPIC, stage)
+        assert await life.engine.stages.delete(TOPIC, stage)
         self.history.append(("deleted", stage))
 
 
@@ -117,7 +117,7 @@ async def everything(life: Life) -> list[dict[str, Any]]:
     position = 0
     while True:
         asked = ReadRequest(from_seq=position, limit=1000, include_tags=True, max_batch_bytes=1 << 20)
-        answer = await life.engine.read(TOPIC, asked, Performance())
+        answer = await life.engine.reads.read(TOPIC, asked, Performance())
         found += json.loads(b"[%b]" % answer.records)
         position = answer.next_from_seq
         if answer.caught_up:
@@ -131,11 +131,11 @@ def numbers_of(records: Sequence[dict[str, Any]]) -> list[tuple[str, int]]:
 async def judge(life: Life, known: Known, fate: End, durability: str) -> list[tuple[str, int]]:
     """Check everything about a recovered machine; what its topic holds in the end."""
     engine = life.engine
-    if TOPIC not in engine.topics:
+    if TOPIC not in engine.registry.topics:
         assert not known.acked
         assert not engine.registry.stages
         return []
-    target = engine.topics[TOPIC]
+    target = engine.registry.topics[TOPIC]
     may_lose = fate != "kill" and durability != "fsync"
     for name in target.stages or {}:
         assert target.commit_keys is None or not target.commit_keys.has_closed(name), f"{name!r} has come back"
@@ -143,7 +143,9 @@ async def judge(life: Life, known: Known, fate: End, durability: str) -> list[tu
     for key, stages in known.keys.items():
         wanted = [(stage, n) for stage in stages for n in known.acked.get(stage, [])]
         there = [one for one in before if one[0] in stages]
-        remembered = target.commit_keys is not None and target.commit_keys.lookup(key, engine.now_ms()) is not None
+        remembered = (
+            target.commit_keys is not None and target.commit_keys.lookup(key, engine.registry.now_ms()) is not None
+        )
         if key in known.answers:
             assert remembered, f"the commit {key!r} was answered and is forgotten"
         if remembered:
@@ -152,10 +154,10 @@ async def judge(life: Life, known: Known, fate: End, durability: str) -> list[tu
             assert not there, f"the commit {key!r} has published something, and nobody knows of it"
         if not remembered and not set(stages) <= (target.stages or {}).keys():
             with pytest.raises(ApiError, match="stage_not_found"):
-                await engine.commit_stages(TOPIC, stages, key, Performance())
+                await engine.stage_commits.commit(TOPIC, stages, key, Performance())
             assert may_lose, f"a stage of {key!r} is gone after {fate}"
             continue
-        result = await engine.commit_stages(TOPIC, stages, key, Performance())
+        result = await engine.stage_commits.commit(TOPIC, stages, key, Performance())
         assert result.deduped is remembered
         assert result.count == len(wanted)
         if key in known.answers:
@@ -180,11 +182,11 @@ async def judge(life: Life, known: Known, fate: End, durability: str) -> list[tu
             assert may_lose, f"stage {name!r} is gone after {fate}"
             continue
         if not gone and name not in known.doomed:
-            result = await engine.commit_stages(TOPIC, [name], f"late-{name}", Performance())
+            result = await engine.stage_commits.commit(TOPIC, [name], f"late-{name}", Performance())
             assert result.count >= len(acked_numbers)
             late = [record for record in await everything(life) if record["$seq"] >= result.first_seq]
             assert numbers_of(late) == [(name, n) for n in known.asked[name][: result.count]]
-    life.engine.topics[TOPIC].log.check()
+    life.engine.registry.topics[TOPIC].log.check()
     return numbers_of(await everything(life))
 
 
@@ -195,7 +197,7 @@ async def clear_away(life: Life) -> None:
         await life.reclaimer.pass_over()
     assert not life.engine.registry.common.copying
     ids = set(life.store.tiers.hot.topics())
-    assert ids <= {topic.id for topic in life.engine.by_id.values()}, "the files of a stage are left"
+    assert ids <= {topic.id for topic in life.engine.registry.by_id.values()}, "the files of a stage are left"
 
 
 def crash_everywhere(
@@ -212,7 +214,7 @@ def crash_everywhere(
     wrecks = wrecks_of(world, lambda: len(script), stride=1 if EVERYTHING else stride)
 
     async def live(life: Life) -> None:
-        await life.engine.put_topic(TOPIC, TopicConfigPatch(durability=durability))  # type: ignore[arg-type]
+        await life.engine.topic_lifecycle.put(TOPIC, TopicConfigPatch(durability=durability))  # type: ignore[arg-type]
         await scenario(life, script)
         life.engine.status.phase = "draining"
 
@@ -330,7 +332,7 @@ def test_a_stage_that_has_lost_records_is_dropped_by_the_start_that_finds_it(lef
     script = Script()
 
     async def fill(life: Life) -> None:
-        await life.engine.put_topic(TOPIC, TopicConfigPatch(durability="fsync"))
+        await life.engine.topic_lifecycle.put(TOPIC, TopicConfigPatch(durability="fsync"))
         await script.stage(life, "a", [0, 1, 2])
         await script.stage(life, "b", [10])
         await life.compactor.checkpoint()
@@ -347,12 +349,12 @@ def test_a_stage_that_has_lost_records_is_dropped_by_the_start_that_finds_it(lef
 
     async def go_on(life: Life) -> None:
         with pytest.raises(ApiError, match="stage_not_found"):
-            await life.engine.commit_stages(TOPIC, ["a"], "q/1", Performance())
-        result = await life.engine.stage(TOPIC, "a", request("a", [3]), Performance())
+            await life.engine.stage_commits.commit(TOPIC, ["a"], "q/1", Performance())
+        result = await life.engine.stages.append(TOPIC, "a", request("a", [3]), Performance())
         told.append(result.count)
 
     async def commit(life: Life) -> None:
-        told.append((await life.engine.commit_stages(TOPIC, ["a", "b"], "q/2", Performance())).count)
+        told.append((await life.engine.stage_commits.commit(TOPIC, ["a", "b"], "q/2", Performance())).count)
 
     assert world.live(go_on)
     assert world.after("drop").live(commit)

@@ -44,7 +44,7 @@ PATH: Final = "/data/wal/shard-00/wal-00000000000000000000.log"
 @asynccontextmanager
 async def held(life: Life, name: str) -> AsyncIterator[None]:
     """Somebody else is at work on the files of this topic, for so long that a checkpoint passes over it."""
-    shelf = life.engine.topics[name].shelf
+    shelf = life.engine.registry.topics[name].shelf
     assert shelf is not None
 
     async def hold() -> None:
@@ -138,10 +138,10 @@ def test_rule_15_a_log_that_ends_early_unnoticed_uses_no_seq_again_that_was_copi
         names: dict[int, str] = {}
         for name in ("a", "b", "c", "d", "e", "f"):
             await client.create(name, durability="fsync")
-            names.setdefault(shard_of(life.engine.topics[name].id, 2), name)
+            names.setdefault(shard_of(life.engine.registry.topics[name].id, 2), name)
         source, dest = names[0], names[1]
         await client.append(source, 2)
-        await life.engine.put_router("copies", RouterPatch(source=source, dest=dest, start="earliest"))
+        await life.engine.routers.put("copies", RouterPatch(source=source, dest=dest, start="earliest"))
         await until_idle(life)
         await trio.sleep(0.1)
         before.update(source=source, dest=dest, file=life.fs.tree()[PATH])
@@ -333,7 +333,7 @@ def test_rule_18_a_segment_that_copies_are_made_of_stays_where_it_is(after: str)
             await client.append(name, n, size=1000)
         for _ in range(2):
             await life.compactor.checkpoint()
-        await life.engine.put_router("copies", RouterPatch(source="source", dest="dest", start="earliest"))
+        await life.engine.routers.put("copies", RouterPatch(source="source", dest="dest", start="earliest"))
         await until_idle(life)
         if after == "relocation":
             await life.relocator.pass_over()
@@ -357,7 +357,7 @@ def test_rule_18_copies_that_are_written_out_are_there_with_the_cursor_that_has_
         await client.create("source", durability="ephemeral")
         await client.create("dest", durability="fsync")
         router = RouterPatch(source="source", dest="dest", start="earliest", guarantee="exactly_once")
-        await life.engine.put_router("copies", router)
+        await life.engine.routers.put("copies", router)
         await client.append("source", 2)
         await until_idle(life)
 

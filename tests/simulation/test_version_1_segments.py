@@ -23,7 +23,7 @@ async def append(life: Life, topic: Written, count: int) -> None:
         tag = "doomed" if seq in (2, 3, 4, 5, 6, 7) else (forged(seq) or "") + (forged(seq + 3) or "")
         topic.records[seq] = (b'{"n":%d}' % seq, tag, None)
         record = RecordIn(data=msgspec.Raw(topic.records[seq][0]), tag=tag)
-        await life.engine.append("t", AppendRequest(records=[record]), Performance())
+        await life.engine.appends.append("t", AppendRequest(records=[record]), Performance())
 
 
 @pytest.fixture
@@ -32,7 +32,7 @@ def old(monkeypatch: pytest.MonkeyPatch) -> tuple[World, Written]:
     world, topic = World(config=CONFIG), Written({}, set())
 
     async def scenario(life: Life) -> None:
-        await life.engine.put_topic("t", TopicConfigPatch(durability="fsync"))
+        await life.engine.topic_lifecycle.put("t", TopicConfigPatch(durability="fsync"))
         await append(life, topic, 20)
         await life.compactor.checkpoint()
 
@@ -73,7 +73,7 @@ def test_they_become_new_when_they_are_rewritten(old: tuple[World, Written]) -> 
     world, topic = old
 
     async def rewrite(life: Life) -> None:
-        await life.engine.delete_records("t", None, Match("doomed", prefix=False), Performance())
+        await life.engine.deletions.delete_records("t", None, Match("doomed", prefix=False), Performance())
         topic.deleted.update(range(2, 8))
         await life.compactor.checkpoint()
         await life.reclaimer.pass_over()
@@ -120,7 +120,7 @@ def test_a_shortened_one_is_announced(keep: int, old: tuple[World, Written]) -> 
     async def look(life: Life) -> None:
         found = (await check(life, {"t": topic}))["t"]
         assert found == set(range(min(found), 17))
-        assert (await life.engine.topic_state("t", touch=False)).count == len(topic.records) - len(found)
+        assert (await life.engine.topic_states.of("t", touch=False)).count == len(topic.records) - len(found)
 
     assert world.live(look)
     assert world.live(look)

@@ -157,15 +157,15 @@ async def _housekeeping(engine: Engine, scope: trio.CancelScope) -> None:
     with scope:
         while True:
             await trio.sleep(0.5)
-            engine.lower_idle_ceilings()
-            await engine.expire_keys()
+            engine.ceilings.lower_idle()
+            await engine.keys.expire()
 
 
 async def _drain(engine: Engine) -> None:
     """As `Daemon._drain`, behind HTTP."""
     engine.start_draining()
     await engine.quiesce()
-    engine.lower_all_ceilings()
+    engine.ceilings.lower_all()
     await engine.announce_last_checkpoint()
     for writer in engine.store.writers:
         await writer.stop()

@@ -138,7 +138,11 @@ class Clients:
     async def do_topic(self, _actor: str, what: Mapping[str, Any]) -> None:
         """Make a topic, or change its config."""
         name, patch = what["topic"], what["config"]
-        if name not in self.engine.topics and self.truth.latest(name) is not None and self.truth.current(name).created:
+        if (
+            name not in self.engine.registry.topics
+            and self.truth.latest(name) is not None
+            and self.truth.current(name).created
+        ):
             return  # it was deleted, and nobody knows
         await self._put(name, patch)
 
@@ -146,14 +150,14 @@ class Clients:
         instance, asked = self.truth.current(name), self.truth.tick()
         self.truth.config_asked(instance, patch)
         try:
-            config, _ = await self.engine.put_topic(name, TopicConfigPatch(**patch))
+            config, _ = await self.engine.topic_lifecycle.put(name, TopicConfigPatch(**patch))
         except ApiError as error:
             self._alive()
             if error.status == 400:
                 self.truth.config_refused(instance)
             return
         self._alive()
-        self.truth.config_answered(instance, config, self.engine.topics[name].id, asked)
+        self.truth.config_answered(instance, config, self.engine.registry.topics[name].id, asked)
         await self._synced(instance)
 
     async def do_again(self, _actor: str, what: Mapping[str, Any]) -> None:
@@ -162,7 +166,7 @@ class Clients:
         if instance is not None and instance.options:
             self.truth.topic_deletion_asked(instance)
             try:
-                await self.engine.delete_topic(instance.name, if_empty=False)
+                await self.engine.topic_lifecycle.delete(instance.name, if_empty=False)
             except ApiError:
                 self._alive()
                 return
@@ -173,7 +177,7 @@ class Clients:
     async def _synced(self, instance: Instance) -> None:
         """Look how far the disk is known to hold."""
         with self._refusable():
-            state = await self.engine.topic_state(instance.name, touch=False)
+            state = await self.engine.topic_states.of(instance.name, touch=False)
             self._alive()
             if state.epoch == instance.epoch and self._is(instance):
                 self.truth.synced(instance, state.synced_seq)
@@ -206,7 +210,7 @@ class Clients:
     async def _append(self, batch: Batch) -> None:
         request = AppendRequest(records=list(batch.records), idempotency_key=batch.key, create=False)
         with self._refusable():
-            result = await self.engine.append(batch.instance.name, request, Performance())
+            result = await self.engine.appends.append(batch.instance.name, request, Performance())
             self._alive()
             if self._is(batch.instance):
                 self.truth.append_answered(batch, result.first_seq, result.count, deduped=result.deduped)
@@ -227,15 +231,15 @@ class Clients:
     async def do_delete(self, _actor: str, what: Mapping[str, Any]) -> None:
         """Delete what is before some place, or what has some tag."""
         instance = self.truth.latest(what["topic"])
-        if instance is None or not instance.options or instance.name not in self.engine.topics:
+        if instance is None or not instance.options or instance.name not in self.engine.registry.topics:
             return
         before = int(what["share"] * instance.head) + 1 if "share" in what else None
         match = Match(what["tag"], prefix=what["prefix"]) if "tag" in what else None
         deletion = self.truth.deletion_asked(instance, before, match)
         with self._refusable():
-            await self.engine.delete_records(instance.name, before, match, Performance())
+            await self.engine.deletions.delete_records(instance.name, before, match, Performance())
             self._alive()
-            topic = self.engine.topics.get(instance.name)
+            topic = self.engine.registry.topics.get(instance.name)
             if topic is not None and self._is(instance):
                 self.truth.deletion_answered(instance, deletion, topic.log.head_seq)
 
@@ -273,14 +277,14 @@ class Clients:
         if name not in self.truth.plans:
             return
         options = self.truth.plans[name]
-        if not all(end in self.engine.topics for end in (options["source"], options["dest"])):
+        if not all(end in self.engine.registry.topics for end in (options["source"], options["dest"])):
             return
         known = self.truth.routers[name]
         removals = known.removals
         self.truth.router_asked(name)
         with self._refusable():
             try:
-                state, _ = await self.engine.put_router(name, RouterPatch(**options))
+                state, _ = await self.engine.routers.put(name, RouterPatch(**options))
             finally:
                 known.asking -= 1
             self._alive()
@@ -293,7 +297,7 @@ class Clients:
             return
         known.there = "maybe"
         with self._refusable():
-            await self.engine.delete_router(what["router"])
+            await self.engine.routers.delete(what["router"])
             self._alive()
             known.there = "no"
 
@@ -307,7 +311,7 @@ class Clients:
         claim = _Claim(instance, actor, what["lease_ms"], self.now(), self.truth.tick())
         request = ClaimRequest(node=actor, most=what["most"], lease_ms=what["lease_ms"], wait_ms=what.get("wait_ms", 0))
         with self._refusable():
-            result = await self.engine.claim(instance.name, request, Performance())
+            result = await self.engine.queues.claim(instance.name, request, Performance())
             self._alive()
             self._claimed(claim, result.jobs)
 
@@ -318,23 +322,23 @@ class Clients:
             return
         taken: list[Lease] = []
         with self._refusable():
-            work = await self.engine.open_work(instance.name, actor, what["most"], what["lease_ms"])
+            work = await self.engine.queues.open_work(instance.name, actor, what["most"], what["lease_ms"])
             try:
                 with trio.move_on_after(what["ms"] / 1000):
                     while True:
                         claim = _Claim(instance, actor, what["lease_ms"], self.now(), self.truth.tick())
-                        jobs = await self.engine.next_jobs(work)
+                        jobs = await self.engine.queues.next_jobs(work)
                         self._alive()
                         taken += self._claimed(claim, jobs)
             finally:
                 for lease in taken:
                     lease.over = True
-                self.engine.close_work(work)
+                self.engine.queues.close_work(work)
 
     def _claimed(self, claim: _Claim, jobs: Sequence[Job]) -> list[Lease]:
         """Jobs were given out."""
         instance = claim.instance
-        if not self._is(instance) or self.engine.topics[instance.name].id != instance.epoch:
+        if not self._is(instance) or self.engine.registry.topics[instance.name].id != instance.epoch:
             return []
         lengths = [config.lease_ms for config in instance.configs]
         durable = claim.durable and all(config.leases_durable for config in instance.options)
@@ -382,7 +386,7 @@ class Clients:
         start = int(what["which"] * len(mine))
         leases = [lease for lease in mine[start : start + what["count"]] if self._is(lease.instance)]
         leases = list({lease.seq: lease for lease in leases}.values())
-        if not leases or leases[0].instance.name not in self.engine.topics:
+        if not leases or leases[0].instance.name not in self.engine.registry.topics:
             return
         instance, ms = leases[0].instance, what.get("ms", 0)
         asked, classes = self.now(), set(instance.classes)
@@ -401,7 +405,7 @@ class Clients:
         with self._refusable():
             result = await self._send(kind, instance.name, request, ms)
             self._alive()
-            if not self._is(instance) or self.engine.topics[instance.name].id != instance.epoch:
+            if not self._is(instance) or self.engine.registry.topics[instance.name].id != instance.epoch:
                 return
             self.truth.acted(instance, held, result.done)
             if kind == "ack":
@@ -413,10 +417,10 @@ class Clients:
 
     async def _send(self, kind: str, name: str, request: HeldRequest, ms: int) -> HeldResult:
         if kind == "ack":
-            return await self.engine.ack(name, request, Performance())
+            return await self.engine.queues.ack(name, request, Performance())
         if kind == "nack":
-            return await self.engine.nack(name, request, ms, Performance())
-        return await self.engine.extend(name, request, ms, Performance())
+            return await self.engine.queues.nack(name, request, ms, Performance())
+        return await self.engine.queues.extend(name, request, ms, Performance())
 
     # -- stages ------------------------------------------------------------------------------------------------------
 
@@ -437,7 +441,7 @@ class Clients:
             records=list(records), datas=[bytes(one.data) for one in records], tags=None, nodes=None, metas=None
         )
         with self._refusable():
-            result = await self.engine.stage(instance.name, stage.name, request, Performance())
+            result = await self.engine.stages.append(instance.name, stage.name, request, Performance())
             self._alive()
             if self._is(instance):  # else it may have gone to a stage of the topic that was made again
                 self.truth.stage_answered(stage, batch, result.count)
@@ -466,7 +470,7 @@ class Clients:
     async def _commit(self, commit: Commit) -> None:
         names = [stage.name for stage in commit.stages]
         try:
-            result = await self.engine.commit_stages(commit.instance.name, names, commit.key, Performance())
+            result = await self.engine.stage_commits.commit(commit.instance.name, names, commit.key, Performance())
         except ApiError as error:
             self._alive()
             if self._is(commit.instance) and error.code == "stage_not_found":
@@ -482,7 +486,7 @@ class Clients:
         if stage is not None and self._is(stage.instance):
             stage.may_be_gone = True
             with self._refusable():
-                await self.engine.delete_stage(stage.instance.name, stage.name)
+                await self.engine.stages.delete(stage.instance.name, stage.name)
 
     # -- watching ----------------------------------------------------------------------------------------------------
 
@@ -492,7 +496,7 @@ class Clients:
         starts, followers = {}, {}
         for name in what["topics"]:
             instance = self.truth.latest(name)
-            if instance is None or not instance.created or name not in self.engine.topics:
+            if instance is None or not instance.created or name not in self.engine.registry.topics:
                 continue
             known, position = positions.get(name, (instance, 0))
             position = position if known is instance else 0
@@ -622,7 +626,7 @@ class Follower:
 
 async def exported(life: Life, name: str) -> tuple[dict[int, Record], list[tuple[int, int, str]], End]:
     """A topic by way of an export: its records, its gaps, and the end. Raises ApiError."""
-    export = await life.engine.export(name, ExportRequest())
+    export = await life.engine.exports.open(name, ExportRequest())
     records: dict[int, Record] = {}
     gaps: list[tuple[int, int, str]] = []
     while (piece := await export.next_slice()) is not None:

@@ -372,12 +372,16 @@ class _Run:
                 await _claim_all(life.engine, name, came[name])
             if around == CLAIM_ROUNDS // 2:
                 for name in queues:  # what cannot be buried comes back
-                    if life.engine.topics[name].config.dead_letter is not None:
-                        await life.engine.put_topic(name, TopicConfigPatch(dead_letter=None))
-            if not any(life.engine.topics[name].log.count for name in queues):
+                    if life.engine.registry.topics[name].config.dead_letter is not None:
+                        await life.engine.topic_lifecycle.put(name, TopicConfigPatch(dead_letter=None))
+            if not any(life.engine.registry.topics[name].log.count for name in queues):
                 break
             await trio.sleep(4)
-        left = {name: life.engine.topics[name].log.count for name in queues if life.engine.topics[name].log.count}
+        left = {
+            name: life.engine.registry.topics[name].log.count
+            for name in queues
+            if life.engine.registry.topics[name].log.count
+        }
         if left:
             broken(f"queues do not get empty: {left}")
         await until_idle(life)
@@ -413,13 +417,15 @@ async def _claim_all(engine: Engine, name: str, came: set[int]) -> None:
     """Claim all there is of a queue, and ack it."""
     while True:
         jobs = (
-            await engine.claim(name, ClaimRequest(node=STRANGER, most=1000, lease_ms=30_000, wait_ms=0), Performance())
+            await engine.queues.claim(
+                name, ClaimRequest(node=STRANGER, most=1000, lease_ms=30_000, wait_ms=0), Performance()
+            )
         ).jobs
         if not jobs:
             return
         came.update(job.seq for job in jobs)
         held = HeldRequest(node=STRANGER, seqs=[job.seq for job in jobs], lease_ids=[job.lease_id for job in jobs])
-        await engine.ack(name, held, Performance())
+        await engine.queues.ack(name, held, Performance())
 
 
 async def shown_by(life: Life) -> Shown:
@@ -427,16 +433,16 @@ async def shown_by(life: Life) -> Shown:
     check_logs(life)
     views: dict[str, View] = {}
     states: dict[str, QueueState] = {}
-    for name in list(life.engine.topics):
+    for name in list(life.engine.registry.topics):
         view = views[name] = await _settled_view(life, name)
         if not view.config.ttl_ms:
             records, gaps, _ = await exported(life, name)
             if records != view.records or gaps != view.gaps:
                 broken(f"{name}: a diff shows {view.records} {view.gaps}, an export {records} {gaps}")
-        state = await life.engine.topic_state(name, touch=False)
+        state = await life.engine.topic_states.of(name, touch=False)
         if isinstance(state.queue, QueueState) and not view.config.ttl_ms:
             states[name] = state.queue
-    routers, more = await life.engine.list_routers("", None, None, None, 1000)
+    routers, more = life.engine.routers.page("", None, None, None, 1000)
     assert not more
     check_logs(life)
     stages = {stage.name: (stage.log.head_seq, stage.log.count) for stage in life.engine.registry.stages.values()}

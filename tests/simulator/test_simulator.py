@@ -138,10 +138,10 @@ def _damaged_in_two_segments() -> World:
     world = World(config=settings(segment_max_events=4, segment_max_age_ms=0))
 
     async def fill(life: Life) -> None:
-        await life.engine.put_topic("t", TopicConfigPatch(durability="fsync"))
+        await life.engine.topic_lifecycle.put("t", TopicConfigPatch(durability="fsync"))
         for n in range(1, 9):
             record = RecordIn(data=msgspec.Raw(b'{"n":%d}' % n))
-            await life.engine.append("t", AppendRequest(records=[record]), Performance())
+            await life.engine.appends.append("t", AppendRequest(records=[record]), Performance())
         await life.compactor.checkpoint()
 
     assert world.live(fill)

@@ -40,7 +40,7 @@ class Maker:
         self.random = random.Random(seed)
 
     async def put(self, name: str, **patch: Any) -> None:
-        await self.life.engine.put_topic(name, TopicConfigPatch(**patch))
+        await self.life.engine.topic_lifecycle.put(name, TopicConfigPatch(**patch))
 
     async def append(self, name: str, count: int, tags: Sequence[str] = (), size: int = 40) -> None:
         """Records in batches of random size, each with a random tag of `tags`."""
@@ -54,12 +54,12 @@ class Maker:
                 )
                 for _ in range(n)
             ]
-            await self.life.engine.append(name, AppendRequest(records=records), Performance())
+            await self.life.engine.appends.append(name, AppendRequest(records=records), Performance())
             left -= n
 
     async def delete(self, name: str, before_seq: int | None = None, match: Any = None) -> None:
         wanted = parse_match(match) if match is not None else None
-        await self.life.engine.delete_records(name, before_seq, wanted, Performance())
+        await self.life.engine.deletions.delete_records(name, before_seq, wanted, Performance())
 
     async def checkpoint(self) -> None:
         await self.life.compactor.checkpoint()
@@ -94,7 +94,7 @@ def made(seed: int = 0, *, end: str = "stop", config: Settings = CONFIG, world: 
         await make.checkpoint()
         await life.reclaimer.pass_over()
         await make.checkpoint()
-        await life.engine.delete_topic("gone", if_empty=False)
+        await life.engine.topic_lifecycle.delete("gone", if_empty=False)
         await life.reclaimer.pass_over()
 
     async def second(life: Life) -> None:

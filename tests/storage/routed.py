@@ -17,12 +17,12 @@ KEPT: Final = 24
 
 async def connect(life: Life, name: str, source: str, dest: str, **fields: Any) -> None:
     """Create or update a router. `start` is `from`."""
-    await life.engine.put_router(name, RouterPatch(source=source, dest=dest, **fields))
+    await life.engine.routers.put(name, RouterPatch(source=source, dest=dest, **fields))
 
 
 async def settle(life: Life, *names: str) -> None:
     """Bring everything to these topics that is on its way."""
-    await life.engine.catch_up(names)
+    await life.engine.routers.catch_up(names)
 
 
 async def connected(life: Life, seed: int) -> Maker:
@@ -62,7 +62,7 @@ async def first_life(life: Life, seed: int) -> None:
     await connect(life, "narrow", "narrow", "narrow2", start="earliest")  # what is there no more is a hole
     await settle(life, "late", "narrow2")
     await make.delete("orders", match="blue")
-    await life.engine.delete_router("over")
+    await life.engine.routers.delete("over")
     await life.reclaimer.pass_over()
     await life.relocator.pass_over()
 
@@ -76,7 +76,7 @@ async def second_life(life: Life, seed: int) -> None:
     await settle(life, *DESTS, "orphaned")
     await make.delete("copies", match="red")
     await make.delete("joined", before_seq=20)
-    await life.engine.delete_topic("narrow", if_empty=False)
+    await life.engine.topic_lifecycle.delete("narrow", if_empty=False)
     await make.append("fleeting", 5)
     await make.append("orders", 20, ["red", "green"], size=300)
     await settle(life, *DESTS)

@@ -1,6 +1,9 @@
 """The live daemon: the topics in memory, their commits on the way to disk, and what callers may ask of them.
 
-engine             the one door, for HTTP and for tests: it wires the parts below and decides what is ready
+engine             puts the parts below together, and decides what is ready; callers use the parts
+topic_states       the state of a topic, and the list of them
+engine_metrics     figures for whoever scrapes
+restoration        what recovery has found becomes live topics
 registry           which topics there are, and what they hold together
 topic              a live topic, and `Commit`: a change on its way through its shard
 commits            a decided change into its shard's queue

@@ -124,6 +124,11 @@ class Registry:
             raise topic_not_found(name)
         return topic
 
+    def caps_of(self, name: str) -> tuple[int, int]:
+        """The most records and bytes that a topic may hold, 0 for no cap and of a topic that does not exist."""
+        topic = self.topics.get(name)
+        return (topic.config.cap_records, topic.config.cap_bytes) if topic is not None else (0, 0)
+
     def make(self, topic_id: int, name: str, config: TopicConfig, shard: int) -> Topic:
         """A topic that nobody finds before `add`."""
         topic = Topic(topic_id, name, config, shard, self.cache, self.common)

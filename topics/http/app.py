@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from topics.auth.keys import Keyring
-from topics.http.calls import Engine
+from topics.engine.engine import Engine
 from topics.http.gate import Gate
 from topics.telemetry.audit_log import AuditLog
 

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Awaitable, Callable, Iterable, Mapping, MutableMapping, Sequence, Sized
+from collections.abc import Awaitable, Callable, Iterable, Mapping, MutableMapping
 from dataclasses import dataclass, field
-from typing import Any, Final, Protocol, TypeVar
+from typing import Any, Final, TypeVar
 
 import msgspec
 import trio
@@ -13,41 +13,13 @@ from msgspec import UNSET
 
 from topics.auth.keys import OPEN, Key
 from topics.auth.keys import Scope as KeyScope
-from topics.config import Settings
-from topics.engine.delivery.watch_sessions import Watching
-from topics.engine.operations.export import Export, ExportRequest
-from topics.engine.queues.queue_calls import Work
 from topics.errors import ApiError
 from topics.http.answer_types import AppendAnswer
 from topics.http.connections.connection import Connection
 from topics.http.grants import Grant
 from topics.http.routes import Route
-from topics.log.tag_match import Match
-from topics.model import (
-    AppendRequest,
-    AppendResult,
-    CheckedAppend,
-    ClaimRequest,
-    ClaimResult,
-    CommitResult,
-    DeleteResult,
-    HeldRequest,
-    HeldResult,
-    Job,
-    Performance,
-    ReadRequest,
-    ReadResult,
-    RouterPatch,
-    RouterState,
-    StageResult,
-    TopicConfig,
-    TopicConfigPatch,
-    TopicState,
-    TopicSummary,
-)
-from topics.runtime.clock import Clock
+from topics.model import AppendResult, Performance
 from topics.runtime.withdrawal import interruptible
-from topics.telemetry.figures import EngineFigures
 
 T = TypeVar("T")
 
@@ -64,114 +36,6 @@ again on seeing it finds the place free. A longer one keeps its place until its 
 there is no room for it."""
 
 encode: Final = msgspec.json.Encoder().encode
-
-
-class Status(Protocol):
-    """What HTTP asks of `Engine.status`."""
-
-    @property
-    def phase(self) -> str:
-        """`starting`, `replaying`, `ready` or `draining`."""
-
-    @property
-    def replay_progress(self) -> float:
-        """0..1."""
-
-    @property
-    def started_ms(self) -> int:
-        """On the monotonic clock."""
-
-
-class Engine(Protocol):
-    """What HTTP asks of `topics.engine.engine.Engine`, which documents it.
-
-    Everything raises `ApiError` for what a client should see.
-    """
-
-    @property
-    def settings(self) -> Settings: ...
-
-    @property
-    def status(self) -> Status: ...
-
-    @property
-    def clock(self) -> Clock: ...
-
-    async def put_topic(
-        self, name: str, patch: TopicConfigPatch, *, create: bool = True
-    ) -> tuple[TopicConfig, bool]: ...
-
-    async def delete_topic(self, name: str, *, if_empty: bool) -> tuple[bool, list[str]]: ...
-
-    async def topic_state(self, name: str, *, touch: bool) -> TopicState: ...
-
-    async def list_topics(
-        self, prefix: str, after: str | None, page_size: int, key: Key
-    ) -> tuple[list[TopicSummary], bool]: ...
-
-    async def put_router(self, name: str, patch: RouterPatch, *, create: bool = True) -> tuple[RouterState, bool]: ...
-
-    async def router_state(self, name: str) -> RouterState: ...
-
-    async def list_routers(
-        self, prefix: str, source: str | None, dest: str | None, after: str | None, page_size: int, key: Key
-    ) -> tuple[list[RouterState], bool]: ...
-
-    def router_ends(self, name: str) -> tuple[str, str] | None: ...
-
-    async def delete_router(self, name: str) -> bool: ...
-
-    async def catch_up(self, names: Iterable[str]) -> None: ...
-
-    async def append(self, name: str, request: AppendRequest, perf: Performance) -> AppendResult: ...
-
-    async def read(self, name: str, request: ReadRequest, perf: Performance) -> ReadResult: ...
-
-    async def export(self, name: str, request: ExportRequest) -> Export: ...
-
-    def caps_of(self, name: str) -> tuple[int, int]: ...
-
-    async def stage(self, topic: str, stage: str, request: CheckedAppend, perf: Performance) -> StageResult: ...
-
-    async def commit_stages(
-        self, topic: str, stages: Sequence[str], idempotency_key: str, perf: Performance
-    ) -> CommitResult: ...
-
-    async def delete_stage(self, topic: str, stage: str) -> bool: ...
-
-    async def delete_records(
-        self, name: str, before_seq: int | None, match: Match | None, perf: Performance
-    ) -> DeleteResult: ...
-
-    async def checkpoint(self, hold_ms: int) -> tuple[list[str], dict[int, list[int]]]: ...
-
-    async def claim(self, name: str, request: ClaimRequest, perf: Performance) -> ClaimResult: ...
-
-    def has_window(self, name: str) -> bool: ...
-
-    def ready_jobs(self, name: str) -> int: ...
-
-    def give_back(self, name: str, jobs: Sequence[Job]) -> None: ...
-
-    async def ack(self, name: str, request: HeldRequest, perf: Performance) -> HeldResult: ...
-
-    async def nack(self, name: str, request: HeldRequest, delay_ms: int, perf: Performance) -> HeldResult: ...
-
-    async def extend(self, name: str, request: HeldRequest, lease_ms: int, perf: Performance) -> HeldResult: ...
-
-    async def open_work(self, name: str, node: str, most: int, lease_ms: int | None) -> Work: ...
-
-    async def next_jobs(self, work: Work) -> list[Job]: ...
-
-    def close_work(self, work: Work) -> None: ...
-
-    @property
-    def watching(self) -> Watching: ...
-
-    async def figures(self, key: Key) -> EngineFigures: ...
-
-    @property
-    def topics(self) -> Sized: ...
 
 
 class ClientGone(Exception):

@@ -22,6 +22,7 @@ from werkzeug.exceptions import HTTPException
 
 from topics.auth.keys import ANY_KEY, Key, Keyring
 from topics.config import is_loopback
+from topics.engine.engine import Engine
 from topics.errors import ApiError
 from topics.http.accept import qualities
 from topics.http.access.key_access import Access
@@ -31,7 +32,6 @@ from topics.http.calls import (
     PROMPT_ANSWER,
     Call,
     ClientGone,
-    Engine,
     OpenAnswer,
     Receive,
     Response,

@@ -1,7 +1,8 @@
 """What the engine tells of itself when it is scraped: plain figures, no formatting, no I/O.
 
-The engine fills these (`Engine.figures`), all but the sums over every topic in one step of the loop, so that a scrape
-sees one moment; `topics.http.answers.metrics` turns them into the names of `docs/spec/api.md` section 11.
+The engine fills these (`topics.engine.engine_metrics`), all but the sums over every topic in one step of the loop, so
+that a scrape sees one moment; `topics.http.answers.metrics` turns them into the names of `docs/spec/api.md` section
+11.
 """
 
 from __future__ import annotations

@@ -104,17 +104,17 @@ class World:
 
     def instance(self, name: str) -> Instance:
         """Of a topic that is there."""
-        topic = self.life.engine.topics[name]
+        topic = self.life.engine.registry.topics[name]
         found = self.instances.setdefault(topic.id, Instance(topic.id, name))
         found.filters.add(topic.config.dedupe_node)
         return found
 
     def view(self) -> View:
         states = {}
-        for name, topic in self.life.engine.topics.items():
+        for name, topic in self.life.engine.registry.topics.items():
             end = topic.log.head_seq if topic.ephemeral else min(topic.log.head_seq, topic.synced_seq)
             states[name] = State(topic.id, topic.log.earliest_seq, topic.log.head_seq, end, topic.config.ttl_ms)
-        return View(self.version, self.life.engine.now_ms(), states)
+        return View(self.version, self.life.engine.registry.now_ms(), states)
 
     def passed_over(
         self, epoch: int, first: int, last: int, hidden: frozenset[str], version: int | None, where: str
@@ -212,7 +212,7 @@ class Follower:
         assert not self.ended, f"{frame} after the last one"
         version = None if view is None else view.version
         if frame.kind == "topic_deleted":
-            assert self.bound is None or self.bound not in self.world.life.engine.by_id
+            assert self.bound is None or self.bound not in self.world.life.engine.registry.by_id
             self.ended = True
             return
         assert self.bound is not None

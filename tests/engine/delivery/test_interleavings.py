@@ -76,27 +76,27 @@ class Walk:
             records.append(
                 RecordIn(data=msgspec.Raw(data), node=self.random.choice(NODES), tag=self.random.choice(TAGS))
             )
-        result = await self.life.engine.append(name, AppendRequest(records=records), Performance())
-        instance, topic = self.world.instance(name), self.life.engine.topics[name]
+        result = await self.life.engine.appends.append(name, AppendRequest(records=records), Performance())
+        instance, topic = self.world.instance(name), self.life.engine.registry.topics[name]
         for seq, record in enumerate(records, result.first_seq):
             instance.written[seq] = Written(bytes(record.data), record.node, record.tag, topic.last_ts)
 
     async def delete(self, name: str) -> None:
-        topic = self.life.engine.topics.get(name)
+        topic = self.life.engine.registry.topics.get(name)
         if topic is None:
             return
-        await self.life.engine._loader.expire(topic)
+        await self.life.engine.loader.expire(topic)
         instance, begun = self.world.instance(name), self.world.tick()
         earliest, head, ttl_ms = topic.log.earliest_seq, topic.log.head_seq, topic.config.ttl_ms
         before = self.random.choice((None, earliest + self.random.randint(0, 5), self.random.randint(1, head + 1)))
         match = self.random.choice((None, "x", "y")) if before is not None else self.random.choice(("x", "y"))
         parsed = None if match is None else parse_match(match)
-        await self.life.engine.delete_records(name, before, parsed, Performance())
+        await self.life.engine.deletions.delete_records(name, before, parsed, Performance())
         done = self.world.tick()
         for seq in range(earliest, head + 1):
             written = instance.written[seq]
             if (before is None or seq < before) and (match is None or written.tag == match):
-                if ttl_ms and self.life.engine.now_ms() - written.ts > ttl_ms:
+                if ttl_ms and self.life.engine.registry.now_ms() - written.ts > ttl_ms:
                     instance.unsure.add(seq)
                 else:
                     instance.removed.setdefault(seq, Removal(begun, done))
@@ -113,24 +113,24 @@ class Walk:
             )
         )
         for value in (True, False):  # a reader may see either as soon as it is decided
-            if patch.get("dedupe_node") is value and name in self.life.engine.topics:
+            if patch.get("dedupe_node") is value and name in self.life.engine.registry.topics:
                 self.world.instance(name).filters.add(value)
-        await self.life.engine.put_topic(name, TopicConfigPatch(**patch))
+        await self.life.engine.topic_lifecycle.put(name, TopicConfigPatch(**patch))
         self.world.instance(name)
 
     async def drop(self, name: str) -> None:
         if self.random.random() < 0.4:
-            await self.life.engine.delete_topic(name, if_empty=False)
+            await self.life.engine.topic_lifecycle.delete(name, if_empty=False)
 
     async def keep_house(self, name: str) -> None:
-        topic = self.life.engine.topics.get(name)
+        topic = self.life.engine.registry.topics.get(name)
         if self.random.random() < 0.5:
             async with self._house:  # one at a time, as the daemon does it
                 await self.life.compactor.checkpoint()
                 await self.life.engine.reclaimer.pass_over()
                 await self.life.engine.relocator.pass_over()
         elif topic is not None and not topic.ephemeral:
-            await self.life.engine._loader.expire(topic)
+            await self.life.engine.loader.expire(topic)
 
     def press(self) -> None:
         """What the governor does."""
@@ -168,7 +168,9 @@ class Walk:
 
     async def act(self) -> None:
         if len(self.clients) < 5 and (not self.clients or self.random.random() < 0.2):
-            names = [name for name in self.names if name in self.life.engine.topics and self.random.random() < 0.8]
+            names = [
+                name for name in self.names if name in self.life.engine.registry.topics and self.random.random() < 0.8
+            ]
             if names:
                 kind = Client if self.random.random() < 0.7 else Socket
                 self.clients.append(kind(self, names))
@@ -327,7 +329,7 @@ class Client(Reader):
     def check_rest(self) -> None:
         assert self.over or self.is_open or all(follower.ended for follower in self.followers.values())
         for name, follower in self.followers.items():
-            topic = self.walk.life.engine.topics.get(name)
+            topic = self.walk.life.engine.registry.topics.get(name)
             if not self.over and not follower.ended:
                 assert topic is not None
                 assert (follower.epoch, follower.end) == (topic.id, topic.log.head_seq) or self._is_silent(follower)
@@ -336,7 +338,7 @@ class Client(Reader):
     def _is_silent(self, follower: Follower) -> bool:
         """The rest, up to the head, was removed on request."""
         feed = next(feed for feed in self.session.feeds if feed.name == follower.name)
-        head = self.walk.life.engine.topics[follower.name].log.head_seq
+        head = self.walk.life.engine.registry.topics[follower.name].log.head_seq
         follower.check_position(feed.position, self.walk.world.version)
         return follower.epoch == feed.epoch and feed.position == head
 
@@ -367,7 +369,7 @@ class Socket(Reader):
 
     def _command(self) -> None:
         assert self.connection is not None
-        streams, topics = self.walk.streams, self.walk.life.engine.topics
+        streams, topics = self.walk.streams, self.walk.life.engine.registry.topics
         if self.current and self.random.random() < 0.4:
             streams.unsubscribe(self.connection, self.random.choice(self.names))
             return

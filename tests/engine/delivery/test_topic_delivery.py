@@ -47,7 +47,7 @@ async def forget_payloads(life: Life, *topics: str) -> None:
     """What is on disk is in memory no more."""
     await trio.sleep(0.1)
     for topic in topics:
-        life.engine.topics[topic].blocks.clear()
+        life.engine.registry.topics[topic].blocks.clear()
 
 
 @contextmanager
@@ -415,7 +415,7 @@ async def test_a_topic_that_goes_while_its_records_are_read_is_told_once(
         with held(disk, Kind.HOT_READ):
             reader = await streams.watch("t", "other")
             await settle()
-            await life.engine.delete_topic("t", if_empty=False)
+            await life.engine.topic_lifecycle.delete("t", if_empty=False)
             await settle()
         await trio.sleep(2)
         assert reader.kinds("t") == ["topic_deleted"]
@@ -477,7 +477,7 @@ async def test_strong_waits_for_the_sync(durability: Any, autojump_clock: Any, n
         await life.put("t", durability=durability)
         strong, eventual = await streams.watch("t", strong=True), await streams.watch("t")
         await settle()
-        topic = life.engine.topics["t"]
+        topic = life.engine.registry.topics["t"]
         syncs: list[int] = []
         life.fs.subscribe(lambda op: syncs.append(topic.log.head_seq) if op.name == "fdatasync" else None)
         with held(disk, Kind.WAL):
@@ -593,7 +593,7 @@ async def test_a_topic_that_nobody_follows_keeps_nothing_for_it(
     life: Life, streams: Streams, autojump_clock: Any
 ) -> None:
     await life.append("t", 1)
-    topic = life.engine.topics["t"]
+    topic = life.engine.registry.topics["t"]
     readers: list[Connection] = [await streams.watch("t") for _ in range(2)]
     poll = Called(streams.nursery, lambda: life.read("t", 1, wait_ms=1000))
     await settle()
@@ -618,7 +618,7 @@ async def test_a_socket_that_unsubscribes_follows_no_more(life: Life, streams: S
     assert socket.seqs("t") == [1]
     assert watching.unsubscribe(socket.outbox, "t")
     assert not watching.unsubscribe(socket.outbox, "t")
-    assert life.engine.topics["t"].audience is None
+    assert life.engine.registry.topics["t"].audience is None
     await life.append("t", 2)
     await settle()
     assert socket.seqs("t") == [1]
@@ -632,8 +632,8 @@ async def test_nothing_keeps_a_deleted_topic(life: Life, streams: Streams, autoj
     socket = streams.socket()
     streams.subscribe(socket, streams.resolve(socket, "t", "other"))
     await settle()
-    gone = life.engine.topics["t"].id
-    await life.engine.delete_topic("t", if_empty=False)
+    gone = life.engine.registry.topics["t"].id
+    await life.engine.topic_lifecycle.delete("t", if_empty=False)
     await trio.sleep(1)
     assert reader.kinds("t")[-1] == socket.kinds("t")[-1] == "topic_deleted"
     await life.append("other", 2)
@@ -654,7 +654,7 @@ async def test_a_topic_that_is_waited_for_is_delivered_when_it_is_made(
     waiting, given_up = [await streams.connect(watching.stream_of("t", wanted, last_id)) for last_id in (None, None)]
     await settle()
     assert (waiting.open, waiting.received) == (True, [])
-    assert "t" not in life.engine.topics
+    assert "t" not in life.engine.registry.topics
     given_up.cut()
     await settle()
     await life.append("t", 1, 2)

@@ -159,7 +159,7 @@ async def test_a_session_of_many_topics_resumes_by_its_ids(life: Life, streams: 
         await life.append(name, 1)
         await settle()
     half = next(line for line, frame, _ in first.received if frame.seqs and frame.topic == "t35")
-    await life.engine.delete_topic("t69", if_empty=False)
+    await life.engine.topic_lifecycle.delete("t69", if_empty=False)
     await settle()
     first.cut()
     await settle()
@@ -298,12 +298,12 @@ async def test_the_last_topic_takes_the_stream_and_the_session_with_it(
     session, _ = streams.session("t", "u")
     reader = await streams.connect(session)
     await settle()
-    await life.engine.delete_topic("t", if_empty=False)
+    await life.engine.topic_lifecycle.delete("t", if_empty=False)
     await settle()
     assert reader.open
     assert [frame.head_seq for frame in reader.of("t", "topic_deleted")] == [1]
     assert positions_of(reader.ids()[-1], ()) == {"u": 1}
-    await life.engine.delete_topic("u", if_empty=False)
+    await life.engine.topic_lifecycle.delete("u", if_empty=False)
     await settle()
     assert reader.complete
     assert reader.kinds()[-1] == "topic_deleted"
@@ -318,7 +318,7 @@ async def test_a_topic_that_went_while_there_was_no_connection(
     await life.append("t", 1, 2)
     await life.append("u", 1)
     session, _ = streams.session("t", "u")
-    await life.engine.delete_topic("t", if_empty=False)
+    await life.engine.topic_lifecycle.delete("t", if_empty=False)
     reader = await streams.connect(session)
     await settle()
     assert [(frame.kind, frame.head_seq) for frame in reader.of("t")] == [("topic_deleted", 2)]
@@ -336,7 +336,7 @@ async def test_a_topic_that_was_made_anew_while_there_was_no_connection(
     await settle()
     first.cut()
     await settle()
-    await life.engine.delete_topic("t", if_empty=False)
+    await life.engine.topic_lifecycle.delete("t", if_empty=False)
     await life.put("t")
     for n in range(records):
         await life.append("t", n)
@@ -364,7 +364,7 @@ async def test_that_a_topic_was_made_anew_is_told_again_to_who_has_not_got_it(
     await settle()
     first.cut()
     await settle()
-    await life.engine.delete_topic("t", if_empty=False)
+    await life.engine.topic_lifecycle.delete("t", if_empty=False)
     await life.append("t", 1, 2)
     reader = await streams.connect(session, stopped=True, direct=False, whole_frames=True)
     reader.outbox.put(LineFormat.answer("heartbeat", []))
@@ -389,7 +389,7 @@ async def test_the_end_of_a_topic_is_told_again_to_who_has_not_got_it(
     first = await streams.connect(session)
     await settle()
     first.stop_reading()
-    await life.engine.delete_topic("t", if_empty=False)
+    await life.engine.topic_lifecycle.delete("t", if_empty=False)
     await settle()
     first.cut()
     await settle()
@@ -410,7 +410,7 @@ async def test_a_topic_that_goes_while_its_watcher_wants_room_is_told_once(
         await life.append("t", "x" * 30_000)
     await settle()
     assert reader.outbox.wanting
-    await life.engine.delete_topic("t", if_empty=False)
+    await life.engine.topic_lifecycle.delete("t", if_empty=False)
     await settle()
     reader.go_on_reading()
     await trio.sleep(2)
@@ -446,7 +446,7 @@ async def test_an_idle_session_ends_after_its_time(nursery: trio.Nursery, autoju
         reader.cut()
         await trio.sleep(11)
         assert watching.session_count == 0
-        assert life.engine.topics["t"].audience is None
+        assert life.engine.registry.topics["t"].audience is None
 
 
 @pytest.mark.trio
@@ -559,7 +559,7 @@ async def test_subscribing_again_replaces_the_cursor(life: Life, streams: Stream
     streams.subscribe(socket, streams.resolve(socket, "t", start=1))
     await settle()
     assert socket.seqs("t") == [1, 2, 3, 2, 3]
-    audience = life.engine.topics["t"].audience
+    audience = life.engine.registry.topics["t"].audience
     assert audience is not None
     assert len(audience.consumers) == 1
 
@@ -589,7 +589,7 @@ async def test_a_strong_watcher_is_counted_only_while_it_is_there(nursery: trio.
         streams = Streams(life, nursery)
         await life.put("t")
         reader = await streams.watch("t", strong=True)
-        audience = life.engine.topics["t"].audience
+        audience = life.engine.registry.topics["t"].audience
         assert audience is not None
         assert audience.strong == 1
         reader.cut()
@@ -614,7 +614,7 @@ async def test_an_id_from_before_a_topic_was_made_anew_is_told_so_again(
         return connection
 
     first = await shown()
-    await life.engine.delete_topic("t", if_empty=False)
+    await life.engine.topic_lifecycle.delete("t", if_empty=False)
     await life.append("t", *range(5))
     between = await shown()
     known, newer = first.ids()[-1], between.ids()[-1]
@@ -639,7 +639,7 @@ async def test_the_end_of_a_topic_is_told_again_to_an_id_from_before_it(
     first = await streams.connect(session)
     await settle()
     before = first.ids()[-1]
-    await life.engine.delete_topic("t0", if_empty=False)
+    await life.engine.topic_lifecycle.delete("t0", if_empty=False)
     await settle()
     assert first.kinds("t0")[-1] == "topic_deleted"
     after = first.ids()[-1]

@@ -301,7 +301,7 @@ class Truth:
 
     async def judge(self, life: Life, *, full: bool) -> None:
         """Every topic holds what it has to; with `full` every router has done all it could."""
-        for name, topic in list(life.engine.topics.items()):
+        for name, topic in list(life.engine.registry.topics.items()):
             known = self.instances[topic.id]
             while not await self._judge_topic(life, name, known):
                 assert not full
@@ -309,7 +309,7 @@ class Truth:
             await self._judge_routers(life)
 
     async def _judge_routers(self, life: Life) -> None:
-        states, more = await life.engine.list_routers("", None, None, None, 1000)
+        states, more = life.engine.routers.page("", None, None, None, 1000)
         assert not more
         assert {state.router for state in states} == self.paths.keys() == life.engine.forwarding.forwarders.keys()
         for state in states:
@@ -329,7 +329,7 @@ class Truth:
             if answer.tombstone is not None:
                 gaps.append((answer.tombstone.gap_from, answer.tombstone.gap_to))
             found += there
-        state = await life.engine.topic_state(name, touch=False)
+        state = await life.engine.topic_states.of(name, touch=False)
         if before != (known.head, len(known.live), len(known.lost)):
             return False
         assert [record["$seq"] for record in found] == list(known.live), name
@@ -506,7 +506,7 @@ class Walk(walks.Walk):
         self.life = life
         await self.truth.judge(life, full=False)
         async with trio.open_nursery() as nursery:
-            for _ in range(8 if not life.engine.topics else 1):
+            for _ in range(8 if not life.engine.registry.topics else 1):
                 await self.attempt(self.route)
             for _ in range(self.steps):
                 work = self.random.choices(
@@ -541,17 +541,17 @@ class Walk(walks.Walk):
             data = b'{"n":%d ,"p":"%b"}' % (self._written, b"x" * size)
             tag, node = self.random.choice(TAGS), self.random.choice(NODES)
             batch.append(RecordIn(data=msgspec.Raw(data), node=node, tag=tag, meta=meta))
-        await self.life.engine.append(self.name(), AppendRequest(records=batch), Performance())
+        await self.life.engine.appends.append(self.name(), AppendRequest(records=batch), Performance())
 
     async def delete(self) -> None:
-        topic = self.life.engine.topics.get(name := self.name())
+        topic = self.life.engine.registry.topics.get(name := self.name())
         if topic is None:
             return
         earliest, head = topic.log.earliest_seq, topic.log.head_seq
         before = self.random.choice((None, earliest + self.random.randint(0, 5), self.random.randint(1, head + 1)))
         match = self.random.choice((None, "x", "z")) if before is not None else self.random.choice(("x", "z"))
         parsed = None if match is None else parse_match(match)
-        await self.life.engine.delete_records(name, before, parsed, Performance())
+        await self.life.engine.deletions.delete_records(name, before, parsed, Performance())
 
     async def configure(self) -> None:
         durability = self.random.choice(self.classes)
@@ -559,7 +559,7 @@ class Walk(walks.Walk):
             patch: dict[str, Any] = {"cap_records": self.random.choice((0, 0, 40)), "discard": "reject"}
             if self.random.random() < 0.7:
                 patch = {"durability": durability}
-            await self.life.engine.put_topic(self.name(), TopicConfigPatch(**patch))
+            await self.life.engine.topic_lifecycle.put(self.name(), TopicConfigPatch(**patch))
             return
         patch = self.random.choice(
             (
@@ -572,7 +572,7 @@ class Walk(walks.Walk):
                 {"priority": self.random.choice((None, -500, 600))},
             )
         )
-        await self.life.engine.put_topic(self.name(), TopicConfigPatch(**patch))
+        await self.life.engine.topic_lifecycle.put(self.name(), TopicConfigPatch(**patch))
 
     async def route(self) -> None:
         a, b = self.random.sample(range(len(NAMES)), 2)
@@ -590,9 +590,9 @@ class Walk(walks.Walk):
             options.pop(self.random.choice(list(options)))
             if self.random.random() < 0.2:
                 options["guarantee"] = "exactly_once"
-            await self.life.engine.put_router(self.random.choice(routers), RouterPatch(**options))
+            await self.life.engine.routers.put(self.random.choice(routers), RouterPatch(**options))
             return
-        await self.life.engine.put_router(
+        await self.life.engine.routers.put(
             f"r{self.random.randint(0, 30)}",
             RouterPatch(
                 source=NAMES[a],
@@ -606,27 +606,29 @@ class Walk(walks.Walk):
 
     async def unroute(self) -> None:
         if self.truth.paths:
-            await self.life.engine.delete_router(self.random.choice(list(self.truth.paths)))
+            await self.life.engine.routers.delete(self.random.choice(list(self.truth.paths)))
 
     async def drop(self) -> None:
-        await self.life.engine.delete_topic(self.name(), if_empty=self.random.random() < 0.2)
+        await self.life.engine.topic_lifecycle.delete(self.name(), if_empty=self.random.random() < 0.2)
 
     async def read(self) -> None:
-        if (name := self.name()) in self.life.engine.topics:
-            topic = self.life.engine.topics[name]
+        if (name := self.name()) in self.life.engine.registry.topics:
+            topic = self.life.engine.registry.topics[name]
             request = ReadRequest(from_seq=self.random.randint(0, topic.log.head_seq))
-            await self.life.engine.read(name, request, Performance())
+            await self.life.engine.reads.read(name, request, Performance())
 
     async def come_to_rest(self) -> None:
         """Nothing is full any more, and everybody gets what is there."""
         engine = self.life.engine
-        for name in list(engine.topics):
-            await engine.put_topic(name, TopicConfigPatch(cap_records=0, cap_bytes=0, ttl_ms=0, discard="old"))
+        for name in list(engine.registry.topics):
+            await engine.topic_lifecycle.put(
+                name, TopicConfigPatch(cap_records=0, cap_bytes=0, ttl_ms=0, discard="old")
+            )
         for _ in range(30):
             await trio.sleep(2)
             if all(self._is_through(path) for path in self.truth.paths.values()):
                 break
-        await engine.catch_up(list(engine.topics))
+        await engine.routers.catch_up(list(engine.registry.topics))
 
     def _is_through(self, path: Way) -> bool:
         return path.cursor == self.truth.instances[path.source].head

@@ -30,11 +30,11 @@ CLASSES = ["ephemeral", "memory", "disk", "fsync"]
 async def route(life: Life, name: str, source: str, dest: str, **patch: Any) -> RouterState:
     """A router from the earliest on, unless told otherwise."""
     patch.setdefault("start", "earliest")
-    return (await life.engine.put_router(name, RouterPatch(source=source, dest=dest, **patch)))[0]
+    return (await life.engine.routers.put(name, RouterPatch(source=source, dest=dest, **patch)))[0]
 
 
 async def update(life: Life, name: str, **patch: Any) -> RouterState:
-    state, created = await life.engine.put_router(name, RouterPatch(**patch))
+    state, created = await life.engine.routers.put(name, RouterPatch(**patch))
     assert not created
     return state
 
@@ -42,7 +42,7 @@ async def update(life: Life, name: str, **patch: Any) -> RouterState:
 async def datas(life: Life, name: str) -> list[Any]:
     """What a reader of a topic gets, after a look at its figures."""
     found, gaps = await life.all(name)
-    state = await life.engine.topic_state(name, touch=False)
+    state = await life.engine.topic_states.of(name, touch=False)
     seqs = [record["$seq"] for record in found]
     assert state.count == len(seqs)
     assert state.earliest_seq == (seqs[0] if seqs else state.head_seq + 1)
@@ -53,7 +53,7 @@ async def datas(life: Life, name: str) -> list[Any]:
 
 async def figures(life: Life, name: str) -> tuple[int, int, int]:
     """Cursor, lag and total."""
-    state = await life.engine.router_state(name)
+    state = life.engine.routers.state(name)
     return state.cursor_seq, state.lag, state.forwarded_total
 
 
@@ -158,7 +158,7 @@ async def test_node_and_tag_pass_as_told_and_meta_and_data_always(node: bool, ta
             assert {key: found[0][key] for key in found[0] if key not in ("$seq", "$ts")} == expected
             assert found[1].keys() == {"$seq", "$ts", "data"}
             await life.compactor.checkpoint()
-            life.engine.topics["b"].blocks.clear()
+            life.engine.registry.topics["b"].blocks.clear()
 
 
 # ----------------------------------------------------------------- origins
@@ -187,7 +187,7 @@ async def test_a_ring_longer_than_the_limit_ends_with_it(autojump_clock: Any) ->
             await route(life, f"r{i}", f"t{i}", f"t{(i + 1) % n}", allow_cycle=True)
         await life.append("t0", "x")
         await trio.sleep(2)
-        heads = [life.engine.topics[f"t{i}"].log.head_seq for i in range(n)]
+        heads = [life.engine.registry.topics[f"t{i}"].log.head_seq for i in range(n)]
         assert heads == [1] * (MAX_HOPS + 1) + [0] * 2
         await life.compactor.checkpoint()  # the count of hops is on disk as well
         await route(life, "late", f"t{MAX_HOPS}", "far", allow_cycle=True)
@@ -220,7 +220,9 @@ async def test_two_routers_of_exactly_once_between_two_topics_bring_each_record_
         await life.append("a", *range(10, 20))
         assert await datas(life, "b") == list(range(20))
         for record in (await life.all("b"))[0]:
-            assert record["meta"]["_topics_router"].startswith(f"{life.engine.topics['a'].id}:{record['data'] + 1}:r")
+            assert record["meta"]["_topics_router"].startswith(
+                f"{life.engine.registry.topics['a'].id}:{record['data'] + 1}:r"
+            )
 
 
 # ----------------------------------------------------------------- a read comes after what was acked
@@ -238,7 +240,7 @@ async def test_a_reader_of_a_dest_sees_what_was_acked_on_the_source(
         for n in range(1, 8):
             await life.append("a", n)
             if n % 2:
-                assert (await life.engine.topic_state("b", touch=False)).count == n
+                assert (await life.engine.topic_states.of("b", touch=False)).count == n
             else:
                 assert await life.seqs("b") == list(range(1, n + 1))
 
@@ -255,7 +257,7 @@ async def test_catching_up_is_bounded_whatever_number_of_topics_is_read(autojump
         await life.append("a", 1)  # acked, and not written
         for topics in (("d0",), ("d0", "d1", "d2")):
             began = trio.current_time()
-            await life.engine.catch_up(topics)
+            await life.engine.routers.catch_up(topics)
             assert trio.current_time() - began == pytest.approx(CATCH_UP_S)
         offload.let_go()
         assert await datas(life, "d2") == [0, 1]
@@ -335,7 +337,7 @@ async def test_a_loss_does_not_go_around_a_cycle_for_ever(autojump_clock: Any) -
         await route(life, "r2", "b", "a", allow_cycle=True)
         await life.append("a", "x" * 30, 1)
         await trio.sleep(30)
-        heads = [life.engine.topics[name].log.head_seq for name in "ab"]
+        heads = [life.engine.registry.topics[name].log.head_seq for name in "ab"]
         assert max(heads) <= 4
         assert (await life.all("b"))[1] == [(1, 1, "source_trim")]
 
@@ -371,8 +373,8 @@ async def test_copies_stay_whatever_becomes_of_the_source(stored: bool, autojump
         if stored:
             await life.compactor.checkpoint()
         await life.delete("a", match="t")
-        await life.engine.delete_topic("a", if_empty=False)
-        await life.engine.delete_topic("b", if_empty=False) if stored else None
+        await life.engine.topic_lifecycle.delete("a", if_empty=False)
+        await life.engine.topic_lifecycle.delete("b", if_empty=False) if stored else None
         for _ in range(3):
             await life.append("d", *["x" * 3000] * 6)
             await life.compactor.checkpoint()
@@ -464,10 +466,10 @@ async def test_refusals_come_before_anything_is_created(autojump_clock: Any) -> 
             ("invalid_request", "r1", {"source": "new"}),
         ]
         for code, name, patch in cases:
-            error = await refusal(life.engine.put_router(name, RouterPatch(**patch)))
+            error = await refusal(life.engine.routers.put(name, RouterPatch(**patch)))
             assert error.code == code, patch
-            assert list(life.engine.topics) == ["a", "b"], patch
-        assert [state.router for state in (await life.engine.list_routers("", None, None, None, 10))[0]] == ["r"]
+            assert list(life.engine.registry.topics) == ["a", "b"], patch
+        assert [state.router for state in life.engine.routers.page("", None, None, None, 10)[0]] == ["r"]
 
 
 @pytest.mark.parametrize("limits", [{"max_topics": 3}, {"max_routers": 1}])
@@ -476,7 +478,7 @@ async def test_a_router_over_a_limit_leaves_nothing_behind(limits: dict[str, int
         await route(life, "r", "a", "b")
         error = await refusal(route(life, "r1", "c", "d"))
         assert (error.status, error.detail["limit"]) == (429, next(iter(limits)))
-        assert list(life.engine.topics) == ["a", "b"]
+        assert list(life.engine.registry.topics) == ["a", "b"]
         assert life.engine.forwarding.forwarders.keys() == {"r"}
 
 
@@ -491,14 +493,14 @@ async def test_a_topic_takes_its_routers_with_it(autojump_clock: Any) -> None:
         await life.append("a", 1)
         await life.append("x", 2)
         assert sorted(await datas(life, "c")) == [1, 2]
-        assert await life.engine.delete_topic("b", if_empty=False) == (True, ["r1", "r2"])
+        assert await life.engine.topic_lifecycle.delete("b", if_empty=False) == (True, ["r1", "r2"])
         assert life.engine.forwarding.forwarders.keys() == {"r3"}
         await life.append("a", 3)
         await life.append("b", 4)
         assert sorted(await datas(life, "c")) == [1, 2]
-        assert life.engine.topics["a"].fanout is None
+        assert life.engine.registry.topics["a"].fanout is None
     async with living(fs=fs) as life:
-        assert [state.router for state in (await life.engine.list_routers("", None, None, None, 9))[0]] == ["r3"]
+        assert [state.router for state in life.engine.routers.page("", None, None, None, 9)[0]] == ["r3"]
         assert sorted(await datas(life, "c")) == [1, 2]
 
 
@@ -526,8 +528,8 @@ async def test_races_of_routers_topics_and_appends_leave_no_forwarder_without_ro
                 work = chance.choice(
                     (
                         lambda a=a, b=b, n=n: route(life, f"{a}>{b}", a, b, allow_cycle=True, guarantee="exactly_once"),
-                        lambda a=a, b=b: engine.delete_router(f"{a}>{b}"),
-                        lambda a=a: engine.delete_topic(a, if_empty=False),
+                        lambda a=a, b=b: engine.routers.delete(f"{a}>{b}"),
+                        lambda a=a: engine.topic_lifecycle.delete(a, if_empty=False),
                         lambda a=a, n=n: life.append(a, n),
                         lambda a=a, n=n: life.put(a, durability=CLASSES[n % 4]),
                         lambda a=a: life.seqs(a),
@@ -537,27 +539,27 @@ async def test_races_of_routers_topics_and_appends_leave_no_forwarder_without_ro
                 if chance.random() < 0.3:
                     await trio.sleep(chance.choice((0, 0, 0.001, 0.05)))
         await trio.sleep(5)
-        states = {state.router: state for state in (await engine.list_routers("", None, None, None, 99))[0]}
+        states = {state.router: state for state in engine.routers.page("", None, None, None, 99)[0]}
         assert states.keys() == engine.forwarding.forwarders.keys()
-        incoming = {name for topic in engine.topics.values() for name in topic.incoming or ()}
+        incoming = {name for topic in engine.registry.topics.values() for name in topic.incoming or ()}
         assert incoming == states.keys()
         fans = {
             forwarder.router.name
-            for topic in engine.topics.values()
+            for topic in engine.registry.topics.values()
             if topic.fanout is not None
             for forwarder in topic.fanout.audience.consumers
         }
         assert fans == states.keys()
         for name, forwarder in engine.forwarding.forwarders.items():
-            assert forwarder.source is engine.topics[states[name].source]
-            assert forwarder.dest is engine.topics[states[name].dest]
+            assert forwarder.source is engine.registry.topics[states[name].source]
+            assert forwarder.dest is engine.registry.topics[states[name].dest]
             assert states[name].lag == 0
         assert len(tasks.child_tasks) == baseline
         assert engine.forwarding.failures == 0
         for state in states.values():
-            assert await engine.delete_router(state.router)
+            assert await engine.routers.delete(state.router)
         assert not engine.forwarding.forwarders
-        assert all(topic.fanout is None and topic.incoming is None for topic in engine.topics.values())
+        assert all(topic.fanout is None and topic.incoming is None for topic in engine.registry.topics.values())
 
 
 # ----------------------------------------------------------------- classes
@@ -569,7 +571,7 @@ async def test_a_copy_counts_as_synced_only_when_its_bytes_in_another_shard_are(
     async with living(settings(wal_shards=2)) as life:
         await life.put("a", durability="disk")
         await life.put("b", durability="disk")
-        source, dest = life.engine.topics["a"], life.engine.topics["b"]
+        source, dest = life.engine.registry.topics["a"], life.engine.registry.topics["b"]
         assert source.shard != dest.shard
         await route(life, "r", "a", "b")
         held: list[Any] = []
@@ -584,7 +586,7 @@ async def test_a_copy_counts_as_synced_only_when_its_bytes_in_another_shard_are(
             assert (dest.log.head_seq, dest.synced_seq) == (4, 1)
         for call in held:
             call()
-        assert (await life.engine.topic_state("b", touch=False)).synced_seq == 4
+        assert (await life.engine.topic_states.of("b", touch=False)).synced_seq == 4
 
 
 @pytest.mark.parametrize("source_class", ["memory", "disk"])
@@ -599,7 +601,7 @@ async def test_a_copy_into_a_stronger_class_is_made_of_what_is_synced(source_cla
         await settle()
         await life.append("a", 3)
         await settle()
-        dest, source = life.engine.topics["b"], life.engine.topics["a"]
+        dest, source = life.engine.registry.topics["b"], life.engine.registry.topics["a"]
         assert (source.synced_seq, source.log.head_seq, dest.log.head_seq) == (2, 3, 2)
         began = trio.current_time()
         assert await life.seqs("b") == [1, 2, 3]  # a reader asks for the sync
@@ -622,7 +624,9 @@ async def test_from_an_ephemeral_source_copies_are_logged_and_into_an_ephemeral_
         await life.append("a", {"data": 1, "tag": "t"}, 2)
         assert await datas(life, "b") == await datas(life, "c") == [1, 2]
         await trio.sleep(1)
-        assert [frame.topic_id for frame, _ in life.frames(FrameType.APPEND)] == [life.engine.topics["b"].id] * 2
+        assert [frame.topic_id for frame, _ in life.frames(FrameType.APPEND)] == [
+            life.engine.registry.topics["b"].id
+        ] * 2
         assert {payload["router"] for _, payload in life.frames(FrameType.FORWARDED)} == {"r1", "r2"}
         killed = fs.after_process_kill()
     async with living(fs=killed) as life:
@@ -683,12 +687,12 @@ async def test_a_restart_keeps_cursor_total_and_lag(clean: bool, autojump_clock:
         await route(life, "r", "a", "b", guarantee="exactly_once")
         await life.append("a", *range(7))
         await trio.sleep(2)
-        before = await life.engine.router_state("r")
+        before = life.engine.routers.state("r")
         assert (before.cursor_seq, before.lag, before.forwarded_total) == (3, 4, 3)
         if not clean:
             fs = fs.after_process_kill()
     async with living(fs=fs, clock=clock) as life:
-        assert await life.engine.router_state("r") == before
+        assert life.engine.routers.state("r") == before
         assert await datas(life, "b") == [0, 1, 2]
         await life.put("b", cap_records=0)
         await trio.sleep(2)
@@ -705,10 +709,10 @@ async def test_what_forwards_from_a_topic_of_the_lowest_band_waits_while_that_is
         await life.append("a", 1)
         await life.append("x", 2)
         await trio.sleep(10)
-        assert [life.engine.topics[name].log.head_seq for name in "by"] == [0, 1]
+        assert [life.engine.registry.topics[name].log.head_seq for name in "by"] == [0, 1]
         life.engine.delivery.scheduler.resume_lowest()
         await settle()
-        assert life.engine.topics["b"].log.head_seq == 1
+        assert life.engine.registry.topics["b"].log.head_seq == 1
 
 
 async def test_a_forwarder_that_fails_is_started_again_and_counted(autojump_clock: Any, monkeypatch: Any) -> None:
@@ -744,8 +748,8 @@ async def test_a_forwarder_whose_reading_fails_is_started_again_and_counted(
     async with living(settings(cache_bytes=0)) as life:
         await life.append("a", *range(5))
         await trio.sleep(1)
-        life.engine.topics["a"].blocks.clear()
-        loader = life.engine._loader
+        life.engine.registry.topics["a"].blocks.clear()
+        loader = life.engine.loader
         load = loader.load
         failed: list[float] = []
 
@@ -768,14 +772,14 @@ async def test_a_slow_disk_holds_up_only_the_forwarder_that_needs_it(autojump_cl
     async with living(offload=offload) as life:
         await life.append("a", *range(5))
         await trio.sleep(1)
-        life.engine.topics["a"].blocks.clear()
+        life.engine.registry.topics["a"].blocks.clear()
         offload.hold(Kind.HOT_READ)
         await route(life, "r1", "a", "b")
         await route(life, "r2", "a", "c", start="tail")
         await life.append("a", 5)
-        count = (await life.engine.topic_state("c", touch=False)).count
-        reads = life.engine.topics["b"].log.count
-        deleted = await life.engine.delete_router("r1")  # it does not wait for it, either
+        count = (await life.engine.topic_states.of("c", touch=False)).count
+        reads = life.engine.registry.topics["b"].log.count
+        deleted = await life.engine.routers.delete("r1")  # it does not wait for it, either
         offload.let_go(Kind.HOT_READ)
         assert (count, reads, deleted) == (1, 0, True)
         await trio.sleep(1)
@@ -790,10 +794,10 @@ async def test_the_log_that_copies_are_made_of_stays_while_a_checkpoint_has_to_p
 ) -> None:
     async with living(settings(wal_shards=2, wal_file_bytes=1 << 14, cache_bytes=1000), housekeeping=False) as life:
         await route(life, "r", "a", "b")
-        source, dest = life.engine.topic("a"), life.engine.topic("b")
+        source, dest = life.engine.registry.topic("a"), life.engine.registry.topic("b")
         for n in range(100):
             await life.append("a", {"data": "x" * 200, "meta": {"n": str(n)}})
-        await life.engine.catch_up(["b"])
+        await life.engine.routers.catch_up(["b"])
         dest.shelf = Shelf()
         made_of = {life.engine.store.files.get(file).path for file in dest.copy_table().files}
         assert len(made_of) > 1
@@ -817,7 +821,7 @@ async def test_the_log_that_copies_are_made_of_stays_while_a_checkpoint_has_to_p
             nursery.cancel_scope.cancel()
         for _ in range(3):
             await life.append("a", "more")
-            await life.engine.catch_up(["b"])
+            await life.engine.routers.catch_up(["b"])
             await life.compactor.checkpoint()
         assert dest.log.stored.last_seq >= 100
         assert sum(life.fs.exists(path) for path in made_of) <= 1  # that which the shard writes to now
@@ -832,7 +836,7 @@ async def test_a_full_dest_over_a_source_that_goes_on_losing_is_told_of_it_once(
             await life.append("a", n)
             await trio.sleep(0.1)
         assert await datas(life, "b") == [0, 1]
-        assert (await life.engine.topic_state("b", touch=False)).head_seq == 2
+        assert (await life.engine.topic_states.of("b", touch=False)).head_seq == 2
         await life.delete("b", before_seq=3)
         await trio.sleep(CATCH_UP_S + 1)
         found, gaps = await life.all("b")
@@ -861,7 +865,7 @@ async def test_a_refused_router_leaves_no_topic_behind_however_many_are_made_mea
             nursery.start_soon(make_router)
             nursery.start_soon(make_topic)
         assert refused == ["throttled"]
-        assert set(life.engine.topics) in ({"a", "b"}, {"other"})
+        assert set(life.engine.registry.topics) in ({"a", "b"}, {"other"})
 
 
 # ----------------------------------------------------------------- under pressure
@@ -872,7 +876,7 @@ async def test_under_pressure_routers_are_a_band_lower_and_never_so_low_as_to_be
         for name, priority in {"high": 600, "low": 100, "negative": -5}.items():
             await life.put(name, priority=priority)
             await route(life, f"of-{name}", name, f"{name}-dest")
-        topics = [life.engine.topic(name) for name in ("high", "low", "negative")]
+        topics = [life.engine.registry.topic(name) for name in ("high", "low", "negative")]
         fans = [topic.fanout for topic in topics if topic.fanout is not None]
         priority_of = life.engine.delivery.scheduler._priority_of
         assert [priority_of(fan) for fan in fans] == [600, 100, -5]

@@ -93,7 +93,7 @@ async def test_nobody_sees_half_of_a_large_deletion_and_nobody_else_waits_for_it
         await life.append("other", 1)
         tagged = sum(1 for i in range(n) if i % 10)
         gone = Called(nursery, lambda: life.delete("t", match=["tag", "Glob", "t*"]))
-        topic = life.engine.topics["t"]
+        topic = life.engine.registry.topics["t"]
         while topic.working is None:
             await trio.lowlevel.checkpoint()
         assert not gone.done
@@ -129,7 +129,7 @@ async def test_nobody_sees_half_of_a_large_deletion_and_nobody_else_waits_for_it
         killed = fs.after_process_kill()
     async with living(fs=killed) as life:
         assert await life.all("t") == expected
-        assert life.engine.topics["t"].log.count == len(kept)
+        assert life.engine.registry.topics["t"].log.count == len(kept)
 
 
 async def test_a_read_that_waits_for_the_disk_does_not_see_half_of_a_large_deletion(autojump_clock: Any) -> None:
@@ -143,7 +143,7 @@ async def test_a_read_that_waits_for_the_disk_does_not_see_half_of_a_large_delet
         reader = Called(nursery, lambda: life.read("t", 0, limit=n))
         await settle()
         gone = Called(nursery, lambda: life.delete("t", match="a"))
-        topic = life.engine.topics["t"]
+        topic = life.engine.registry.topics["t"]
         while topic.working is None:
             await trio.lowlevel.checkpoint()
         offload.let_go(Kind.HOT_READ)
@@ -156,13 +156,13 @@ async def test_deleting_a_topic_waits_for_a_deletion_in_slices(autojump_clock: A
     async with living() as life, trio.open_nursery() as nursery:
         await fill(life, "t", 3 * DELETE_SLICE)
         gone = Called(nursery, lambda: life.delete("t", match=["tag", "Glob", "t*"]))
-        while life.engine.topics["t"].working is None:
+        while life.engine.registry.topics["t"].working is None:
             await trio.lowlevel.checkpoint()
-        assert await life.engine.delete_topic("t", if_empty=False) == (True, [])
+        assert await life.engine.topic_lifecycle.delete("t", if_empty=False) == (True, [])
         await settle()
         assert gone.result.deleted == 27_000
         assert (await refusal(life.read("t"))).code == "topic_not_found"
-        assert life.engine.total_records == 0
+        assert life.engine.registry.total_records == 0
 
 
 async def test_the_frame_of_a_deletion(autojump_clock: Any) -> None:
@@ -226,7 +226,7 @@ async def test_a_deletion_that_finds_damage_beside_a_checkpoint_ends(autojump_cl
         offload.hold(Kind.HOT_READ)
         deletion = Called(nursery, lambda: life.delete("t", match="even"))
         await settle()
-        assert life.engine.topics["t"].working is not None
+        assert life.engine.registry.topics["t"].working is not None
         checkpoint = Called(nursery, life.compactor.try_checkpoint)
         await settle()
         offload.let_go(Kind.HOT_READ)

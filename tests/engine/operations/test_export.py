@@ -38,7 +38,7 @@ async def rest_of(export: Export) -> list[Slice]:
 async def test_a_slice_is_bounded_and_holds_a_record_at_least(autojump_clock: Any) -> None:
     async with living(settings(cache_bytes=0)) as life:
         await life.append("t", *[LARGE] * 5, "y" * 300_000, *["z"] * 3_000)
-        pieces = await rest_of(await life.engine.export("t", ExportRequest()))
+        pieces = await rest_of(await life.engine.exports.open("t", ExportRequest()))
         assert [seqs_of(piece) for piece in pieces[:4]] == [[1, 2], [3, 4], [5], [6]]
         assert [seq for piece in pieces for seq in seqs_of(piece)] == list(range(1, 3_007))
         assert all(len(piece.lines) <= SLICE_BYTES for piece in pieces if seqs_of(piece) != [6])
@@ -50,7 +50,7 @@ async def test_what_is_evicted_before_its_turn_is_announced_and_what_is_appended
     async with living() as life:
         await life.put("t", cap_records=10)
         await life.append("t", *[LARGE] * 10)
-        export = await life.engine.export("t", ExportRequest())
+        export = await life.engine.exports.open("t", ExportRequest())
         assert seqs_of(await export.next_slice()) == [1, 2]
         await life.append("t", *[LARGE] * 6)
         piece = await export.next_slice()
@@ -66,19 +66,19 @@ async def test_what_is_evicted_before_its_turn_is_announced_and_what_is_appended
 async def test_one_whose_topic_is_deleted_ends_in_404_and_not_in_another_topic(first: bool) -> None:
     async with living() as life:
         await life.append("t", *[LARGE] * 10)
-        export = await life.engine.export("t", ExportRequest())
+        export = await life.engine.exports.open("t", ExportRequest())
         if not first:
             await export.next_slice()
-        await life.engine.delete_topic("t", if_empty=False)
+        await life.engine.topic_lifecycle.delete("t", if_empty=False)
         await life.append("t", *[LARGE] * 10)
         assert (await refusal(export.next_slice())).code == "topic_not_found"
-        assert (await refusal(life.engine.export("u", ExportRequest()))).code == "topic_not_found"
+        assert (await refusal(life.engine.exports.open("u", ExportRequest()))).code == "topic_not_found"
 
 
 async def test_one_ends_when_the_daemon_stops(autojump_clock: Any) -> None:
     async with living() as life:
         await life.append("t", *[LARGE] * 10)
-        export = await life.engine.export("t", ExportRequest())
+        export = await life.engine.exports.open("t", ExportRequest())
         await export.next_slice()
         life.engine.start_draining()
         assert (await refusal(export.next_slice())).code == "shutting_down"
@@ -90,14 +90,14 @@ async def test_gaps_at_the_ends_of_a_range_of_times_are_in_it(autojump_clock: An
         times = []
         for i in range(6):
             await life.append("t", i)
-            times.append(life.engine.topic("t").last_ts)
+            times.append(life.engine.registry.topic("t").last_ts)
             await trio.sleep(0.01)
-        topic = life.engine.topic("t")
+        topic = life.engine.registry.topic("t")
         topic.log.add_hole(4, 4, "corrupt")
         life.engine.registry.account(topic)
 
         async def between(first: int | None, last: int | None) -> list[Any]:
-            export = await life.engine.export("t", ExportRequest(from_ts=first, to_ts=last))
+            export = await life.engine.exports.open("t", ExportRequest(from_ts=first, to_ts=last))
             return [item for piece in await rest_of(export) for item in (gap_of(piece), *seqs_of(piece)) if item]
 
         assert await between(times[0], times[2]) == [(1, 2, "cap"), 3, (4, 4, "corrupt")]
@@ -120,7 +120,7 @@ async def taken(life: Life, export: Export, ms: int, *, lively: bool) -> float:
 async def test_beside_appends_the_loop_is_left_to_others_for_as_long_as_it_was_taken(autojump_clock: Any) -> None:
     async with living() as life:
         await life.append("t", *[LARGE] * 100)
-        export = await life.engine.export("t", ExportRequest())
+        export = await life.engine.exports.open("t", ExportRequest())
         await export.next_slice()
         assert await taken(life, export, 20, lively=True) == pytest.approx(0.02, abs=0.003)
         small = [await taken(life, export, 1, lively=True) for _ in range(10)]
@@ -146,7 +146,7 @@ async def test_others_have_their_turns_while_a_rare_tag_is_looked_for(autojump_c
 
     async with living() as life, trio.open_nursery() as nursery:
         await life.append("t", *[{"data": i, "tag": "rare" if i == 49_999 else "often"} for i in range(50_000)])
-        export = await life.engine.export("t", ExportRequest(match=Match("rare", prefix=False)))
+        export = await life.engine.exports.open("t", ExportRequest(match=Match("rare", prefix=False)))
         nursery.start_soon(count_turns)
         before = turns
         assert seqs_of(await export.next_slice()) == [50_000]

@@ -69,7 +69,7 @@ async def test_every_projection_from_memory_and_from_disk(
                     assert answer.lag == len(written) - answer.next_from_seq
         if durability != "ephemeral":
             await trio.sleep(0.1)
-            life.engine.topics["t"].blocks.clear()
+            life.engine.registry.topics["t"].blocks.clear()
             for (tags, meta), body in bodies.items():
                 assert (await life.read("t", include_tags=tags, include_meta=meta)).records == body
 
@@ -80,9 +80,9 @@ async def test_data_from_disk_is_byte_identical(autojump_clock: Any) -> None:
     fs = SimFs()
     async with living(settings(cache_bytes=0), fs=fs) as life:
         request = AppendRequest(records=[RecordIn(data=msgspec.Raw(data)) for data in raw])
-        await life.engine.append("t", request, Performance())
+        await life.engine.appends.append("t", request, Performance())
         answer = await life.read("t")
-        ts = life.engine.topics["t"].last_ts
+        ts = life.engine.registry.topics["t"].last_ts
         assert answer.records == b",".join(
             b'{"$seq":%d,"$ts":%d,"data":%b}' % (i, ts, data) for i, data in enumerate(raw, 1)
         )
@@ -96,7 +96,7 @@ async def test_the_cache_stays_within_its_bound(autojump_clock: Any) -> None:
             await life.append(f"t{i % 5}", {"data": "x" * 500, "tag": "t", "meta": {"a": "b"}})
             await life.read(f"t{i % 3}", max(0, i // 5 - 20), include_tags=i % 2 == 0, include_meta=i % 3 == 0)
             assert life.engine.cache.bytes <= 20_000
-        actual = sum(block.nbytes for topic in life.engine.topics.values() for block in topic.blocks.blocks)
+        actual = sum(block.nbytes for topic in life.engine.registry.topics.values() for block in topic.blocks.blocks)
         assert actual == life.engine.cache.bytes
 
 
@@ -157,17 +157,17 @@ async def test_from_seq_past_the_head_and_another_epoch_are_recreated(autojump_c
             assert answer.tombstone is not None
             assert (answer.tombstone.reason, answer.tombstone.gap_from, answer.tombstone.gap_to) == ("recreated", 1, 3)
             assert answer.count == 3
-        answer = await life.read("t", 3, epoch=life.engine.topics["t"].id)
+        answer = await life.read("t", 3, epoch=life.engine.registry.topics["t"].id)
         assert (answer.tombstone, answer.count, answer.caught_up) == (None, 0, True)
 
 
 async def test_a_hole_behind_records_ends_the_answer_before_it(autojump_clock: Any) -> None:
     async with living() as life:
         await life.append("t", *range(10))
-        log = life.engine.topics["t"].log
+        log = life.engine.registry.topics["t"].log
         log.add_hole(4, 6, "corrupt")
         log.add_hole(7, 7, "lost")
-        life.engine.registry.account(life.engine.topics["t"])
+        life.engine.registry.account(life.engine.registry.topics["t"])
         first = await life.read("t")
         assert ([r["$seq"] for r in records(first)], first.tombstone, first.caught_up) == ([1, 2, 3], None, False)
         second = await life.read("t", first.next_from_seq)
@@ -186,11 +186,11 @@ async def test_a_hole_behind_records_ends_the_answer_before_it(autojump_clock: A
 async def test_what_is_deleted_before_a_gap_has_been_read(autojump_clock: Any) -> None:
     async with living() as life:
         await life.append("t", *range(10))
-        log = life.engine.topics["t"].log
+        log = life.engine.registry.topics["t"].log
         log.add_hole(5, 6, "corrupt")
         log.add_hole(9, 9, "lost")
         log.delete_seqs([3, 4, 7, 8])
-        life.engine.registry.account(life.engine.topics["t"])
+        life.engine.registry.account(life.engine.registry.topics["t"])
         first = await life.read("t")
         assert ([r["$seq"] for r in records(first)], first.tombstone, first.next_from_seq) == ([1, 2], None, 4)
         second = await life.read("t", first.next_from_seq)
@@ -252,16 +252,16 @@ async def test_a_long_poll_ends_with_503_when_the_daemon_drains(autojump_clock: 
 async def test_reads_touch_and_states_may_not(autojump_clock: Any) -> None:
     async with living() as life:
         await life.append("t", 1)
-        state = await life.engine.topic_state("t", touch=False)
+        state = await life.engine.topic_states.of("t", touch=False)
         assert (state.last_read_ts, state.effective_priority) == (None, 0)
         assert state.last_write_ts is not None
         await life.read("t")
-        assert (await life.engine.topic_state("t", touch=False)).effective_priority == 500
+        assert (await life.engine.topic_states.of("t", touch=False)).effective_priority == 500
         await trio.sleep(30)
-        assert (await life.engine.topic_state("t", touch=False)).effective_priority == 250
-        assert (await life.engine.topic_state("t", touch=True)).effective_priority == 500
+        assert (await life.engine.topic_states.of("t", touch=False)).effective_priority == 250
+        assert (await life.engine.topic_states.of("t", touch=True)).effective_priority == 500
         await trio.sleep(400)
-        assert (await life.engine.list_topics("", None, 1))[0][0].effective_priority == 0
+        assert (await life.engine.topic_states.page("", None, 1))[0][0].effective_priority == 0
 
 
 # -- the disk under a running daemon -----------------------------------------------------------------------------------
@@ -285,7 +285,7 @@ async def test_damaged_bytes_are_a_corrupt_tombstone_and_never_data(autojump_clo
             found, gaps = await life.all("t")
             assert gaps == [(3, 4, "corrupt"), (7, 7, "corrupt"), (9, 9, "corrupt")]
             assert found == [expected[seq] for seq in (1, 2, 5, 6, 8)]
-        state = await life.engine.topic_state("t", touch=False)
+        state = await life.engine.topic_states.of("t", touch=False)
         assert (state.count, state.head_seq) == (5, 9)
         assert (await life.append("t", 10)).first_seq == 10
         life.check()
@@ -350,7 +350,7 @@ async def test_a_topic_deleted_while_a_read_waits_for_the_disk(autojump_clock: A
         offload.hold(Kind.HOT_READ)
         read = Called(nursery, lambda: life.read("t"))
         await settle()
-        await life.engine.delete_topic("t", if_empty=False)
+        await life.engine.topic_lifecycle.delete("t", if_empty=False)
         offload.let_go(Kind.HOT_READ)
         await settle()
         assert read.error is not None
@@ -362,7 +362,7 @@ async def test_unknown_topics(autojump_clock: Any) -> None:
         for call in (life.read("t"), life.delete("t", before_seq=1)):
             error = await refusal(call)
             assert (error.status, error.detail) == (404, {"topic": "t"})
-        assert life.engine.topics == {}
+        assert life.engine.registry.topics == {}
 
 
 async def test_reads_beside_checkpoints_that_drop_files(autojump_clock: Any) -> None:

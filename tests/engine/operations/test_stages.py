@@ -51,11 +51,11 @@ def request(
 
 
 async def stage(life: Life, name: str, *values: Any, topic: str = "t", **options: Any) -> StageResult:
-    return await life.engine.stage(topic, name, request(*values, **options), Performance())
+    return await life.engine.stages.append(topic, name, request(*values, **options), Performance())
 
 
 async def commit(life: Life, key: str, *stages: str, topic: str = "t") -> CommitResult:
-    return await life.engine.commit_stages(topic, stages, key, Performance())
+    return await life.engine.stage_commits.commit(topic, stages, key, Performance())
 
 
 async def datas(life: Life, topic: str = "t") -> list[Any]:
@@ -63,7 +63,7 @@ async def datas(life: Life, topic: str = "t") -> list[Any]:
 
 
 def stages_of(life: Life, topic: str = "t") -> list[str]:
-    return sorted(life.engine.topics[topic].stages or {})
+    return sorted(life.engine.registry.topics[topic].stages or {})
 
 
 # ----------------------------------------------------------------- what is published
@@ -89,7 +89,7 @@ async def test_what_is_staged_is_private_until_it_is_committed_in_the_order_of_t
         assert [record["$seq"] for record in found] == list(range(1, 8))
         assert found[2]["$tag"] == "x"
         assert gaps == []
-        assert (await life.engine.topic_state("t", touch=False)).count == 7
+        assert (await life.engine.topic_states.of("t", touch=False)).count == 7
         assert not stages_of(life)
 
 
@@ -97,9 +97,9 @@ async def test_records_keep_what_they_have_and_get_the_time_of_the_commit(autoju
     async with living() as life:
         whole = request({"a": 1}, {"b": 2}, tags=["red", None], node="n")
         whole.metas = [b"", b'{"m":"1"}']
-        await life.engine.stage("t", "a", whole, Performance())
+        await life.engine.stages.append("t", "a", whole, Performance())
         life.clock.advance(5000)
-        now = life.engine.now_ms()
+        now = life.engine.registry.now_ms()
         await commit(life, "k", "a")
         assert (await life.all("t", include_tags=True))[0] == [
             {"$seq": 1, "$ts": now, "$node": "n", "$tag": "red", "data": {"a": 1}},
@@ -113,10 +113,10 @@ async def test_a_stage_makes_its_topic_and_nothing_shows_that_it_is_there(autoju
     async with living() as life:
         assert (await stage(life, "a", 1, config=None)).created
         assert not (await stage(life, "b", 1)).created
-        figures = await life.engine.figures()
+        figures = await life.engine.metrics.figures()
         assert (figures.topics, sum(figures.by_class.values())) == (1, 1)
-        assert [one.topic for one in (await life.engine.list_topics("", None, 10))[0]] == ["t"]
-        assert (await refusal(life.engine.topic_state("t?stage=a", touch=False))).code == "topic_not_found"
+        assert [one.topic for one in (await life.engine.topic_states.page("", None, 10))[0]] == ["t"]
+        assert (await refusal(life.engine.topic_states.of("t?stage=a", touch=False))).code == "topic_not_found"
         assert figures.records_live == 2  # quotas count what is staged
 
 
@@ -209,14 +209,14 @@ async def test_a_stage_that_goes_while_it_is_read_for_a_commit_ends_the_commit(a
     async with living(offload=offload) as life, trio.open_nursery() as nursery:
         await stage(life, "a", *range(20))
         await life.compactor.checkpoint()
-        staged = (life.engine.topics["t"].stages or {})["a"]
+        staged = (life.engine.registry.topics["t"].stages or {})["a"]
         for span in staged.log.stored.all():
             life.engine._indexes.forget_columns(span)
             span.detach()
         offload.hold(Kind.HOT_READ)
         call = Called(nursery, lambda: commit(life, "k", "a"))
         await settle()
-        assert await life.engine.delete_topic("t", if_empty=False)
+        assert await life.engine.topic_lifecycle.delete("t", if_empty=False)
         offload.let_go(Kind.HOT_READ)
         await trio.sleep(5)
         assert call.done
@@ -283,7 +283,7 @@ async def test_a_stage_of_a_finished_commit_is_closed(autojump_clock: Any) -> No
         await stage(life, "a", 1)
         await commit(life, "k", "a")
         assert (await refusal(stage(life, "a", 2))).code == "stage_closed"
-        assert not await life.engine.delete_stage("t", "a")
+        assert not await life.engine.stages.delete("t", "a")
         assert (await refusal(commit(life, "k2", "a"))).code == "stage_not_found"
     async with living(fs=fs) as life:
         assert (await refusal(stage(life, "a", 2))).code == "stage_closed"
@@ -300,7 +300,7 @@ async def test_what_was_acked_before_a_commit_is_in_and_what_comes_meanwhile_is_
         committing = Called(nursery, lambda: commit(life, "k", "a"))
         await settle()
         late = Called(nursery, lambda: stage(life, "a", 3))
-        dropping = Called(nursery, lambda: life.engine.delete_stage("t", "a"))
+        dropping = Called(nursery, lambda: life.engine.stages.delete("t", "a"))
         await settle()
         assert not committing.done
         offload.let_go()
@@ -348,10 +348,10 @@ async def test_the_number_of_stages_and_the_quota_are_limits(autojump_clock: Any
         error = await refusal(stage(life, "c", 1))
         assert (error.code, error.detail["limit"]) == ("throttled", "max_stages")
         assert (await refusal(stage(life, "a", "x" * 60))).detail["limit"] == "max_total_bytes"
-        await life.engine.delete_stage("t", "b")
+        await life.engine.stages.delete("t", "b")
         await stage(life, "c", 1)
         assert (await commit(life, "k", "a", "c")).count == 2  # no byte is new
-        assert life.engine.total_records == 2
+        assert life.engine.registry.total_records == 2
 
 
 async def test_a_stage_without_records_is_committed_under_its_key(autojump_clock: Any) -> None:
@@ -402,10 +402,10 @@ async def test_a_deleted_stage_is_gone_and_its_name_is_free(autojump_clock: Any)
     fs = SimFs()
     async with living(fs=fs) as life:
         await stage(life, "a", 1, 2)
-        assert await life.engine.delete_stage("t", "a")
-        assert not await life.engine.delete_stage("t", "a")
-        assert not await life.engine.delete_stage("nowhere", "a")
-        assert life.engine.total_records == 0
+        assert await life.engine.stages.delete("t", "a")
+        assert not await life.engine.stages.delete("t", "a")
+        assert not await life.engine.stages.delete("nowhere", "a")
+        assert life.engine.registry.total_records == 0
     async with living(fs=fs.after_process_kill()) as life:
         assert not stages_of(life)
         assert (await stage(life, "a", 3)).count == 1
@@ -417,7 +417,7 @@ async def test_stages_and_keys_go_with_their_topic(autojump_clock: Any) -> None:
         await stage(life, "a", 1)
         await commit(life, "k", "a")
         await stage(life, "b", 1)
-        await life.engine.delete_topic("t", if_empty=False)
+        await life.engine.topic_lifecycle.delete("t", if_empty=False)
         assert not life.engine.registry.stages
         assert (await stage(life, "b", 2)).created
     async with living(fs=fs.after_process_kill()) as life:
@@ -449,7 +449,7 @@ async def test_the_log_of_a_stage_stays_until_its_topic_needs_it_no_more(autojum
     config = settings(wal_shards=4, wal_file_bytes=4096, cache_bytes=0)
     async with living(config) as life:
         await life.put("t")
-        target: Topic = life.engine.topics["t"]
+        target: Topic = life.engine.registry.topics["t"]
         names = [f"s{n}" for n in range(8)]
         for name in names:
             await stage(life, name, *([name] * 40))
@@ -484,19 +484,19 @@ async def test_nobody_sees_where_a_committed_record_comes_from(autojump_clock: A
             await life.put(name)
         for source, dest in (("t", "u"), ("u", "t")):
             patch = RouterPatch(source=source, dest=dest, start="earliest", allow_cycle=True, guarantee="exactly_once")
-            await life.engine.put_router(f"{source}>{dest}", patch)
+            await life.engine.routers.put(f"{source}>{dest}", patch)
         await stage(life, "a", 1, 2)
         await commit(life, "k", "a")
-        await life.engine.catch_up(("t", "u"))
+        await life.engine.routers.catch_up(("t", "u"))
         await life.compactor.checkpoint()
         await stage(life, "b", 3)
         await commit(life, "k2", "b")
         await life.compactor.checkpoint()
-        await life.engine.catch_up(("t", "u"))
+        await life.engine.routers.catch_up(("t", "u"))
         assert await datas(life, "t") == [1, 2, 3]  # what has come from there does not come back
         assert await datas(life, "u") == [1, 2, 3]
         stamps = [record["meta"]["_topics_router"] for record in (await life.all("u"))[0]]
-        epoch = life.engine.topics["t"].id
+        epoch = life.engine.registry.topics["t"].id
         assert stamps == [f"{epoch}:{seq}:t>u" for seq in (1, 2, 3)]
 
 
@@ -506,7 +506,7 @@ async def test_committed_records_are_jobs_of_a_queue(autojump_clock: Any) -> Non
         await stage(life, "a", 1, 2)
         await commit(life, "k", "a")
         wanted = ClaimRequest(node="n", most=10, lease_ms=None, wait_ms=0)
-        assert [job.seq for job in (await life.engine.claim("t", wanted, Performance())).jobs] == [1, 2]
+        assert [job.seq for job in (await life.engine.queues.claim("t", wanted, Performance())).jobs] == [1, 2]
 
 
 async def test_a_record_that_was_damaged_is_never_published_without_the_rest(autojump_clock: Any) -> None:
@@ -608,7 +608,7 @@ async def take_step(life: Life, model: Model, step: Step) -> None:
         assert result.deduped
         assert (result.first_seq, result.count) == model.answers[key]
     elif kind == "drop":
-        assert await life.engine.delete_stage("t", name) is (model.open.pop(name, None) is not None)
+        assert await life.engine.stages.delete("t", name) is (model.open.pop(name, None) is not None)
     elif kind == "checkpoint":
         await life.compactor.checkpoint()
         await life.engine.reclaimer.pass_over()
@@ -616,7 +616,7 @@ async def take_step(life: Life, model: Model, step: Step) -> None:
 
 async def check(life: Life, model: Model) -> None:
     assert await datas(life) == model.topic
-    target = life.engine.topics["t"]
+    target = life.engine.registry.topics["t"]
     assert {name: one.log.count for name, one in (target.stages or {}).items()} == {
         name: len(values) for name, values in model.open.items()
     }
@@ -631,7 +631,7 @@ async def walk(steps: Sequence[Step]) -> None:
         ending = next((i for i, step in enumerate(rest) if step[0] in ("restart", "kill")), len(rest))
         clean = ending == len(rest) or rest[ending][0] == "restart"
         async with living(config, fs=fs, clock=clock, clean=clean) as life:
-            if "t" not in life.engine.topics:
+            if "t" not in life.engine.registry.topics:
                 await life.put("t")
             await check(life, model)
             for step in rest[:ending]:

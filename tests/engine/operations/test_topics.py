@@ -42,7 +42,7 @@ async def test_who_waits_for_a_creation_that_fails_is_told_why(autojump_clock: A
         offload.let_go()
         await settle()
         assert [call.error is not None and call.error.code for call in calls] == ["read_only", "read_only"]
-        assert life.engine.topics == {}
+        assert life.engine.registry.topics == {}
 
 
 async def test_a_create_is_synced_before_it_is_answered(autojump_clock: Any) -> None:
@@ -52,7 +52,7 @@ async def test_a_create_is_synced_before_it_is_answered(autojump_clock: Any) -> 
             await life.put(durability, durability=durability)
         crashed = fs.after_machine_crash("drop", 1)
     async with living(fs=crashed) as life:
-        assert {name: topic.config.durability for name, topic in life.engine.topics.items()} == {
+        assert {name: topic.config.durability for name, topic in life.engine.registry.topics.items()} == {
             name: name for name in CLASSES
         }
 
@@ -61,20 +61,20 @@ async def test_a_create_is_synced_before_it_is_answered(autojump_clock: Any) -> 
 async def test_an_append_that_does_not_create(options: Any, autojump_clock: Any) -> None:
     async with living() as life:
         assert (await refusal(life.append("t", 1, **options))).code == "topic_not_found"
-        assert life.engine.topics == {}
+        assert life.engine.registry.topics == {}
 
 
 async def test_create_true_wins_over_auto_create(autojump_clock: Any) -> None:
     async with living() as life:
         assert (await life.append("t", 1, create=True, config={"auto_create": False})).created
-        assert life.engine.topics["t"].config.auto_create is False
+        assert life.engine.registry.topics["t"].config.auto_create is False
 
 
 async def test_an_inline_config_is_for_the_creation_only(autojump_clock: Any) -> None:
     async with living() as life:
         assert (await life.append("t", 1, config={"cap_records": 2})).created
         assert not (await life.append("t", 2, config={"cap_records": 1})).created
-        assert life.engine.topics["t"].config.cap_records == 2
+        assert life.engine.registry.topics["t"].config.cap_records == 2
         assert (await refusal(life.append("t", 3, config={"ttl_ms": -1}))).code == "invalid_request"
 
 
@@ -87,10 +87,10 @@ async def test_max_topics_is_429_and_lets_updates_pass(autojump_clock: Any) -> N
         assert {(error.status, error.detail["limit"], error.detail["max"]) for error in refused} == {
             (429, "max_topics", 2)
         }
-        for name in life.engine.topics:
+        for name in life.engine.registry.topics:
             await life.put(name, cap_records=5)
             await life.append(name, 1)
-        await life.engine.delete_topic(next(iter(life.engine.topics)), if_empty=False)
+        await life.engine.topic_lifecycle.delete(next(iter(life.engine.registry.topics)), if_empty=False)
         assert (await life.put("other"))[1]
         assert (await refusal(life.put("another"))).code == "throttled"
 
@@ -128,9 +128,9 @@ async def test_a_change_of_class_under_load_keeps_every_record(before: Any, afte
         assert gaps == []
         assert {record["$seq"]: record["data"] for record in found} == acks
         assert all(record["$tag"] == f"t{record['data'][1]}" for record in found)
-        assert (await life.engine.topic_state("t", touch=False)).config.durability == after
+        assert (await life.engine.topic_states.of("t", touch=False)).config.durability == after
     async with living(fs=crashed) as life:
-        assert life.engine.topics["t"].config.durability == after
+        assert life.engine.registry.topics["t"].config.durability == after
         kept, gaps = await life.all("t")
         if after == "ephemeral":
             assert kept == []
@@ -153,7 +153,7 @@ async def test_disk_to_ephemeral_and_back_keeps_what_is_only_on_disk(autojump_cl
         before = await life.all("t", include_tags=True)
         await life.delete("t", match="t7")
         await life.put("t", durability="fsync")
-        assert (await life.engine.topic_state("t", touch=False)).synced_seq == 22
+        assert (await life.engine.topic_states.of("t", touch=False)).synced_seq == 22
         crashed = fs.after_machine_crash("drop", 1)
     async with living(fs=crashed) as life:
         found, gaps = await life.all("t", include_tags=True)
@@ -171,7 +171,7 @@ async def test_leaving_ephemeral_logs_each_record_as_it_was(autojump_clock: Any)
         await life.append("t", {"data": 5, "node": "n"}, {"data": [',"data":'], "tag": ',"meta":', "node": ',"data":'})
         before = await life.all("t", include_tags=True)
         await life.put("t", durability="fsync")
-        life.engine.topics["t"].blocks.clear()
+        life.engine.registry.topics["t"].blocks.clear()
         assert await life.all("t", include_tags=True) == before
         crashed = fs.after_machine_crash("drop", 1)
     async with living(fs=crashed) as life:
@@ -195,7 +195,7 @@ async def test_leaving_ephemeral_while_records_expire(autojump_clock: Any) -> No
         assert call.result[0].durability == "disk"
         await life.append("t", 4)
         assert await life.all("t") == (
-            [{"$seq": 4, "$ts": life.engine.topics["t"].last_ts, "data": 4}],
+            [{"$seq": 4, "$ts": life.engine.registry.topics["t"].last_ts, "data": 4}],
             [(1, 3, "ttl")],
         )
 
@@ -210,9 +210,9 @@ async def test_concurrent_changes_of_one_topic_take_place_one_after_another(auto
             ]
             appends = [Called(nursery, partial(life.append, "t", i)) for i in range(5)]
         assert all(call.error is None and call.done for call in [*puts, *appends])
-        config = life.engine.topics["t"].config
+        config = life.engine.registry.topics["t"].config
         assert (config.cap_records, config.cap_bytes, config.ttl_ms, config.durability) == (7, 900, 5000, "memory")
-        assert life.engine.topics["t"].barrier is None
+        assert life.engine.registry.topics["t"].barrier is None
 
 
 async def test_an_identical_put_writes_nothing(autojump_clock: Any) -> None:
@@ -290,13 +290,13 @@ async def test_a_checkpoint_at_the_moment_of_a_sync_has_what_the_sync_covers(aut
                         names[frame.topic_id] = None
                     elif frame.type == FrameType.CONFIG_UPDATE:
                         caps[frame.topic_id] = payload["config"]["cap_records"]
-            known = {topic.id: topic.name for topic in engine.by_id.values()}
+            known = {topic.id: topic.name for topic in engine.registry.by_id.values()}
             if known != {topic_id: name for topic_id, name in names.items() if name is not None}:
                 problems.append((state, known, names))
             problems.extend(
                 (state, topic_id, cap)
                 for topic_id, cap in caps.items()
-                if topic_id in engine.by_id and engine.by_id[topic_id].config.cap_records != cap
+                if topic_id in engine.registry.by_id and engine.registry.by_id[topic_id].config.cap_records != cap
             )
 
         class Looking(trio.abc.Instrument):
@@ -307,7 +307,7 @@ async def test_a_checkpoint_at_the_moment_of_a_sync_has_what_the_sync_covers(aut
         trio.lowlevel.add_instrument(looking)
         await life.put("new", durability="disk")
         await life.put("kept", cap_records=5)
-        await engine.delete_topic("gone", if_empty=False)
+        await engine.topic_lifecycle.delete("gone", if_empty=False)
         trio.lowlevel.remove_instrument(looking)
         assert problems == []
 
@@ -321,7 +321,7 @@ async def test_checkpoints_under_load_lose_nothing(autojump_clock: Any) -> None:
             for i in range(12):
                 name = f"t{writer}-{i % 4}"
                 if i in (5, 9):
-                    await life.engine.delete_topic(name, if_empty=False)
+                    await life.engine.topic_lifecycle.delete(name, if_empty=False)
                     acked.pop(name, None)
                 if i % 3 == 2:
                     await life.put(name, durability=CLASSES[1 + i % 3], cap_records=50 + i)
@@ -339,13 +339,13 @@ async def test_checkpoints_under_load_lose_nothing(autojump_clock: Any) -> None:
                 nursery.start_soon(work, writer)
             nursery.start_soon(checkpoint)
         await trio.sleep(0.1)
-        expected = {name: await life.all(name) for name in life.engine.topics}
-        configs = {name: topic.config for name, topic in life.engine.topics.items()}
+        expected = {name: await life.all(name) for name in life.engine.registry.topics}
+        configs = {name: topic.config for name, topic in life.engine.registry.topics.items()}
         for name, wanted in acked.items():
             assert {record["$seq"]: record["data"] for record in expected[name][0]} == wanted
         killed = fs.after_process_kill()
     async with living(fs=killed) as life:
-        assert {name: topic.config for name, topic in life.engine.topics.items()} == configs
+        assert {name: topic.config for name, topic in life.engine.registry.topics.items()} == configs
         for name, (wanted_records, _) in expected.items():
             assert (await life.all(name))[0] == wanted_records
 
@@ -357,11 +357,11 @@ async def test_a_topic_made_again_is_another_instance(autojump_clock: Any) -> No
     fs = SimFs()
     async with living(fs=fs) as life:
         await life.append("t", 1, 2, 3, idempotency_key="k")
-        epoch = (await life.engine.topic_state("t", touch=False)).epoch
-        assert await life.engine.delete_topic("t", if_empty=False) == (True, [])
-        assert await life.engine.delete_topic("t", if_empty=False) == (False, [])
+        epoch = (await life.engine.topic_states.of("t", touch=False)).epoch
+        assert await life.engine.topic_lifecycle.delete("t", if_empty=False) == (True, [])
+        assert await life.engine.topic_lifecycle.delete("t", if_empty=False) == (False, [])
         assert (await refusal(life.read("t"))).code == "topic_not_found"
-        assert life.engine.key_count == 0
+        assert life.engine.keys.count == 0
         done = await life.append("t", 4, idempotency_key="k")
         assert (done.first_seq, done.deduped, done.created) == (1, False, True)
         answer = await life.read("t", 3, epoch=epoch)
@@ -371,7 +371,7 @@ async def test_a_topic_made_again_is_another_instance(autojump_clock: Any) -> No
         assert [record["data"] for record in records(answer)] == [4]
         killed = fs.after_process_kill()
     async with living(fs=killed) as life:
-        assert (await life.engine.topic_state("t", touch=False)).epoch == answer.epoch
+        assert (await life.engine.topic_states.of("t", touch=False)).epoch == answer.epoch
         assert [record["data"] for record in (await life.all("t"))[0]] == [4]
 
 
@@ -381,14 +381,14 @@ async def test_deleting_under_appends_long_polls_and_changes(autojump_clock: Any
         poll = Called(nursery, lambda: life.read("t", 1, wait_ms=30_000))
         await settle()
         calls = [Called(nursery, partial(life.append, "t", i)) for i in range(10)]
-        deletes = [Called(nursery, lambda: life.engine.delete_topic("t", if_empty=False)) for _ in range(3)]
+        deletes = [Called(nursery, lambda: life.engine.topic_lifecycle.delete("t", if_empty=False)) for _ in range(3)]
         puts = [Called(nursery, lambda: life.put("t", cap_records=100)) for _ in range(2)]
         polls = [Called(nursery, lambda: life.read("t", 100_000, wait_ms=30_000)) for _ in range(2)]
         await trio.sleep(40)
         assert all(call.done for call in [poll, *calls, *deletes, *puts, *polls])
         assert all(call.error is None for call in [*calls, *deletes, *puts])
         assert 1 <= sum(call.result[0] for call in deletes) <= 3
-        for name in life.engine.topics:
+        for name in life.engine.registry.topics:
             seqs = await life.seqs(name)
             assert seqs == list(range(1, len(seqs) + 1))
 
@@ -399,7 +399,7 @@ async def test_a_long_poll_on_a_deleted_topic_is_404_at_once(autojump_clock: Any
         poll = Called(nursery, lambda: life.read("t", 1, wait_ms=30_000))
         await settle()
         started = trio.current_time()
-        await life.engine.delete_topic("t", if_empty=False)
+        await life.engine.topic_lifecycle.delete("t", if_empty=False)
         await settle()
         assert poll.error is not None
         assert poll.error.code == "topic_not_found"
@@ -410,22 +410,22 @@ async def test_if_empty(autojump_clock: Any) -> None:
     async with living() as life:
         await life.put("t", ttl_ms=1000)
         await life.append("t", 1)
-        error = await refusal(life.engine.delete_topic("t", if_empty=True))
+        error = await refusal(life.engine.topic_lifecycle.delete("t", if_empty=True))
         assert (error.status, error.code) == (409, "topic_not_empty")
         await life.append("t", 2)
         await trio.sleep(2)
-        assert await life.engine.delete_topic("t", if_empty=True) == (True, [])
+        assert await life.engine.topic_lifecycle.delete("t", if_empty=True) == (True, [])
 
 
 async def test_a_deletion_is_synced_before_it_is_answered(autojump_clock: Any) -> None:
     fs = SimFs()
     async with living(fs=fs) as life:
         await life.append("t", 1)
-        await life.engine.delete_topic("t", if_empty=False)
+        await life.engine.topic_lifecycle.delete("t", if_empty=False)
         crashed = fs.after_machine_crash("drop", 1)
     async with living(fs=crashed) as life:
-        assert life.engine.topics == {}
-        assert life.engine.next_topic_id > 1
+        assert life.engine.registry.topics == {}
+        assert life.engine.registry.next_topic_id > 1
 
 
 # -- listing -----------------------------------------------------------------------------------------------------------
@@ -445,22 +445,22 @@ async def test_a_page_costs_what_it_shows(autojump_clock: Any, monkeypatch: pyte
             expire(topic)
 
         monkeypatch.setattr(life.engine.registry, "expire", counted)
-        page, more = await life.engine.list_topics("t", None, 20)
+        page, more = await life.engine.topic_states.page("t", None, 20)
         assert [topic.topic for topic in page] == [f"t{i:04d}" for i in range(20)]
         assert more
         assert len(looks) == 20
         names: list[str] = []
         after = None
         while True:
-            page, more = await life.engine.list_topics("t", after, 77)
+            page, more = await life.engine.topic_states.page("t", after, 77)
             names += [topic.topic for topic in page]
             after = names[-1]
             if not more:
                 break
         assert names == [f"t{i:04d}" for i in range(500)]
-        page, more = await life.engine.list_topics("t", "t0123x", 2)
+        page, more = await life.engine.topic_states.page("t", "t0123x", 2)
         assert [topic.topic for topic in page] == ["t0124", "t0125"]
-        assert await life.engine.list_topics("t", "t0499", 5) == ([], False)
-        assert await life.engine.list_topics("t", "zz", 5) == ([], False)
-        assert [topic.topic for topic in (await life.engine.list_topics("", "t0498", 5))[0]] == ["t0499", "z"]
-        assert [topic.topic for topic in (await life.engine.list_topics("t", "a", 1))[0]] == ["t0000"]
+        assert await life.engine.topic_states.page("t", "t0499", 5) == ([], False)
+        assert await life.engine.topic_states.page("t", "zz", 5) == ([], False)
+        assert [topic.topic for topic in (await life.engine.topic_states.page("", "t0498", 5))[0]] == ["t0499", "z"]
+        assert [topic.topic for topic in (await life.engine.topic_states.page("t", "a", 1))[0]] == ["t0000"]

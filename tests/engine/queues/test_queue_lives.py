@@ -329,14 +329,14 @@ class Walk(walks.Walk):
     async def __call__(self, life: Life) -> None:
         self.life = life
         engine = life.engine
-        if "q" not in engine.topics:
-            await engine.put_topic("q", TopicConfigPatch(type="queue", **self.config))
-            await engine.put_topic("dlq", TopicConfigPatch(durability="fsync"))
-            await engine.put_topic("src", TopicConfigPatch(durability=self.config["durability"]))
+        if "q" not in engine.registry.topics:
+            await engine.topic_lifecycle.put("q", TopicConfigPatch(type="queue", **self.config))
+            await engine.topic_lifecycle.put("dlq", TopicConfigPatch(durability="fsync"))
+            await engine.topic_lifecycle.put("src", TopicConfigPatch(durability=self.config["durability"]))
             if self.random.random() < 0.6:
-                await engine.put_router("in", RouterPatch(source="src", dest="q"))
+                await engine.routers.put("in", RouterPatch(source="src", dest="q"))
             if self.random.random() < 0.4:
-                await engine.put_router("out", RouterPatch(source="q", dest="out"))
+                await engine.routers.put("out", RouterPatch(source="q", dest="out"))
         async with trio.open_nursery() as nursery:
             for i in range(WORKERS):
                 nursery.start_soon(self._client, self.worker, f"w{i}")
@@ -448,7 +448,7 @@ class Walk(walks.Walk):
         request = self._request()
         request.node = node
         began = self.now()
-        answer = await self._call(self.life.engine.claim("q", request, Performance()))
+        answer = await self._call(self.life.engine.queues.claim("q", request, Performance()))
         sure(len(answer.jobs) <= request.most, "too many")
         sure(answer.ready >= 0, answer.ready)
         if self.about != "drops":
@@ -476,9 +476,9 @@ class Walk(walks.Walk):
 
                 async with trio.open_nursery() as nursery:
                     nursery.start_soon(cancel)
-                    jobs = (await self.life.engine.claim("q", request, Performance())).jobs
+                    jobs = (await self.life.engine.queues.claim("q", request, Performance())).jobs
             else:
-                jobs = (await self.life.engine.claim("q", request, Performance())).jobs
+                jobs = (await self.life.engine.queues.claim("q", request, Performance())).jobs
         if jobs and self.about != "drops":
             self.truth.claimed(request.node, jobs, began, self.now(), request.lease_ms)
 
@@ -495,11 +495,11 @@ class Walk(walks.Walk):
         request = HeldRequest(node=node, seqs=seqs, lease_ids=ids)
         engine, perf = self.life.engine, Performance()
         if call == "ack":
-            answer = await self._call(engine.ack("q", request, perf))
+            answer = await self._call(engine.queues.ack("q", request, perf))
         elif call == "nack":
-            answer = await self._call(engine.nack("q", request, 0, perf))
+            answer = await self._call(engine.queues.nack("q", request, 0, perf))
         else:
-            answer = await self._call(engine.extend("q", request, 1000, perf))
+            answer = await self._call(engine.queues.extend("q", request, 1000, perf))
         sure(answer.done == [], "a lie was believed", answer)
         sure(sorted(answer.skipped) == sorted(seqs), answer)
 
@@ -529,7 +529,7 @@ class Walk(walks.Walk):
         for job in jobs:
             self.truth.acks_sent.setdefault(job.seq, set()).add(node)
         with self._saying(node, jobs, over=True) as said:
-            answer = await self._call(self.life.engine.ack("q", said.request, Performance()))
+            answer = await self._call(self.life.engine.queues.ack("q", said.request, Performance()))
             if self.about != "drops":
                 self.truth.judge(said, answer, self.now())
                 for seq in answer.done:
@@ -541,7 +541,7 @@ class Walk(walks.Walk):
         delay_ms = self.random.choice((0, 0, 100, 3000))
         began = self.now()
         with self._saying(node, jobs, over=True) as said:
-            answer = await self._call(self.life.engine.nack("q", said.request, delay_ms, Performance()))
+            answer = await self._call(self.life.engine.queues.nack("q", said.request, delay_ms, Performance()))
             if self.about != "drops":
                 alone = said.alone()
                 self.truth.judge(said, answer, self.now())
@@ -556,7 +556,7 @@ class Walk(walks.Walk):
             for told in said.theirs.values():
                 told.until = min(told.until, began + lease_ms)
                 told.at_most = 1 << 62
-            answer = await self._call(self.life.engine.extend("q", said.request, lease_ms, Performance()))
+            answer = await self._call(self.life.engine.queues.extend("q", said.request, lease_ms, Performance()))
             now = self.now()
             if self.about != "drops":
                 alone = said.alone()
@@ -575,14 +575,14 @@ class Walk(walks.Walk):
         lease_ms = dice.choice((None, 500, 100_000))
         most = dice.choice((1, 2, 5))
         engine = self.life.engine
-        work = await engine.open_work("q", node, most, lease_ms)
+        work = await engine.queues.open_work("q", node, most, lease_ms)
         held: dict[int, Job] = {}
         self.truth.ghosts += most
 
         async def receive() -> None:
             while True:
                 began = self.now()
-                jobs = await engine.next_jobs(work)
+                jobs = await engine.queues.next_jobs(work)
                 sure(0 < len(jobs) <= most, len(jobs))
                 if self.about != "drops":
                     # What it waited for it did not hold; a lease begins when it is claimed.
@@ -611,7 +611,7 @@ class Walk(walks.Walk):
                 if told.node == node:
                     told.over = True
                     told.at_most = self.now()
-            engine.close_work(work)
+            engine.queues.close_work(work)
 
     # -- others ------------------------------------------------------------------------------------------------------
 
@@ -624,12 +624,17 @@ class Walk(walks.Walk):
             batch.append(RecordIn(data=msgspec.Raw(data), tag=self.random.choice((None, "x", "y")), meta=meta))
         name = self.random.choice(("q", "q", "q", "src"))
         config = TopicConfigPatch(type="queue", **self.config) if name == "q" and self.about == "drops" else None
-        if name == "q" and "q" not in self.life.engine.topics and self.about == "drops" and self.random.random() < 0.8:
+        if (
+            name == "q"
+            and "q" not in self.life.engine.registry.topics
+            and self.about == "drops"
+            and self.random.random() < 0.8
+        ):
             return
-        await self.life.engine.append(name, AppendRequest(records=batch, config=config), Performance())
+        await self.life.engine.appends.append(name, AppendRequest(records=batch, config=config), Performance())
 
     async def delete(self) -> None:
-        topic = self.life.engine.topics.get("q")
+        topic = self.life.engine.registry.topics.get("q")
         if topic is None:
             return
         before = self.random.choice((None, topic.log.earliest_seq + self.random.randint(0, 4)))
@@ -637,7 +642,7 @@ class Walk(walks.Walk):
         parsed = None if match is None else parse_match(match)
         deletion = self.truth.begin_deletion(before)
         try:
-            await self.life.engine.delete_records("q", before, parsed, Performance())
+            await self.life.engine.deletions.delete_records("q", before, parsed, Performance())
         except ApiError as error:
             if error.code != "read_only":  # else it may be found to have happened
                 self.truth.deletes.remove(deletion)
@@ -659,20 +664,20 @@ class Walk(walks.Walk):
             )
         )
         if dice.random() < 0.2:
-            count = self.life.engine.topics["dlq"].log.count
+            count = self.life.engine.registry.topics["dlq"].log.count
             full: dict[str, Any] = {"cap_records": dice.choice((0, count + 3)), "discard": "reject"}
-            await self.life.engine.put_topic("dlq", TopicConfigPatch(**full))
+            await self.life.engine.topic_lifecycle.put("dlq", TopicConfigPatch(**full))
             return
-        if "q" in self.life.engine.topics:
-            await self.life.engine.put_topic("q", TopicConfigPatch(type="queue", **patch))
+        if "q" in self.life.engine.registry.topics:
+            await self.life.engine.topic_lifecycle.put("q", TopicConfigPatch(type="queue", **patch))
 
     async def look(self) -> None:
         """The counters, and the projection itself."""
-        topic = self.life.engine.topics.get("q")
+        topic = self.life.engine.registry.topics.get("q")
         if topic is None or topic.queue is None:
             return
         topic.queue.leases.check()
-        state = await self.life.engine.topic_state("q", touch=False)
+        state = await self.life.engine.topic_states.of("q", touch=False)
         queue = state.queue
         assert isinstance(queue, QueueState)
         sure(queue.ready + queue.in_flight + queue.delayed == state.count, queue, state.count)
@@ -692,9 +697,9 @@ class Walk(walks.Walk):
         self.truth.forward_ms += max(ms, 0)
 
     async def drop(self) -> None:
-        await self.life.engine.delete_topic("q", if_empty=False)
+        await self.life.engine.topic_lifecycle.delete("q", if_empty=False)
         if self.random.random() < 0.8:
-            await self.life.engine.put_topic("q", TopicConfigPatch(type="queue", **self.config))
+            await self.life.engine.topic_lifecycle.put("q", TopicConfigPatch(type="queue", **self.config))
 
     # -- the end -----------------------------------------------------------------------------------------------------
 
@@ -702,7 +707,7 @@ class Walk(walks.Walk):
         """Nobody is there any more: nothing is reserved, nobody attends, what is leased was told to somebody."""
         await trio.sleep(0.5)
         await trio.testing.wait_all_tasks_blocked()
-        topic = self.life.engine.topics.get("q")
+        topic = self.life.engine.registry.topics.get("q")
         if topic is None:
             return
         queue = topic.queue
@@ -713,7 +718,7 @@ class Walk(walks.Walk):
         sure(not queue._held, "held by streams:", queue._held)
         sure(not queue.attended, "it is attended")
         if self.about in ("calls", "kills", "crashes"):
-            state = await self.life.engine.topic_state("q", touch=False)
+            state = await self.life.engine.topic_states.of("q", touch=False)
             assert isinstance(state.queue, QueueState)
             now = self.now()
             possible = [
@@ -730,27 +735,27 @@ class Walk(walks.Walk):
     async def drain(self) -> None:
         """Everything is worked off; and what there ever was has come to an end that has a reason."""
         engine = self.life.engine
-        if "q" not in engine.topics:
+        if "q" not in engine.registry.topics:
             return
-        await engine.put_topic("dlq", TopicConfigPatch(cap_records=0))
+        await engine.topic_lifecycle.put("dlq", TopicConfigPatch(cap_records=0))
         calm = TopicConfigPatch(cap_records=0, ttl_ms=0, max_deliveries=0, dead_letter=None, claim_jitter_ms=0)
-        await engine.put_topic("q", calm)
+        await engine.topic_lifecycle.put("q", calm)
         await trio.sleep(3)
         for _ in range(200):
-            state = await engine.topic_state("q", touch=False)
+            state = await engine.topic_states.of("q", touch=False)
             if not state.count:
                 break
             began = self.now()
             request = ClaimRequest(node="last", most=1000, lease_ms=60_000, wait_ms=3000)
-            answer = await self._call(engine.claim("q", request, Performance()))
+            answer = await self._call(engine.queues.claim("q", request, Performance()))
             if self.about != "drops":
                 self.truth.claimed("last", answer.jobs, began, self.now(), 60_000)
             if answer.jobs:
                 await self.ack("last", answer.jobs)
         else:
-            raise Wrong("there are jobs that nobody gets", await engine.topic_state("q", touch=False))
+            raise Wrong("there are jobs that nobody gets", await engine.topic_states.of("q", touch=False))
         await trio.sleep(40)
-        topic = engine.topics["q"]
+        topic = engine.registry.topics["q"]
         assert topic.queue is not None
         sure(not topic.queue.moving, "moving")
         sure(len(topic.queue.leases) == 0, "jobs are kept that are gone")
@@ -773,7 +778,7 @@ class Walk(walks.Walk):
         sure(not set(moved) & truth.acked, "dead letters that were acked", set(moved) & truth.acked)
         if truth.counts_all:
             sure(len(moved) == len(set(moved)), "moved twice")
-            state = await self.life.engine.topic_state("q", touch=False)
+            state = await self.life.engine.topic_states.of("q", touch=False)
             assert isinstance(state.queue, QueueState)
             # What goes while its copy is being synced is not counted.
             copies = len(moved) + truth.dead_letters_evicted
@@ -782,7 +787,7 @@ class Walk(walks.Walk):
 
 async def there_at_first(life: Life) -> set[int]:
     """The jobs at the start of a life, before anybody does anything."""
-    if "q" not in life.engine.topics:
+    if "q" not in life.engine.registry.topics:
         return set()
     return {record["$seq"] async for _, there in walks.read_all(life.engine, "q") for record in there}
 

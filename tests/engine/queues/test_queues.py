@@ -44,21 +44,21 @@ pytestmark = pytest.mark.trio
 def claim(
     life: Life, node: str = "a", most: int = 1, *, wait_ms: int = 0, lease_ms: int | None = None, name: str = "q"
 ) -> Awaitable[ClaimResult]:
-    return life.engine.claim(
+    return life.engine.queues.claim(
         name, ClaimRequest(node=node, most=most, lease_ms=lease_ms, wait_ms=wait_ms), Performance()
     )
 
 
 def ack(life: Life, seqs: list[int], node: str = "a", ids: list[int] | None = None) -> Awaitable[HeldResult]:
-    return life.engine.ack("q", HeldRequest(node=node, seqs=seqs, lease_ids=ids), Performance())
+    return life.engine.queues.ack("q", HeldRequest(node=node, seqs=seqs, lease_ids=ids), Performance())
 
 
 def nack(life: Life, seqs: list[int], node: str = "a", *, delay_ms: int = 0) -> Awaitable[HeldResult]:
-    return life.engine.nack("q", HeldRequest(node=node, seqs=seqs, lease_ids=None), delay_ms, Performance())
+    return life.engine.queues.nack("q", HeldRequest(node=node, seqs=seqs, lease_ids=None), delay_ms, Performance())
 
 
 def extend(life: Life, seqs: list[int], lease_ms: int, node: str = "a") -> Awaitable[HeldResult]:
-    return life.engine.extend("q", HeldRequest(node=node, seqs=seqs, lease_ids=None), lease_ms, Performance())
+    return life.engine.queues.extend("q", HeldRequest(node=node, seqs=seqs, lease_ids=None), lease_ms, Performance())
 
 
 def seqs_of(answer: ClaimResult | list[Job]) -> list[int]:
@@ -68,7 +68,7 @@ def seqs_of(answer: ClaimResult | list[Job]) -> list[int]:
 
 async def counters(life: Life, name: str = "q") -> tuple[int, int, int, int]:
     """Ready, in flight, delayed, dead-lettered; the first three are all there are."""
-    state = await life.engine.topic_state(name, touch=False)
+    state = await life.engine.topic_states.of(name, touch=False)
     queue = state.queue
     assert isinstance(queue, QueueState)
     assert queue.ready + queue.in_flight + queue.delayed == state.count
@@ -76,7 +76,7 @@ async def counters(life: Life, name: str = "q") -> tuple[int, int, int, int]:
 
 
 def the_queue(life: Life, name: str = "q") -> tuple[Topic, JobQueue]:
-    topic = life.engine.topics[name]
+    topic = life.engine.registry.topics[name]
     assert topic.queue is not None
     return topic, topic.queue
 
@@ -106,12 +106,12 @@ class Stream:
         self.call = Called(nursery, partial(self._run, most, lease_ms))
 
     async def _run(self, most: int, lease_ms: int | None) -> None:
-        self.work = await self.life.engine.open_work("q", self.node, most, lease_ms)
+        self.work = await self.life.engine.queues.open_work("q", self.node, most, lease_ms)
         try:
             while True:
-                self.jobs += await self.life.engine.next_jobs(self.work)
+                self.jobs += await self.life.engine.queues.next_jobs(self.work)
         finally:
-            self.life.engine.close_work(self.work)
+            self.life.engine.queues.close_work(self.work)
 
     @property
     def seqs(self) -> list[int]:
@@ -221,7 +221,7 @@ async def test_a_full_stream_ends_with_its_topic(autojump_clock: Any) -> None:
         stream = Stream(nursery, life, 1)
         await settle()
         assert stream.seqs == [1]
-        await life.engine.delete_topic("q", if_empty=False)
+        await life.engine.topic_lifecycle.delete("q", if_empty=False)
         await trio.sleep(1)
         assert stream.error == "topic_not_found"
         stream.close()
@@ -236,7 +236,7 @@ async def test_a_claim_ends_with_its_topic_while_it_fetches(autojump_clock: Any)
         with offload.held(Kind.HOT_READ):
             call = Called(nursery, lambda: claim(life))
             await settle()
-            await life.engine.delete_topic("q", if_empty=False)
+            await life.engine.topic_lifecycle.delete("q", if_empty=False)
         for _ in range(1000):
             await trio.lowlevel.checkpoint()
         assert call.done
@@ -252,7 +252,7 @@ async def test_a_claim_ends_when_its_topic_is_another_one_while_columns_are_load
             call = Called(nursery, lambda: claim(life, most=3))
             await settle()
             assert not call.done
-            await life.engine.delete_topic("q", if_empty=False)
+            await life.engine.topic_lifecycle.delete("q", if_empty=False)
             await life.put("q", type="queue")
         for _ in range(1000):
             await trio.lowlevel.checkpoint()
@@ -295,7 +295,7 @@ async def test_a_queue_that_is_deleted_while_its_dead_letters_are_read(autojump_
             assert seqs_of(await claim(life)) == []
             await settle()
             assert queue.moving
-            await life.engine.delete_topic("q", if_empty=False)
+            await life.engine.topic_lifecycle.delete("q", if_empty=False)
         for _ in range(1000):
             await trio.lowlevel.checkpoint()
         assert not queue.moving
@@ -307,25 +307,25 @@ async def test_a_queue_that_is_deleted_while_its_dead_letters_are_synced(autojum
         await life.put("dlq", durability="memory")
         await life.put("q", type="queue", max_deliveries=1, dead_letter="dlq", lease_ms=100, ttl_ms=60_000)
         topic, queue = the_queue(life)
-        assert topic.shard != life.engine.topics["dlq"].shard
+        assert topic.shard != life.engine.registry.topics["dlq"].shard
         await life.append("q", 1, 2)
         await claim(life)
         await trio.sleep(1)
         await life.append("dlq", "its ceiling is raised")
-        with offload.shard_held(life.engine.topics["dlq"].shard):
+        with offload.shard_held(life.engine.registry.topics["dlq"].shard):
             assert seqs_of(await claim(life, lease_ms=3_600_000)) == [2]
             await settle()
             assert await life.seqs("dlq") == [1, 2], "not synced yet"
             assert queue.moving
-            await life.engine.delete_topic("q", if_empty=False)
-            clean = life.engine.total_records
+            await life.engine.topic_lifecycle.delete("q", if_empty=False)
+            clean = life.engine.registry.total_records
         await trio.sleep(120)
         assert not queue.moving
         assert topic not in life.engine.registry.changed
-        assert life.engine.total_records == clean
+        assert life.engine.registry.total_records == clean
         life.check()
     async with living(settings(wal_shards=2), fs=fs) as life:
-        assert list(life.engine.topics) == ["dlq"]
+        assert list(life.engine.registry.topics) == ["dlq"]
 
 
 async def test_many_unfit_jobs_do_not_keep_the_others(autojump_clock: Any) -> None:
@@ -966,7 +966,7 @@ async def test_a_stream_that_waits_in_line_hears_that_the_disk_does_not_answer(
             raise ApiError("not_ready", "the disk does not answer")
 
         with monkeypatch.context() as away:
-            away.setattr(life.engine.queueing._claiming._loader, "prepared", fails)
+            away.setattr(life.engine.queues._claiming._loader, "prepared", fails)
             await life.append("q", *range(3))
             await trio.sleep(3)
             assert stream.error == "not_ready"
@@ -1080,7 +1080,7 @@ async def test_deleting_a_topic_ends_everybody_who_waits_there(autojump_clock: A
         stream = Stream(nursery, life, 1)
         await settle()
         _, queue = the_queue(life)
-        await life.engine.delete_topic("q", if_empty=False)
+        await life.engine.topic_lifecycle.delete("q", if_empty=False)
         await settle()
         assert call.error is not None
         assert call.error.code == "topic_not_found"
@@ -1104,7 +1104,7 @@ async def test_deleting_a_topic_while_claims_and_acks_are_synced(recreate: bool,
             busy = Called(nursery, lambda: nack(life, [1, 2]))
             stream = Stream(nursery, life, 2)
             await settle()
-            gone = Called(nursery, lambda: life.engine.delete_topic("q", if_empty=False))
+            gone = Called(nursery, lambda: life.engine.topic_lifecycle.delete("q", if_empty=False))
             await settle()
             late = Called(nursery, lambda: claim(life, "c", 2, wait_ms=100))
             later = Called(nursery, lambda: ack(life, [3]))
@@ -1125,7 +1125,7 @@ async def test_deleting_a_topic_while_claims_and_acks_are_synced(recreate: bool,
             assert await counters(life) == (0, 0, 0, 0)
             await at_rest(life)
         else:
-            assert "q" not in life.engine.topics
+            assert "q" not in life.engine.registry.topics
 
 
 # ----------------------------------------------------------------- a shard that fails
@@ -1154,7 +1154,7 @@ async def test_a_failed_shard_refuses_everything_and_nobody_hangs(autojump_clock
         ):
             error = await refusal(refused)
             assert (error.status, error.code) == (503, "read_only")
-        assert (await refusal(life.engine.open_work("q", "s", 1, None))).code == "read_only"
+        assert (await refusal(life.engine.queues.open_work("q", "s", 1, None))).code == "read_only"
         await trio.sleep(60)
         assert call.called.done
         assert call.called.error is not None
@@ -1449,7 +1449,7 @@ async def test_a_delete_ends_the_lease_of_a_job_whose_ack_is_on_its_way(autojump
 
 async def exhaust(life: Life, n: int, name: str = "q") -> None:
     """Have all jobs delivered as often as they may be, and the last lease end."""
-    limit = life.engine.topics[name].config.max_deliveries
+    limit = life.engine.registry.topics[name].config.max_deliveries
     for _ in range(limit):
         assert len((await claim(life, "x", n, lease_ms=100, name=name)).jobs) == n
         await trio.sleep(0.2)
@@ -1485,7 +1485,7 @@ async def test_claims_do_not_wait_for_the_dead_letter_topic(autojump_clock: Any)
         await life.append("q", 1, 2)
         await exhaust(life, 2)
         await life.append("q", 3)
-        with offload.shard_held(life.engine.topics["dlq"].shard):
+        with offload.shard_held(life.engine.registry.topics["dlq"].shard):
             assert seqs_of(await claim(life, most=5)) == [3]
             await trio.sleep(10)
             assert await counters(life) == (0, 1, 2, 0)
@@ -1541,7 +1541,7 @@ async def test_a_dead_letter_topic_that_is_deleted_meanwhile_is_made_again(autoj
         await life.append("q", 2)
         await exhaust(life, 1)
         with offload.held():
-            gone = Called(nursery, lambda: life.engine.delete_topic("dlq", if_empty=False))
+            gone = Called(nursery, lambda: life.engine.topic_lifecycle.delete("dlq", if_empty=False))
             await settle()
             await claim(life)
             await settle()
@@ -1730,7 +1730,7 @@ async def test_leases_that_are_over_are_swept_in_steps(what: str, leased: int, a
         }
         if what == "window":
             called = Called(nursery, calls[what])
-            while life.engine.topics["q"].queue.leases.in_flight > 0:  # type: ignore[union-attr]
+            while life.engine.registry.topics["q"].queue.leases.in_flight > 0:  # type: ignore[union-attr]
                 await trio.lowlevel.checkpoint()
             assert turns.count >= leased // 3000
             turns.stop()
@@ -1835,7 +1835,7 @@ async def test_a_damaged_job_in_a_segment_does_not_keep_the_others(most: int, au
         with trio.fail_after(60):
             for _ in range(25):
                 got += seqs_of(await claim(life, most=most, wait_ms=100))
-        state = await life.engine.topic_state("q", touch=False)
+        state = await life.engine.topic_states.of("q", touch=False)
         assert state.count < 20
         assert len(got) == state.count - 1
         assert await counters(life) == (0, len(got) + 1, 0, 0)

@@ -170,7 +170,7 @@ def bearer(key: str) -> dict[str, str]:
 
 
 def make_gate(settings: Any = SETTINGS) -> Gate:
-    return make_app(FakeEngine(settings))
+    return make_app(FakeEngine(settings).as_engine())
 
 
 def target_of(route: Route, side: str) -> str:
@@ -270,7 +270,7 @@ async def test_probes_may_be_made_to_ask(route: Route) -> None:
 @pytest.mark.parametrize("phase", ["starting", "replaying", "draining"])
 async def test_before_it_is_ready_and_while_it_stops_the_same_are_asked(phase: str) -> None:
     engine = FakeEngine(SETTINGS)
-    gate = make_app(engine)
+    gate = make_app(engine.as_engine())
     engine.status.phase = phase
     for route in ROUTES:
         needs = NEEDS[route.method, route.template]
@@ -328,17 +328,11 @@ async def test_a_refusal_names_what_is_missing() -> None:
 
 async def test_what_is_refused_never_reaches_the_engine() -> None:
     engine = FakeEngine(SETTINGS)
-    gate = make_app(engine)
+    gate = make_app(engine.as_engine())
     everything = bearer(key_of(frozenset(SCOPES), ""))
     for path in ("/v0/topics/in-topic", "/v0/topics/out-topic"):
         assert (await ask(gate, "PUT", path, {}, everything)).status == 201
-    entered = 0
-
-    async def count() -> None:
-        nonlocal entered
-        entered += 1
-
-    engine.before = count
+    entered = engine.entered
     for route in ROUTES:
         needs = NEEDS[route.method, route.template]
         if not needs:
@@ -347,4 +341,4 @@ async def test_what_is_refused_never_reaches_the_engine() -> None:
             assert await refusal_of(gate, route, "in", headers) in (401, 403)
         if "{topic}" in route.template or "{router}" in route.template:
             assert await refusal_of(gate, route, "out", bearer(key_of(frozenset(SCOPES), "in-"))) == 403
-    assert entered == 0
+    assert engine.entered == entered

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
@@ -42,7 +43,7 @@ class Outbox:
         return [data["code"] if kind == "error" else data["$seq"] for kind, data in self.events]
 
 
-class Engine:
+class Queues:
     """Says what comes next: jobs, or an error."""
 
     def __init__(self, *answers: list[Job] | ApiError) -> None:
@@ -71,7 +72,8 @@ def job(seq: int) -> Job:
 
 def stream_of(*answers: list[Job] | ApiError) -> tuple[WorkStream, Outbox]:
     stream, outbox = WorkStream.__new__(WorkStream), Outbox()
-    stream._engine, stream._work, stream.outbox = cast(Any, Engine(*answers)), cast(Any, Work()), cast(Any, outbox)
+    engine = SimpleNamespace(queues=Queues(*answers))
+    stream._engine, stream._work, stream.outbox = cast(Any, engine), cast(Any, Work()), cast(Any, outbox)
     return stream, outbox
 
 

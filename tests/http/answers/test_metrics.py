@@ -69,7 +69,7 @@ class Listened:
 
 async def rendered(figures: EngineFigures, counted: RequestFigures | None = None) -> tuple[str, dict[str, Any]]:
     """Both forms of the same figures."""
-    exposition = Exposition(Figured(figures), counted or RequestFigures())
+    exposition = Exposition(Figured(figures).as_engine(), counted or RequestFigures())
     text, body = await exposition.respond(""), await exposition.respond(AS_JSON)
     return text.body.decode(), json.loads(body.body)
 
@@ -153,7 +153,7 @@ async def test_others_have_their_turn_while_a_scrape_is_rendered() -> None:
             await trio.lowlevel.checkpoint()
 
     figures = EngineFigures(topic_samples=[TopicFigures(f"t{n}", n, 1, 0, 0) for n in range(1000)])
-    exposition = Exposition(Figured(figures), RequestFigures())
+    exposition = Exposition(Figured(figures).as_engine(), RequestFigures())
     async with trio.open_nursery() as nursery:
         nursery.start_soon(others)
         await exposition.respond("")
@@ -181,7 +181,7 @@ async def test_no_name_could_break_out_of_its_label(name: str) -> None:
 @pytest.mark.trio
 async def test_the_engine_is_asked_for_what_the_key_covers_and_totals_stay() -> None:
     engine = Figured(EngineFigures(topics=2))
-    exposition = Exposition(engine, RequestFigures())
+    exposition = Exposition(engine.as_engine(), RequestFigures())
     key = Key(b"digest", ALL, ("a",))
     assert b"topics_topics 2.0" in (await exposition.respond("", key)).body
     assert engine.asked_by is key

@@ -188,7 +188,7 @@ def test_one_that_is_lost_for_good_is_given_up_when_told_so() -> None:
 
     async def degraded(life: Life) -> None:
         with pytest.raises(ApiError) as refused:
-            await life.engine.read("topic", ReadRequest(limit=5), Performance())
+            await life.engine.reads.read("topic", ReadRequest(limit=5), Performance())
         assert refused.value.code == "not_ready"
 
     started(fs, degraded, adopt=True)

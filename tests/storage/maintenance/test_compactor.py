@@ -75,7 +75,7 @@ async def test_replay_begins_where_the_snapshot_ends(autojump_clock: Any) -> Non
         killed = fs.after_process_kill()
     async with living(fs=killed) as life:
         assert {name: await life.all(name, include_tags=True) for name in ("t0", "t1", "t2")} == expected
-        assert life.engine.key_count == 30
+        assert life.engine.keys.count == 30
         assert (await life.append("t0", 9, idempotency_key="k3")).deduped
         life.check()
 

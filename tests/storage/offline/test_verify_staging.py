@@ -26,11 +26,11 @@ def _staged() -> SimFs:
     """A commit that no checkpoint has seen, of a stage that is in segments and in the log; and an open stage."""
 
     async def script(life: Life) -> None:
-        await life.engine.stage(TOPIC, "a", request("a", range(9)), Performance())
+        await life.engine.stages.append(TOPIC, "a", request("a", range(9)), Performance())
         await life.compactor.checkpoint()
-        await life.engine.stage(TOPIC, "a", request("a", range(9, 12)), Performance())
-        await life.engine.commit_stages(TOPIC, ["a"], "query/7", Performance())
-        await life.engine.stage(TOPIC, "open", request("open", range(2)), Performance())
+        await life.engine.stages.append(TOPIC, "a", request("a", range(9, 12)), Performance())
+        await life.engine.stage_commits.commit(TOPIC, ["a"], "query/7", Performance())
+        await life.engine.stages.append(TOPIC, "open", request("open", range(2)), Performance())
         life.engine.status.phase = "draining"
 
     world = World(3, config=CONFIG)

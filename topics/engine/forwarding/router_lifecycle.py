@@ -16,7 +16,7 @@ from typing import Any
 import trio
 from sortedcontainers import SortedDict
 
-from topics.auth.keys import Key
+from topics.auth.keys import OPEN, Key
 from topics.config import Settings
 from topics.engine.commits import Commits
 from topics.engine.doubts import Doubts
@@ -106,7 +106,7 @@ class Routers:
         return None if router is None else (router.config.source, router.config.dest)
 
     def page(
-        self, prefix: str, source: str | None, dest: str | None, after: str | None, page_size: int, key: Key
+        self, prefix: str, source: str | None, dest: str | None, after: str | None, page_size: int, key: Key = OPEN
     ) -> tuple[list[RouterState], bool]:
         """A page of the routers that `key` covers, in name order, and whether another exists. The cost follows the
         page, or what the topic that is asked for has, but for routers whose ends the key does not cover."""

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import sys
 from bisect import bisect_left
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from functools import partial
 from typing import Final, NamedTuple
 
@@ -93,15 +93,25 @@ class End(NamedTuple):
 class Exporting:
     """See the module."""
 
-    def __init__(self, status: EngineStatus, registry: Registry, loader: Loader, clock: Clock) -> None:
+    def __init__(
+        self,
+        status: EngineStatus,
+        registry: Registry,
+        loader: Loader,
+        clock: Clock,
+        *,
+        catch_up: Callable[[Iterable[str]], Awaitable[None]],
+    ) -> None:
         self._status = status
         self._registry = registry
         self._loader = loader
         self._clock = clock
+        self._catch_up = catch_up
 
     async def open(self, name: str, request: ExportRequest) -> Export:
-        """An export of what there is now. Raises `404 topic_not_found`, and `503 not_ready` if the disk does not
-        answer."""
+        """An export of what there is now, with what routers owe the topic (`docs/spec/api.md` section 7), to be taken
+        slice by slice. Raises `404 topic_not_found`, and `503 not_ready` if the disk does not answer."""
+        await self._catch_up((name,))
         topic = self._registry.topic(name)
         bounds = await self._loader.prepared(topic, partial(self._bounds, topic, request))
         return Export(self._status, self._registry, self._loader, self._clock, topic, request, bounds)

@@ -7,6 +7,8 @@ business, what is not in memory comes from `topics.engine.loader`, and a poll is
 
 from __future__ import annotations
 
+from collections.abc import Awaitable, Callable, Iterable
+
 import trio
 
 from topics.engine.loader import Loader
@@ -21,14 +23,23 @@ from topics.model import Performance, ReadRequest, ReadResult
 class Reading:
     """See the module."""
 
-    def __init__(self, status: EngineStatus, registry: Registry, loader: Loader) -> None:
+    def __init__(
+        self,
+        status: EngineStatus,
+        registry: Registry,
+        loader: Loader,
+        *,
+        catch_up: Callable[[Iterable[str]], Awaitable[None]],
+    ) -> None:
         self._status = status
         self._registry = registry
         self._loader = loader
+        self._catch_up = catch_up
 
     async def read(self, name: str, request: ReadRequest, perf: Performance) -> ReadResult:
-        """One diff, with its long poll (`docs/spec/api.md` section 5). Raises 404, and 503 when the daemon stops while
-        it waits."""
+        """One diff, with its long poll (`docs/spec/api.md` section 5), after what routers owe the topic now (section
+        7). Raises 404, and 503 when the daemon stops while it waits. Cancelling leaves nothing."""
+        await self._catch_up((name,))
         topic = self._registry.topic(name)
         self._registry.touch(topic)
         deadline = trio.current_time() + request.wait_ms / 1000

@@ -131,7 +131,7 @@ class StageCommits:
         """Ends of the commits that are at work, by topic id and key."""
 
     async def commit(
-        self, name: str, stages: Sequence[str], key: str, perf: Performance, *, disable_backpressure: bool
+        self, name: str, stages: Sequence[str], key: str, perf: Performance, *, disable_backpressure: bool = False
     ) -> CommitResult:
         """Publish stages of a topic in this order under a key; returns at the commit point, with everything on disk.
 

@@ -9,7 +9,7 @@ all their deliveries are `topics.engine.queues.dead_letters`'.
 from __future__ import annotations
 
 from array import array
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from contextlib import suppress
 from itertools import repeat
 from typing import Final, NamedTuple, TypeVar
@@ -55,6 +55,7 @@ class Queueing:
         claiming: Claiming,
         dead_letters: DeadLetters,
         background: Background,
+        catch_up: Callable[[Iterable[str]], Awaitable[None]],
     ) -> None:
         self._settings = settings
         self._registry = registry
@@ -63,14 +64,17 @@ class Queueing:
         self._claiming = claiming
         self._dead_letters = dead_letters
         self._background = background
+        self._catch_up = catch_up
 
     # -- calls -------------------------------------------------------------------------------------------------------
 
     async def claim(self, name: str, request: ClaimRequest, perf: Performance) -> ClaimResult:
-        """Lease jobs to a node. Raises 404, 409, and 503 on a failed shard or while the daemon stops.
+        """Lease jobs to a node, those among them that routers owe the topic now. Raises 404, 409, and 503 on a failed
+        shard or while the daemon stops.
 
         Cancelling, at any time, leaves nothing leased that nobody has heard of.
         """
+        await self._catch_up((name,))
         until = trio.current_time() + request.wait_ms / 1000
         while True:
             topic, queue = await self._lease_commits.current(name)
@@ -244,8 +248,10 @@ class Queueing:
 
     # -- streams -----------------------------------------------------------------------------------------------------
 
-    def open_work(self, name: str, node: str, most: int, lease_ms: int | None) -> Work:
-        """A stream of jobs. Raises 404, 409, and 503 on a failed shard."""
+    async def open_work(self, name: str, node: str, most: int, lease_ms: int | None) -> Work:
+        """A stream of jobs, for `next_jobs`, after what routers owe the topic now; `close_work` has to be called.
+        Raises 404, 409, and 503 on a failed shard."""
+        await self._catch_up((name,))
         topic, queue = self._queue(name)
         self._commits.check_writable(topic)
         return Work(topic, queue, node, most, lease_ms, Holder())

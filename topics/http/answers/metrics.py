@@ -18,8 +18,9 @@ from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4, generate_late
 from prometheus_client.registry import Collector
 
 from topics.auth.keys import OPEN, Key
+from topics.engine.engine import Engine
 from topics.http.accept import qualities
-from topics.http.calls import Engine, Response, encode
+from topics.http.calls import Response, encode
 from topics.telemetry.figures import DeliveryFigures, EngineFigures, Histogram
 
 PREFIX: Final = "topics_"
@@ -295,7 +296,7 @@ class Exposition:
 
         What has a name is shown if `key` covers it; totals, which name nobody, are for every key.
         """
-        figures = await self._engine.figures(key)
+        figures = await self._engine.metrics.figures(key)
         as_json = prefers_json(accept)
         pieces: list[bytes] = []
         for family in families(figures, self._requests):

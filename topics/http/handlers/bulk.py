@@ -17,12 +17,13 @@ import trio
 from msgspec import UNSET
 
 from topics.auth.keys import Scope
+from topics.engine.engine import Engine
 from topics.engine.operations.export import End, Export, ExportRequest, Slice
 from topics.errors import ApiError, invalid
 from topics.http.accept import qualities
 from topics.http.answer_types import IngestAnswer
 from topics.http.answers.metrics import ExportFigures, RequestFigures
-from topics.http.calls import Call, Engine, OpenAnswer, Response, encode
+from topics.http.calls import Call, OpenAnswer, Response, encode
 from topics.http.connections.connection import Connection
 from topics.http.handlers.data_plane import idempotency_header
 from topics.http.handlers.stages import stage_response
@@ -57,7 +58,7 @@ class Bulk:
             made = self._arrow.stream(request)
         else:
             made = LinesFormat()
-        export = await self._engine.export(topic, request)
+        export = await self._engine.exports.open(topic, request)
         # Where not even the beginning can be read, there is an error to answer with.
         first = await call.while_connected(export.next_slice)
         self._figures.exports[_name_of(kind), "true" if request.include_data else "false"] += 1
@@ -272,7 +273,7 @@ class Ingest:
             self._strict = is_strict(self._call.headers)
             self._key = append_requests.check_key(idempotency_header(self._call), "Idempotency-Key")
             if self._query.stage is None:
-                self._batches = self._broken_by(*self._engine.caps_of(self._topic))
+                self._batches = self._broken_by(*self._engine.registry.caps_of(self._topic))
             await self._take_all()
         except _Refused as refused:
             raise self._placed(refused.error, refused.line) from None
@@ -363,10 +364,10 @@ class Ingest:
         perf = Performance()
         result: AppendResult | StageResult
         if self._query.stage is None:
-            result = await self._engine.append(self._topic, request, perf)
+            result = await self._engine.appends.append(self._topic, request, perf)
             self._committed += result.count
         else:
-            result = await self._engine.stage(self._topic, self._query.stage, request, perf)
+            result = await self._engine.stages.append(self._topic, self._query.stage, request, perf)
             self._committed += len(request.datas)
         _add(self._call.perf, perf)
         self._first = self._first or result

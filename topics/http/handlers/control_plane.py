@@ -19,6 +19,7 @@ from quart import request
 from quart_trio import QuartTrio
 
 from topics import __version__
+from topics.engine.engine import Engine
 from topics.errors import ApiError
 from topics.http.answer_types import (
     CheckpointAnswer,
@@ -36,7 +37,7 @@ from topics.http.answer_types import (
     TopicStateAnswer,
 )
 from topics.http.answers.metrics import Exposition
-from topics.http.calls import Call, Engine, Message, Response, json_response
+from topics.http.calls import Call, Message, Response, json_response
 from topics.http.handlers.data_plane import check_dead_letter
 from topics.http.openapi.docs_page import CONTENT_POLICY, page_bytes
 from topics.http.openapi.document import document_bytes
@@ -143,23 +144,25 @@ class ControlPlane:
         """`PUT /v0/topics/{topic}`."""
         patch = topic_requests.decode_config_patch(_call().body)
         check_dead_letter(_call().grant, patch)
-        config, created = await self._engine.put_topic(topic, patch, create=query_strings.decode_create(_query()))
+        config, created = await self._engine.topic_lifecycle.put(
+            topic, patch, create=query_strings.decode_create(_query())
+        )
         answer = TopicAnswer(topic=topic, created=created, config=config, performance=self._performance())
         return json_response(answer, 201 if created else 200)
 
     async def get_topic(self, topic: str) -> Response:
         """`GET /v0/topics/{topic}`."""
-        state = await self._engine.topic_state(topic, touch=query_strings.decode_touch(_query()))
+        state = await self._engine.topic_states.of(topic, touch=query_strings.decode_touch(_query()))
         return json_response(TopicStateAnswer(**asdict(state), performance=self._performance()))
 
     async def list_topics(self) -> Response:
         """`GET /v0/topics`. What it shows is as it was before its own touch, if it was asked for one."""
         page = topic_requests.decode_list_query(_query())
-        topics, more = await self._engine.list_topics(page.prefix, page.after, page.page_size, _call().key)
+        topics, more = await self._engine.topic_states.page(page.prefix, page.after, page.page_size, _call().key)
         if page.touch:
             for entry in topics:
                 with suppress(ApiError):  # it may be gone by now
-                    await self._engine.topic_state(entry.topic, touch=True)
+                    await self._engine.topic_states.of(entry.topic, touch=True)
         cursor = topic_requests.TOPIC_CURSORS.encode(topics[-1].topic) if more and topics else UNSET
         return json_response(TopicListAnswer(topics=topics, next_cursor=cursor, performance=self._performance()))
 
@@ -167,7 +170,7 @@ class ControlPlane:
         """`DELETE /v0/topics/{topic}`."""
         if_empty = query_strings.decode_if_empty(_query())
         visible = await self._visible_routers(topic)
-        deleted, routers = await self._engine.delete_topic(topic, if_empty=if_empty)
+        deleted, routers = await self._engine.topic_lifecycle.delete(topic, if_empty=if_empty)
         shown = [name for name in routers if visible is None or name in visible]
         answer = TopicDeletedAnswer(
             topic=topic, deleted=deleted, routers_removed=shown, performance=self._performance()
@@ -178,7 +181,7 @@ class ControlPlane:
         """`POST /v0/topics/{topic}/delete` (`docs/spec/api.md` section 6)."""
         selection = topic_requests.decode_delete(_call().body, self._engine.settings)
         perf = _call().perf
-        result = await self._engine.delete_records(topic, selection.before_seq, selection.match, perf)
+        result = await self._engine.deletions.delete_records(topic, selection.before_seq, selection.match, perf)
         answer = RecordsDeletedAnswer(
             topic=result.topic,
             deleted=result.deleted,
@@ -199,7 +202,7 @@ class ControlPlane:
         create = query_strings.decode_create(_query())
         self._check_ends(router, patch)
         try:
-            state, created = await self._engine.put_router(router, patch, create=create)
+            state, created = await self._engine.routers.put(router, patch, create=create)
         except ApiError as error:
             self._hide_names(error.detail)
             raise
@@ -209,22 +212,20 @@ class ControlPlane:
     async def get_router(self, router: str) -> Response:
         """`GET /v0/routers/{router}`."""
         self._check_ends(router)
-        state = await self._engine.router_state(router)
+        state = self._engine.routers.state(router)
         return json_response(RouterAnswer(**asdict(state), performance=self._performance()))
 
     async def list_routers(self) -> Response:
         """`GET /v0/routers`."""
         page, source, dest = topic_requests.decode_router_list_query(_query())
-        routers, more = await self._engine.list_routers(
-            page.prefix, source, dest, page.after, page.page_size, _call().key
-        )
+        routers, more = self._engine.routers.page(page.prefix, source, dest, page.after, page.page_size, _call().key)
         cursor = topic_requests.ROUTER_CURSORS.encode(routers[-1].router) if more and routers else UNSET
         return json_response(RouterListAnswer(routers=routers, next_cursor=cursor, performance=self._performance()))
 
     async def delete_router(self, router: str) -> Response:
         """`DELETE /v0/routers/{router}`."""
         self._check_ends(router)
-        deleted = await self._engine.delete_router(router)
+        deleted = await self._engine.routers.delete(router)
         return json_response(RouterDeletedAnswer(router=router, deleted=deleted, performance=self._performance()))
 
     def _check_ends(self, router: str, patch: RouterPatch | None = None) -> None:
@@ -234,7 +235,7 @@ class ControlPlane:
             for field, name in (("source", patch.source), ("dest", patch.dest)):
                 if isinstance(name, str):
                     grant.check_name(check_topic_name(name, field), field)
-        for field, name in zip(("source", "dest"), self._engine.router_ends(router) or (), strict=False):
+        for field, name in zip(("source", "dest"), self._engine.routers.ends(router) or (), strict=False):
             grant.check_name(name, field)
 
     def _hide_names(self, detail: dict[str, Any]) -> None:
@@ -246,7 +247,7 @@ class ControlPlane:
 
     def _is_visible(self, router: str) -> bool:
         """Whether the key covers a router and both its ends."""
-        return all(_call().key.covers(name) for name in (router, *(self._engine.router_ends(router) or ())))
+        return all(_call().key.covers(name) for name in (router, *(self._engine.routers.ends(router) or ())))
 
     async def _visible_routers(self, topic: str) -> set[str] | None:
         """The routers of a topic that the key covers; None where it covers all."""
@@ -257,7 +258,7 @@ class ControlPlane:
         for source, dest in ((topic, None), (None, topic)):
             after, more = None, True
             while more:
-                page, more = await self._engine.list_routers("", source, dest, after, topic_requests.MAX_PAGE, key)
+                page, more = self._engine.routers.page("", source, dest, after, topic_requests.MAX_PAGE, key)
                 found.update(state.router for state in page)
                 after = page[-1].router if page else None
         return found
@@ -288,7 +289,7 @@ class ControlPlane:
         refusal = self._refusal()
         if refusal is not None:
             raise refusal
-        topics = len(self._engine.topics)
+        topics = len(self._engine.registry.topics)
         return json_response(ReadyAnswer(status="ready", wal_replay_complete=True, topics=topics))
 
     async def checkpoint(self) -> Response:

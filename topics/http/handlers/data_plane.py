@@ -8,8 +8,9 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Mapping
 
 from topics.auth.keys import Scope
+from topics.engine.engine import Engine
 from topics.errors import ApiError, invalid
-from topics.http.calls import Call, ClientGone, Engine, OpenAnswer, Response, append_answer, encode
+from topics.http.calls import Call, ClientGone, OpenAnswer, Response, append_answer, encode
 from topics.http.grants import Grant
 from topics.http.handlers.queues import Queues
 from topics.http.handlers.stages import Staging
@@ -66,7 +67,7 @@ class DataPlane:
         call.waits = request.disable_backpressure
         if query.stage is not None:
             return await self._staging.append(call, query.stage, request)
-        result = await engine.append(topic, request, call.perf)
+        result = await engine.appends.append(topic, request, call.perf)
         answer = append_answer(result, call.performance(engine.clock.perf_ns()), return_seqs=query.return_seqs)
         return Response(201 if result.created else 200, answer)
 
@@ -88,14 +89,14 @@ class DataPlane:
         if request.wait_ms:
             # Nobody keeps a place for a client that has left.
             try:
-                result = await call.while_connected(lambda: self._engine.read(topic, request, call.perf))
+                result = await call.while_connected(lambda: self._engine.reads.read(topic, request, call.perf))
             except ClientGone:
                 if not call.may_be_answered():
                     raise
                 request.wait_ms = 0
-                result = await self._engine.read(topic, request, call.perf)
+                result = await self._engine.reads.read(topic, request, call.perf)
         else:
-            result = await self._engine.read(topic, request, call.perf)
+            result = await self._engine.reads.read(topic, request, call.perf)
         return Response(200, _diff_answer(result, call.performance(self._engine.clock.perf_ns())))
 
 

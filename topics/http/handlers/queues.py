@@ -10,10 +10,11 @@ import trio
 
 from topics.auth.keys import Scope
 from topics.engine.delivery.feed import Ending
+from topics.engine.engine import Engine
 from topics.engine.queues.queue_calls import STREAM_BYTES, Work
 from topics.errors import ApiError
 from topics.http.answers.sse import EVENTS, accepts_events, job_event
-from topics.http.calls import Call, ClientGone, Engine, Response, encode
+from topics.http.calls import Call, ClientGone, Response, encode
 from topics.http.handlers.streams import OpenStream
 from topics.http.handlers.transports import event_transport
 from topics.http.requests.queue_requests import decode_ack, decode_claim, decode_extend, decode_nack, decode_work
@@ -34,16 +35,16 @@ class Queues:
         """`POST /v0/topics/{topic}/claim`."""
         engine, topic = self._engine, call.params["topic"]
         request = decode_claim(call.body, engine.settings)
-        if request.wait_ms or engine.has_window(topic):
+        if request.wait_ms or engine.queues.has_window(topic):
             # Nobody is given jobs who has left.
             try:
-                result = await call.while_connected(lambda: engine.claim(topic, request, call.perf))
+                result = await call.while_connected(lambda: engine.queues.claim(topic, request, call.perf))
             except ClientGone:
                 if not call.may_be_answered():
                     raise
-                result = ClaimResult([], engine.ready_jobs(topic))
+                result = ClaimResult([], engine.queues.ready_jobs(topic))
         else:
-            result = await engine.claim(topic, request, call.perf)
+            result = await engine.queues.claim(topic, request, call.perf)
         answer = b'{"topic":"%b","claimed":[%b],"count":%d,"ready":%d,"performance":%b}' % (
             topic.encode(),
             b",".join([b"{%b" % entry(job) for job in result.jobs]),
@@ -52,24 +53,24 @@ class Queues:
             encode(call.performance(engine.clock.perf_ns())),
         )
         leased = [job._replace(record=b"") for job in result.jobs]  # the records are in the answer
-        return Response(200, answer, undelivered=partial(engine.give_back, topic, leased))
+        return Response(200, answer, undelivered=partial(engine.queues.give_back, topic, leased))
 
     async def ack(self, call: Call) -> Response:
         """`POST /v0/topics/{topic}/ack`."""
         request = decode_ack(call.body, self._engine.settings)
-        result = await self._engine.ack(call.params["topic"], request, call.perf)
+        result = await self._engine.queues.ack(call.params["topic"], request, call.perf)
         return self._answer(call, "acked", result)
 
     async def nack(self, call: Call) -> Response:
         """`POST /v0/topics/{topic}/nack`."""
         request, delay_ms = decode_nack(call.body, self._engine.settings)
-        result = await self._engine.nack(call.params["topic"], request, delay_ms, call.perf)
+        result = await self._engine.queues.nack(call.params["topic"], request, delay_ms, call.perf)
         return self._answer(call, "nacked", result)
 
     async def extend(self, call: Call) -> Response:
         """`POST /v0/topics/{topic}/extend`."""
         request, lease_ms = decode_extend(call.body, self._engine.settings)
-        result = await self._engine.extend(call.params["topic"], request, lease_ms, call.perf)
+        result = await self._engine.queues.extend(call.params["topic"], request, lease_ms, call.perf)
         answer = {
             "topic": call.params["topic"],
             "extended": len(result.done),
@@ -96,7 +97,7 @@ class Queues:
         """`GET /v0/topics/{topic}/work`."""
         engine, topic = self._engine, call.params["topic"]
         request = decode_work(call.query, engine.settings)
-        work = await engine.open_work(topic, request.node, request.most, request.lease_ms)
+        work = await engine.queues.open_work(topic, request.node, request.most, request.lease_ms)
         if not accepts_events(call.headers.get(b"accept")):
             raise ApiError("not_acceptable", "this is a stream of text/event-stream")
         return WorkStream(engine, call, work)
@@ -118,7 +119,7 @@ class WorkStream(OpenStream):
     def close(self) -> None:
         super().close()
         self._engine.watching.close_socket(self.outbox)
-        self._engine.close_work(self._work)
+        self._engine.queues.close_work(self._work)
 
     async def send(self) -> None:
         async with trio.open_nursery() as nursery:
@@ -132,7 +133,7 @@ class WorkStream(OpenStream):
         held_up = False
         while await self.outbox.room(STREAM_BYTES):
             try:
-                jobs = await self._engine.next_jobs(self._work)
+                jobs = await self._engine.queues.next_jobs(self._work)
             except ApiError as error:
                 if error.code in ("not_ready", "read_only"):
                     if not held_up and self.outbox.has_room():

@@ -6,8 +6,9 @@ Uploads of NDJSON to a stage are `bulk`'s.
 
 from __future__ import annotations
 
+from topics.engine.engine import Engine
 from topics.http.answer_types import CommitAnswer, StageAnswer, StageDeletedAnswer
-from topics.http.calls import Call, Engine, Response, encode, json_response
+from topics.http.calls import Call, Response, encode, json_response
 from topics.http.requests import topic_requests
 from topics.model import CheckedAppend, Performance
 
@@ -20,13 +21,15 @@ class Staging:
 
     async def append(self, call: Call, stage: str, request: CheckedAppend) -> Response:
         """`POST /v0/topics/{topic}?stage=NAME` of JSON, checked."""
-        result = await self._engine.stage(call.params["topic"], stage, request, call.perf)
+        result = await self._engine.stages.append(call.params["topic"], stage, request, call.perf)
         return stage_response(result.topic, stage, result.count, self._performance(call), created=result.created)
 
     async def commit(self, call: Call) -> Response:
         """`POST /v0/topics/{topic}/commit`."""
         body = topic_requests.decode_commit(call.body)
-        result = await self._engine.commit_stages(call.params["topic"], body.stages, body.idempotency_key, call.perf)
+        result = await self._engine.stage_commits.commit(
+            call.params["topic"], body.stages, body.idempotency_key, call.perf
+        )
         answer = CommitAnswer(
             topic=result.topic,
             first_seq=result.first_seq,
@@ -40,7 +43,7 @@ class Staging:
     async def delete_stage(self, call: Call) -> Response:
         """`DELETE /v0/topics/{topic}/stages/{stage}`."""
         topic, stage = call.params["topic"], call.params["stage"]
-        deleted = await self._engine.delete_stage(topic, stage)
+        deleted = await self._engine.stages.delete(topic, stage)
         answer = StageDeletedAnswer(topic=topic, stage=stage, deleted=deleted, performance=self._performance(call))
         return json_response(answer)
 

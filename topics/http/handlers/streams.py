@@ -16,10 +16,11 @@ from topics.auth.keys import Scope
 from topics.engine.delivery.feed import WITHDRAWN
 from topics.engine.delivery.outbox import Outbox
 from topics.engine.delivery.watch_sessions import Session
+from topics.engine.engine import Engine
 from topics.errors import ApiError, unauthorized
 from topics.http.answer_types import WatchAnswer
 from topics.http.answers.sse import EVENTS, HEADERS, OPENING, accepts_events, heartbeat, with_id
-from topics.http.calls import Call, ClientGone, Engine, OpenAnswer, Response, encode
+from topics.http.calls import Call, ClientGone, OpenAnswer, Response, encode
 from topics.http.connections.connection import Connection
 from topics.http.handlers.transports import event_transport
 from topics.http.requests.watch_requests import decode_stream, decode_watch
@@ -37,7 +38,7 @@ class Streams:
         request = decode_watch(call.body, call.query, engine.settings)
         for name in request.topics:
             call.grant.check_name(name)
-        await engine.catch_up(request.topics)
+        await engine.routers.catch_up(request.topics)
         session, topics = engine.watching.open(request, call.key.digest)
         answer = WatchAnswer(
             wid=session.wid,
@@ -55,14 +56,14 @@ class Streams:
             raise unauthorized("this watch session was made with another key", token_shown=True)
         for feed in session.feeds:
             call.grant.check_name(feed.name)
-        await self._engine.catch_up([feed.name for feed in session.feeds])
+        await self._engine.routers.catch_up([feed.name for feed in session.feeds])
         return await self._open(call, session, _last_event_id(call))
 
     async def stream(self, call: Call) -> EventStream:
         """`GET /v0/topics/{topic}/stream`."""
         topic = call.params["topic"]
         request = decode_stream(topic, call.query, self._engine.settings)
-        await self._engine.catch_up((topic,))
+        await self._engine.routers.catch_up((topic,))
         session = self._engine.watching.stream_of(topic, request, _last_event_id(call))
         return await self._open(call, session, None)
 

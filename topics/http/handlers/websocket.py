@@ -20,10 +20,11 @@ from topics.auth.keys import ANY_KEY, Key
 from topics.auth.keys import Scope as KeyScope
 from topics.engine.delivery import feed as feeds
 from topics.engine.delivery.outbox import Outbox
+from topics.engine.engine import Engine
 from topics.errors import ApiError, invalid, throttled
 from topics.http.access.key_access import Access
 from topics.http.answers.websocket_messages import MESSAGES
-from topics.http.calls import Engine, Receive, Scope, Send, append_answer, encode
+from topics.http.calls import Receive, Scope, Send, append_answer, encode
 from topics.http.connections.connection import Connection
 from topics.http.connections.protocols.websocket_stream import message_is_late, send_ping, take_next_message
 from topics.http.grants import Grant
@@ -262,7 +263,7 @@ class WebSocket:
         for name in request.topics:
             self._grant.check_name(name)
         watching, outbox = self._engine.watching, self.outbox
-        await self._engine.catch_up(request.topics)
+        await self._engine.routers.catch_up(request.topics)
         if not await self._room():
             return
         found = watching.resolve(outbox, request)
@@ -299,7 +300,7 @@ class WebSocket:
         began = engine.clock.perf_ns()
         perf = Performance()
         if request.config is None:
-            result = await engine.append(topic, request, perf)
+            result = await engine.appends.append(topic, request, perf)
         else:
             result = await self._append_with_config(topic, request, raw, perf)
         perf.server_total_ms = round((engine.clock.perf_ns() - began) / 1e6, 3)
@@ -318,7 +319,7 @@ class WebSocket:
         try:
             append_requests.check_inline_config(topic, config)
             check_config_access(self._grant, config)
-            result = await self._engine.append(topic, request, perf)
+            result = await self._engine.appends.append(topic, request, perf)
             status = 201 if result.created else 200
         except ApiError as error:
             status, code = error.status, error.code

@@ -1,0 +1,162 @@
+"""The figures of an engine, for whoever scrapes it (`docs/spec/api.md` section 11).
+
+Responsible for gathering them: of the store, of the topics and routers that a key covers, and the sums over all. How
+they are named and written down is `topics.http.answers.metrics`'s business.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from contextlib import suppress
+from itertools import islice
+from typing import Any, Final
+
+import trio
+
+from topics.auth.keys import OPEN, Key
+from topics.engine.delivery.watch_sessions import Watching
+from topics.engine.forwarding.forwarders import Forwarding
+from topics.engine.forwarding.router_lifecycle import Routers
+from topics.engine.queues.queue_calls import Queueing
+from topics.engine.registry import EngineStatus, Registry, names_with
+from topics.engine.topic import Topic
+from topics.log.span import NotLoaded
+from topics.runtime.clock import Clock
+from topics.sched.governor import Governor
+from topics.sched.workers import Scheduler
+from topics.storage.store import Store
+from topics.telemetry.figures import DeliveryFigures, EngineFigures, TopicFigures, WalFigures
+
+METRIC_ROUTERS: Final = 1000
+METRIC_TOPICS: Final = 1000
+"""Routers and topics with figures of their own in the metrics (`docs/spec/api.md` section 11)."""
+
+CENSUS_STEP: Final = 1000
+"""Topics and segments that are counted in one step of the loop, which is below a millisecond."""
+
+
+class EngineMetrics:
+    """The figures of one engine. Asking for them waits for no disk."""
+
+    def __init__(
+        self,
+        clock: Clock,
+        status: EngineStatus,
+        registry: Registry,
+        store: Store,
+        *,
+        routers: Routers,
+        forwarding: Forwarding,
+        queues: Queueing,
+        watching: Watching,
+        scheduler: Scheduler[Any],
+        governor: Governor,
+        restarts: Mapping[str, int],
+    ) -> None:
+        self._clock = clock
+        self._status = status
+        self._registry = registry
+        self._store = store
+        self._routers = routers
+        self._forwarding = forwarding
+        self._queues = queues
+        self._watching = watching
+        self._scheduler = scheduler
+        self._governor = governor
+        self._restarts = restarts
+
+    async def figures(self, key: Key = OPEN) -> EngineFigures:
+        """What the metrics show. Topics and routers that `key` covers have figures of their own; sums are over all.
+
+        What is summed up by looking at every topic is so in steps of the loop; the rest is of one moment, after them.
+        """
+        census = await self._take_census()
+        registry, status, cold = self._registry, self._status, self._store.cold
+        names = list(islice(names_with(registry.topics, key.covered(""), None), METRIC_TOPICS + 1))
+        routers, routers_truncated = self._routers.samples(METRIC_ROUTERS, key)
+        return EngineFigures(
+            topics=len(registry.topics),
+            by_class=census.by_class,
+            records_live=registry.total_records,
+            bytes_live=registry.total_bytes,
+            ready=status.phase == "ready",
+            recovery_progress=status.replay_progress,
+            uptime_ms=self._clock.monotonic_ms() - status.started_ms,
+            read_only=status.read_only or self._store.refuses_appends,
+            wal=self._wal_figures(),
+            topic_samples=[self._topic_figures(registry.topics[name]) for name in names[:METRIC_TOPICS]],
+            topics_truncated=len(names) > METRIC_TOPICS,
+            throttled=dict(registry.throttled),
+            segments=census.segments,
+            cold_hanging=cold.hanging if cold is not None else 0,
+            cold_timeouts=cold.timeouts if cold is not None else 0,
+            cold_usable=self._store.cold_dir.is_ours,
+            queue_topics=census.queue_topics,
+            queue_leases=census.queue_leases,
+            routers=len(self._routers),
+            router_samples=routers,
+            routers_truncated=routers_truncated,
+            router_failures=self._forwarding.failures,
+            restarts=dict(self._restarts),
+            delivery=self._delivery_figures(),
+        )
+
+    async def _take_census(self) -> _Census:
+        census = _Census()
+        counted = 0
+        for topic in list(self._registry.by_id.values()):
+            if counted >= CENSUS_STEP:
+                counted = 0
+                await trio.lowlevel.checkpoint()
+            counted += 1
+            if topic.deleted or topic.stage is not None:  # meanwhile; or nobody knows of it
+                continue
+            census.by_class[topic.config.durability] += 1
+            if topic.queue is not None:
+                census.queue_topics += 1
+                census.queue_leases += topic.queue.leases.in_flight
+            if topic.shelf is not None:
+                counted += len(topic.shelf.segments)
+                for segment in topic.shelf.segments:
+                    census.segments[segment.tier] += 1
+        return census
+
+    def _wal_figures(self) -> WalFigures:
+        wal = WalFigures()
+        for writer in self._store.writers:
+            writer.figures.queue_depth = len(writer.queue)
+            wal.add(writer.figures)
+        return wal
+
+    def _topic_figures(self, topic: Topic) -> TopicFigures:
+        with suppress(NotLoaded):  # metrics wait for nobody
+            self._registry.expire(topic)
+        log = topic.log
+        jobs = self._queues.figures(topic)
+        return TopicFigures(topic.name, log.head_seq, log.earliest_seq, log.count, log.bytes, jobs)
+
+    def _delivery_figures(self) -> DeliveryFigures:
+        steps, watching = self._governor.steps, self._watching
+        return DeliveryFigures(
+            sse_connections=watching.places.sse,
+            ws_connections=watching.places.ws,
+            watch_sessions=watching.session_count,
+            pressure=self._governor.pressure,
+            coalesce_ms=steps.coalesce_ms,
+            commit_window_ms=steps.commit_window_ms,
+            lowest_paused=steps.lowest_paused,
+            routers_lowered=steps.routers_lowered,
+            saturated=steps.saturated,
+            ready_set_depth=self._scheduler.depth,
+            waits_ms=self._scheduler.waits_ms,
+        )
+
+
+class _Census:
+    """What is known only by looking at every topic."""
+
+    def __init__(self) -> None:
+        self.by_class = dict.fromkeys(("ephemeral", "memory", "disk", "fsync"), 0)
+        self.segments = {"hot": 0, "cold": 0}
+        self.queue_topics = 0
+        self.queue_leases = 0

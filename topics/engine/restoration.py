@@ -1,0 +1,91 @@
+"""What recovery has found becomes live topics: in slices, before anybody is served (`docs/spec/crash.md`).
+
+Responsible for carrying every part of a recovered topic over into the live one, and for what belongs to nobody any
+more. What is on the disk, and what of it counts, is `topics.storage.recovery`'s business.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+import trio
+
+from topics.engine.forwarding.router_lifecycle import Routers
+from topics.engine.job_queue import JobQueue
+from topics.engine.operations.topic_lifecycle import Configuring
+from topics.engine.registry import Registry
+from topics.engine.topic import Topic
+from topics.storage.maintenance.reclaimer import Reclaimer
+from topics.storage.recovery.recovered_state import Recovered, RecoveredTopic
+from topics.storage.segments.topic_segments import Shelf
+from topics.storage.store import Store
+
+SLICE: Final = 256
+"""Topics that are taken over in one step of the loop."""
+
+
+async def restore(
+    recovered: Recovered,
+    *,
+    store: Store,
+    registry: Registry,
+    topic_lifecycle: Configuring,
+    routers: Routers,
+    reclaimer: Reclaimer,
+) -> None:
+    """Take over all that recovery has found: topics, their stages after them, routers at last.
+
+    Cancelling leaves an engine that must not be used.
+    """
+    registry.next_topic_id = max(registry.next_topic_id, recovered.next_topic_id)
+    registry.time_floor = max(registry.time_floor, recovered.clock)
+    targets_first = sorted(recovered.topics.values(), key=lambda found: found.stage is not None)
+    for i, found in enumerate(targets_first, 1):
+        topic = registry.make(found.id, found.name, found.config, store.shard_of(found.id))
+        _fill(topic, found)
+        topic_lifecycle.adopt(topic)
+        if found.copies is not None:
+            topic.copies = found.copies
+            registry.common.copying[topic] = None
+        if topic.part is not None:
+            _match_part(topic, registry)
+        if i % SLICE == 0:
+            await trio.lowlevel.checkpoint()
+    routers.adopt()
+    for topic_id in recovered.copied_topics - registry.by_id.keys():
+        reclaimer.remove_topic(topic_id, None)  # as soon as nobody needs them any more
+
+
+def _fill(topic: Topic, found: RecoveredTopic) -> None:
+    """Everything of a topic that nobody else has to hear of."""
+    topic.log = found.log
+    if found.queue is not None:
+        topic.set_queue(JobQueue(found.queue))
+    topic.assigned = topic.synced_seq = topic.blocks.written_seq = found.log.head_seq
+    topic.last_ts = found.log.last_ts
+    topic.ceiling = topic.ceiling_queued = found.ceiling
+    topic.keys = found.keys
+    topic.floor_logged = found.log.losses.evict_floor
+    topic.applied_end = found.end if found.end.ordinal >= 0 else None
+    topic.last_write_ms, topic.last_read_ms = found.last_write, found.last_read
+    topic.incoming = found.incoming or None
+    topic.origins = found.origins
+    topic.stage, topic.commit_keys = found.stage, found.commit_keys
+    # What was appended since the checkpoint says nothing of this clock: the stage counts as used now.
+    topic.used_at = found.used_at if found.part is not None else None
+    topic.part = found.part
+    topic.base = found.base if found.part is None else None
+    topic.part_end = topic.applied_end if found.part is not None else None
+    if found.segments:
+        topic.shelf = Shelf()
+        topic.shelf.segments = {segment for segment in found.segments if segment.tier != "gone"}
+        topic.shelf.earliest_stored = found.log.earliest_seq
+
+
+def _match_part(topic: Topic, registry: Registry) -> None:
+    """The topic is what its part on the disk says: nothing has happened since that was made."""
+    registry.changed.discard(topic)
+    if topic.shelf is not None:
+        # What the part names without needing it may or may not be there still.
+        needed = {span.segment for span in topic.log.stored.all()}
+        topic.shelf.gone = [segment for segment in topic.shelf.segments if segment not in needed]
