@@ -49,7 +49,7 @@ from topics.engine.queues.claims import Claiming
 from topics.engine.queues.dead_letters import DeadLetters
 from topics.engine.queues.lease_commits import LeaseCommits
 from topics.engine.queues.queue_calls import Queueing
-from topics.engine.registry import EngineStatus, Registry
+from topics.engine.registry import EngineStatus, Registry, settled
 from topics.engine.restoration import restore
 from topics.engine.topic import Fanout, Topic
 from topics.engine.topic_states import TopicStates
@@ -325,8 +325,7 @@ class Engine:
         await self.stage_commits.ended()
         await self._dead_letters.ended()
         for topic in list(self.registry.by_id.values()):
-            if topic.barrier is not None:
-                await topic.barrier.wait()
+            await settled(topic)
             if not self.store.failed(topic.shard):
                 await topic.drained()
 

@@ -43,6 +43,20 @@ def names_with(names: SortedDict[str, Any], prefixes: Iterable[str], after: str 
             yield name
 
 
+async def settled(*topics: Topic) -> bool:
+    """Return True if none of these topics is being changed; then nothing was waited for, and no other task has run.
+    Otherwise wait for the end of one change and return False: the topic may be gone by then, or have another config, so
+    it has to be looked up again.
+
+    To be asked in the step of a decision about a topic, before it. Cancelling leaves nothing.
+    """
+    for topic in topics:
+        if topic.barrier is not None:
+            await topic.barrier.wait()
+            return False
+    return True
+
+
 class EngineStatus:
     """Where the daemon is in its life; HTTP asks it before every request."""
 

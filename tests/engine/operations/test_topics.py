@@ -12,11 +12,35 @@ import trio
 from tests.engine.life import Called, HeldOffload, living, records, refusal, settings, settle
 from tests.simulation.clock import SimClock
 from tests.simulation.disk import Fault, SimFs
+from topics.engine.registry import settled
 from topics.storage.wal.frames import FrameType
 
 pytestmark = pytest.mark.trio
 
 CLASSES = ["ephemeral", "memory", "disk", "fsync"]
+
+
+# -- one change at a time ----------------------------------------------------------------------------------------------
+
+
+async def test_a_decision_waits_for_a_change_and_then_looks_again_and_nobody_runs_before_it_otherwise(
+    autojump_clock: Any,
+) -> None:
+    async with living() as life, trio.open_nursery() as nursery:
+        await life.put("a")
+        await life.put("b")
+        a, b = life.engine.registry.topic("a"), life.engine.registry.topic("b")
+        other = Called(nursery, trio.lowlevel.checkpoint)
+        assert await settled(a, b)
+        assert not other.done
+        b.barrier = trio.Event()
+        waiting = Called(nursery, partial(settled, a, b))
+        await settle()
+        assert not waiting.done
+        b.lift_barrier()
+        await settle()
+        assert waiting.result is False
+        assert await settled(a, b)
 
 
 # -- creation ----------------------------------------------------------------------------------------------------------

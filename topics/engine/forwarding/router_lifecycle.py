@@ -22,7 +22,7 @@ from topics.engine.commits import Commits
 from topics.engine.doubts import Doubts
 from topics.engine.forwarding.forwarders import Forwarding
 from topics.engine.operations.topic_lifecycle import Configuring
-from topics.engine.registry import Registry, names_with
+from topics.engine.registry import Registry, names_with, settled
 from topics.engine.topic import Commit, Gate, Topic
 from topics.errors import router_not_found, topic_not_found
 from topics.model import RouterPatch, RouterState
@@ -211,11 +211,7 @@ class Routers:
         source, dest = topics.get(config.source), topics.get(config.dest)
         if source is None or dest is None:
             return None
-        waiting = dest.barrier if dest.barrier is not None else source.barrier
-        if waiting is not None:
-            await waiting.wait()
-            return None
-        return source, dest
+        return (source, dest) if await settled(dest, source) else None
 
     def _check_room(self, config: RouterConfig) -> None:
         """Whether what has to be created may be. Raises 404 and 429, and creates nothing."""
@@ -263,9 +259,8 @@ class Routers:
                 if router is None:
                     return False
                 dest = self._registry.topics[router.config.dest]
-                if dest.barrier is None:
+                if await settled(dest):
                     break
-                await dest.barrier.wait()
             self._commits.check_writable(dest)
             commit = self._commit(dest, FrameType.ROUTER_DELETE, {"name": name}, self._remove_at, name)
             with self._doubts.deciding(name):

@@ -24,7 +24,7 @@ from topics.engine.idempotency_keys import IdempotencyKeys
 from topics.engine.loader import Loader
 from topics.engine.operations.topic_lifecycle import Configuring
 from topics.engine.record_columns import Columns, columns_of, encode_blocks, index_flags, utf8
-from topics.engine.registry import Registry
+from topics.engine.registry import Registry, settled
 from topics.engine.topic import Commit, Gate, Topic
 from topics.errors import ApiError, topic_not_found
 from topics.log.block import Block
@@ -114,8 +114,7 @@ class Appending:
                 if await make(request):
                     created = True
                 continue
-            if topic.barrier is not None:
-                await topic.barrier.wait()
+            if not await settled(topic):
                 continue
             writer = self._commits.check_writable(topic)
             if key is not None:

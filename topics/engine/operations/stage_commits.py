@@ -35,7 +35,7 @@ from topics.engine.loader import Loader
 from topics.engine.operations.append import Appending, eviction_frames, evicts, only_appends
 from topics.engine.operations.stage_lifecycle import Staging
 from topics.engine.record_columns import BLOCK_RECORDS, encode_blocks, index_flags
-from topics.engine.registry import Registry
+from topics.engine.registry import Registry, settled
 from topics.engine.topic import Commit, Gate, Topic
 from topics.errors import ApiError, invalid, topic_not_found
 from topics.log.block import Block, RecordColumns, block_with
@@ -152,10 +152,8 @@ class StageCommits:
                 await first.wait()
                 continue
             found = _stages_of(target, stages)
-            barrier = next((stage.barrier for stage in found if stage.barrier is not None), None)
-            if barrier is None:
+            if await settled(*found):
                 break
-            await barrier.wait()
         for stage in found:
             stage.barrier = trio.Event()
         self._in_flight[target.id, key] = trio.Event()
@@ -358,8 +356,7 @@ class StageCommits:
         while True:
             if target.deleted:
                 raise topic_not_found(target.name)
-            if target.barrier is not None:
-                await target.barrier.wait()
+            if not await settled(target):
                 continue
             writer = self._commits.check_writable(target)
             self._commits.check_space(writer)

@@ -17,7 +17,7 @@ from topics.config import Settings
 from topics.engine.commits import Commits
 from topics.engine.operations.append import Appending
 from topics.engine.operations.topic_lifecycle import Configuring
-from topics.engine.registry import Registry
+from topics.engine.registry import Registry, settled
 from topics.engine.topic import MIN_CEILING_BLOCK, Topic
 from topics.errors import ApiError
 from topics.log.stages import WINDOW_MS, StageOf, stage_label
@@ -97,8 +97,7 @@ class Staging:
         target = self._registry.topics.get(name)
         if target is None:
             return await self._appending.create(name, request)
-        if target.barrier is not None:
-            await target.barrier.wait()
+        if not await settled(target):
             return False
         of = StageOf(target.id, stage)
         making = self._making.get(of)
@@ -177,8 +176,7 @@ class Staging:
             found = target.stages.get(stage) if target.stages is not None else None
             if found is None:
                 return False
-            if found.barrier is not None:
-                await found.barrier.wait()
+            if not await settled(found):
                 continue
             self._commits.check_writable(found)
             found.barrier = trio.Event()

@@ -1,9 +1,10 @@
 """Topics as a whole: created, reconfigured, deleted (`docs/spec/api.md` section 3), each synced before it is answered.
 
 Responsible for one change at a time per topic: a *barrier* stands while one takes place, everything decided before it
-is settled first, and whoever wants to change the topic meanwhile waits and then looks it up again by its name. Also for
-what an `ephemeral` topic needs to become a stored one, and for dead-letter topics not being ephemeral. What a config
-may say is decided in `topics.log.topic_config`; deleting records is in `topics.engine.operations.delete`.
+is settled first, and whoever wants to change the topic meanwhile waits and then looks it up again by its name
+(`topics.engine.registry.settled`). Also for what an `ephemeral` topic needs to become a stored one, and for dead-letter
+topics not being ephemeral. What a config may say is decided in `topics.log.topic_config`; deleting records is in
+`topics.engine.operations.delete`.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from topics.engine.commits import Commits
 from topics.engine.doubts import Doubts
 from topics.engine.idempotency_keys import IdempotencyKeys
 from topics.engine.loader import Loader
-from topics.engine.registry import Registry
+from topics.engine.registry import Registry, settled
 from topics.engine.topic import MIN_CEILING_BLOCK, Topic
 from topics.errors import ApiError, topic_not_found
 from topics.log.block import Block, block_with
@@ -119,8 +120,7 @@ class Configuring:
                 if await self.create(name, config):
                     return config, True
                 continue
-            if topic.barrier is not None:
-                await topic.barrier.wait()
+            if not await settled(topic):
                 continue
             config = resolve_config(topic.config, patch, topic=name)
             if config == topic.config:
@@ -142,8 +142,7 @@ class Configuring:
                     return False, []
                 await self._creating[name].wait()
                 continue
-            if topic.barrier is not None:
-                await topic.barrier.wait()
+            if not await settled(topic):
                 continue
             self._commits.check_writable(topic)
             topic.barrier = trio.Event()

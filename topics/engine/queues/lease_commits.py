@@ -20,7 +20,7 @@ import trio
 from topics.engine.commits import Commits, deletion_batch
 from topics.engine.job_queue import JobQueue
 from topics.engine.loader import Loader
-from topics.engine.registry import Registry
+from topics.engine.registry import Registry, settled
 from topics.engine.topic import Commit, Gate, Topic
 from topics.errors import ApiError, topic_not_found
 from topics.log.dumped_values import little_endian
@@ -68,9 +68,9 @@ class LeaseCommits:
         if topic.deleted:
             raise topic_not_found(topic.name)
         self._commits.check_writable(topic)
-        if topic.barrier is not None:
-            await topic.barrier.wait()
-        elif topic.working is not None:
+        if not await settled(topic):
+            return False
+        if topic.working is not None:
             await topic.working.wait()
         elif queue.sweep(self.now()):
             await trio.lowlevel.checkpoint()
