@@ -33,7 +33,7 @@ from topics.log.retention import eviction_watermark, has_room
 from topics.log.span import NotLoaded
 from topics.log.topic_config import resolve_config
 from topics.log.topic_log import Extent
-from topics.model import AppendRequest, AppendResult, Performance, TopicConfigPatch
+from topics.model import AppendRequest, AppendResult, Performance, TopicConfig, TopicConfigPatch
 from topics.runtime.clock import Clock
 from topics.storage.wal import frames
 from topics.storage.wal.frames import NOTHING, Appends, FrameType, offsets_of, seal_batch
@@ -91,13 +91,14 @@ class Appending:
         Raises the `ApiError`s of `docs/spec/api.md` section 4. Cancelling before seqs are assigned leaves nothing;
         after that the batch is committed all the same and only the answer is lost.
         """
-        self.check_config(name, request)
-        return await self.append_to(partial(self._registry.topics.get, name), partial(self.create, name), request, perf)
+        config = self.inline_config(name, request)
+        find, make = partial(self._registry.topics.get, name), partial(self.create, name, request, config)
+        return await self.append_to(find, make, request, perf)
 
     async def append_to(
         self,
         find: Callable[[], Topic | None],
-        make: Callable[[AppendRequest], Awaitable[bool]],
+        make: Callable[[], Awaitable[bool]],
         request: AppendRequest,
         perf: Performance,
     ) -> AppendResult:
@@ -111,7 +112,7 @@ class Appending:
             topic = find()
             if topic is None:
                 self._commits.check_space()
-                if await make(request):
+                if await make():
                     created = True
                 continue
             if not await settled(topic):
@@ -169,15 +170,23 @@ class Appending:
 
     # -- admission ---------------------------------------------------------------------------------------------------
 
-    def check_config(self, name: str, request: AppendRequest) -> None:
-        """Whether a topic of this name could be what the request says, if it is there or not."""
-        if request.config is not None:
-            self._configuring.check_dead_letter(name, resolve_config(None, request.config, topic=name))
+    def inline_config(self, name: str, request: AppendRequest) -> TopicConfig | None:
+        """What the request says that the topic is to be where it is not there yet; None if it says nothing. Raises 400
+        for what a topic of this name could not be, whether it is there or not."""
+        if request.config is None:
+            return None
+        config = resolve_config(None, request.config, topic=name)
+        self._configuring.check_dead_letter(name, config)
+        return config
 
-    async def create(self, name: str, request: AppendRequest) -> bool:
-        """Make the topic of an append, or wait for whoever is making it; whether it was made here."""
-        patch = request.config if request.config is not None else TopicConfigPatch()
-        config = resolve_config(None, patch, topic=name)
+    async def create(self, name: str, request: AppendRequest, config: TopicConfig | None) -> bool:
+        """Make the topic of an append, of the `inline_config` or else of the defaults, or wait for whoever is making
+        it. Return True if it was made here.
+
+        Raises `404 topic_not_found` if the request or the config does not allow it, 400, and 429.
+        """
+        if config is None:
+            config = resolve_config(None, TopicConfigPatch(), topic=name)
         if request.create is False or (request.create is msgspec.UNSET and not config.auto_create):
             raise topic_not_found(name)
         if request.idempotency_key is not None:

@@ -62,8 +62,8 @@ class Staging:
 
         Raises what an append raises, and `409 stage_closed`. Cancelling as for an append.
         """
-        self._appending.check_config(name, request)
-        find, make = partial(self._find, name, stage), partial(self._make, name, stage)
+        config = self._appending.inline_config(name, request)
+        find, make = partial(self._find, name, stage), partial(self._make, name, stage, request, config)
         result = await self._appending.append_to(find, make, request, perf)
         self._note_use(name, stage)
         return StageResult(
@@ -91,12 +91,12 @@ class Staging:
             found.used_at = self._registry.windows.now_ms()
         return found
 
-    async def _make(self, name: str, stage: str, request: AppendRequest) -> bool:
+    async def _make(self, name: str, stage: str, request: AppendRequest, config: TopicConfig | None) -> bool:
         """Make the stage of an append, and the topic before it, or wait for whoever does; whether the topic was made
         here."""
         target = self._registry.topics.get(name)
         if target is None:
-            return await self._appending.create(name, request)
+            return await self._appending.create(name, request, config)
         if not await settled(target):
             return False
         of = StageOf(target.id, stage)
