@@ -148,15 +148,7 @@ class Appending:
         commit = self._commit(topic, batch, key)
         first_seq, last_seq = await commit.answer()
         time_commit(commit, perf)
-        return AppendResult(
-            topic=topic.name,
-            first_seq=first_seq,
-            last_seq=last_seq,
-            head_seq=topic.log.head_seq,
-            count=last_seq - first_seq + 1,
-            created=created,
-            deduped=False,
-        )
+        return _answer(topic, first_seq, last_seq, created=created)
 
     async def _loaded(self, topic: Topic, batch: Columns) -> bool:
         """Whether making room for a batch needs no columns that are not in memory; if it does, they are by the time it
@@ -340,19 +332,26 @@ def publish_records(topic: Topic, extent: Extent, blocks: Sequence[Block], water
     topic.last_write_ms = extent.ts
 
 
+def _answer(
+    topic: Topic, first_seq: int, last_seq: int, *, created: bool = False, deduped: bool = False
+) -> AppendResult:
+    """The answer to an append of these seqs, both ends inclusive, as of now."""
+    return AppendResult(
+        topic=topic.name,
+        first_seq=first_seq,
+        last_seq=last_seq,
+        head_seq=topic.log.head_seq,
+        count=last_seq - first_seq + 1,
+        created=created,
+        deduped=deduped,
+    )
+
+
 def _repeated(topic: Topic, known: tuple[int, int], perf: Performance) -> AppendResult:
     """The answer to an append that was committed before, under the same key."""
     first_seq, count = known
     perf.wal_append_ms = perf.fsync_ms = 0.0
-    return AppendResult(
-        topic=topic.name,
-        first_seq=first_seq,
-        last_seq=first_seq + count - 1,
-        head_seq=topic.log.head_seq,
-        count=count,
-        created=False,
-        deduped=True,
-    )
+    return _answer(topic, first_seq, first_seq + count - 1, deduped=True)
 
 
 def evicts(topic: Topic) -> bool:

@@ -300,30 +300,9 @@ class Configuring:
                     await self._commits.sync_all()  # copies are made of what other shards hold
                 if old.durability == "ephemeral":
                     await self._write_out(topic)
-            ceiling = 0
-            if config.durability == "fsync":
-                ceiling = topic.assigned
-            elif config.durability != old.durability:
-                ceiling = topic.assigned + MIN_CEILING_BLOCK
-            else:
-                ceiling = max(topic.ceiling, topic.ceiling_queued)
+            ceiling = _ceiling_under(topic, config)
             below = await self._loader.prepared(topic, partial(eviction_watermark, topic.log, config, []))
-            # The floors are latched before the new ttl and caps can change what they would have been
-            # (`docs/spec/crash.md` 6).
-            update: dict[str, Any] = {"config": config_to_wire(config), "ceiling": ceiling}
-            if old.durability == "ephemeral" and config.durability != "ephemeral":
-                update["log"] = topic.log.dump()
-                update["keys"] = topic.keys.dump() if topic.keys is not None else []
-                update["origins"] = topic.origins.dump() if topic.origins is not None else None
-                if topic.queue is not None:
-                    update["queue"] = topic.queue.freeze(self._registry.instant()).dump()
-            entries: list[tuple[FrameType, dict[str, Any]]] = []
-            if old.ttl_ms and topic.log.losses.evict_floor > 1:
-                entries.append((FrameType.EVICT_WATERMARK, {"below": topic.log.earliest_seq, "reason": "ttl"}))
-            entries.append((FrameType.CONFIG_UPDATE, update))
-            entries.append((FrameType.HEAD_WATERMARK, {"ceiling": ceiling}))
-            if below > topic.log.earliest_seq:
-                entries.append((FrameType.EVICT_WATERMARK, {"below": below, "reason": "cap"}))
+            entries = self._update_entries(topic, config, ceiling, below)
 
             def apply(batch: ControlBatch) -> None:
                 topic.applied_end = batch.end
@@ -347,6 +326,28 @@ class Configuring:
         finally:
             await files.aclose()
             topic.lift_barrier()
+
+    def _update_entries(
+        self, topic: Topic, config: TopicConfig, ceiling: int, below: int
+    ) -> list[tuple[FrameType, dict[str, Any]]]:
+        """The frames of a change of config, one batch; `below` is the seq below which the new caps evict. The floors
+        are latched before the new ttl and caps can change what they would have been (`docs/spec/crash.md` 6)."""
+        old = topic.config
+        update: dict[str, Any] = {"config": config_to_wire(config), "ceiling": ceiling}
+        if old.durability == "ephemeral" and config.durability != "ephemeral":
+            update["log"] = topic.log.dump()
+            update["keys"] = topic.keys.dump() if topic.keys is not None else []
+            update["origins"] = topic.origins.dump() if topic.origins is not None else None
+            if topic.queue is not None:
+                update["queue"] = topic.queue.freeze(self._registry.instant()).dump()
+        entries: list[tuple[FrameType, dict[str, Any]]] = []
+        if old.ttl_ms and topic.log.losses.evict_floor > 1:
+            entries.append((FrameType.EVICT_WATERMARK, {"below": topic.log.earliest_seq, "reason": "ttl"}))
+        entries.append((FrameType.CONFIG_UPDATE, update))
+        entries.append((FrameType.HEAD_WATERMARK, {"ceiling": ceiling}))
+        if below > topic.log.earliest_seq:
+            entries.append((FrameType.EVICT_WATERMARK, {"below": below, "reason": "cap"}))
+        return entries
 
     def _latch(self, topic: Topic, below: int) -> None:
         """What new caps and a new ttl take. Raises NotLoaded, and then is called again."""
@@ -433,3 +434,12 @@ class Configuring:
             lens.extend(one.frame_lens)
         topic.log.index.place(first, batch.file_id, offsets_of(batch.offset, lens), lens)
         topic.blocks.written_seq = max(topic.blocks.written_seq, last)
+
+
+def _ceiling_under(topic: Topic, config: TopicConfig) -> int:
+    """The seqs up to which a topic may give them out once it has another config: that of `fsync` has no reserve."""
+    if config.durability == "fsync":
+        return topic.assigned
+    if config.durability != topic.config.durability:
+        return topic.assigned + MIN_CEILING_BLOCK
+    return max(topic.ceiling, topic.ceiling_queued)
