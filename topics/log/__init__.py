@@ -1,22 +1,23 @@
-"""One topic in memory: its records, what is gone, and what a reader is told of it. Pure: no tasks, no files, no clock.
+"""One topic in memory: its records, which are deleted or lost, and what a reader is told of them. Pure: no tasks, no
+files, no clock.
 
-topic_log         the records of a topic, its front, and the runs that a read goes through: what the parts below share
-losses            what a topic lost: holes, floors and their causes, and what is missed in a gap
-topic_tags        the tags of live records, as far as memory knows them, and clearing away those of gone ones
-stored_spans      which records are in segments, and how raw ones get there
+topic_log         the records of a topic, its head and floors, and the steps of a read; uses all of the parts below
+losses            what a topic lost: holes, floors, reasons, and what a reader has missed
+topic_tags        the tags of live records, as far as memory knows them, and the removal of stale postings
+stored_spans      which records are in segments, and how raw spans become stored ones
 record_index      where each record is: spans, in order
 span              slots with contiguous seqs, their columns and their summary
-missing_columns   which columns a call is going to need
+missing_columns   which columns must be loaded before a call
 retention         what caps and ttl let a topic keep
-frame_ranges      the reads that fetch a run of records
-dumped_spans      the stored spans in a dump, made complete with what is being stored
+frame_ranges      the disk reads that fetch a run of records
+dumped_spans      changes to the stored spans in a dump, while a checkpoint stores raw records
 dumped_values     numbers and arrays as dumps hold them
-tag_index         which records have which tag
-tag_match         selecting records by tag
+tag_index         tag to seqs, ordered by name
+tag_match         conditions on tags
 block             the JSON of a run of records, encoded once for all readers
-copies            what routers made the copies in a topic of
+copies            which record each copy of a router was made from
 dedupe_window     the idempotency keys that a topic remembers
-stages            whose a stage is, and which commits are remembered
+stages            the target of a stage, and the commits of stages that a topic remembers
 topic_config      a topic's configuration: patches and stored form
 names             which names clients may choose
 """

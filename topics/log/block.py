@@ -2,10 +2,10 @@
 section 5).
 
 A block covers `count` seqs from `first_seq`. `body` holds the records as a diff shows them by default (`$node` and
-`meta`, no `$tag`), each followed by a comma, so that any run of them is one slice. Tags stand in a blob of their own
-and are put in where a reader asks for them; `meta` is the last member of a record, so leaving it out is a cut. Whether
-a record is live is not a block's business: a seq that is not there has an empty place, and readers ask for runs that
-the index calls live.
+`meta`, no `$tag`), each followed by a comma, so that any run of records is one slice. Tags are in an array of bytes of
+their own and are inserted for a reader that asks for them. `meta` is the last member of a record, so that it can be
+left out by a cut. A block does not know which records are live: a missing seq takes no bytes, and readers ask only for
+runs that the index calls live.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ from typing import Final, NamedTuple
 import msgspec
 
 BLOCK_RECORDS: Final = 1000
-"""Records of an open block before it is closed: one diff of the largest limit."""
+"""Records of an open block; with so many it is closed. A diff of the largest limit then fits into one block."""
 
 BLOCK_BYTES: Final = 256 << 10
-"""Bytes of an open block before it is closed: one watch frame of the default size."""
+"""Bytes of an open block's `body`; with so many it is closed. One watch frame of the default size."""
 
 _json = msgspec.json.encode
 _DATA_KEY: Final = b',"data":'
@@ -44,7 +44,7 @@ _WHOLE: Final = Projection()
 
 
 class Parts(NamedTuple):
-    """One record taken out of a block; empty bytes mean that there is none."""
+    """The pieces of one record; empty bytes for a piece that it does not have."""
 
     node: bytes
     tag: bytes
@@ -53,7 +53,7 @@ class Parts(NamedTuple):
 
 
 class RecordColumns(NamedTuple):
-    """The pieces of some records column by column; None for a column in which no record has anything."""
+    """The pieces of several records, column by column; None for a column in which no record has anything."""
 
     nodes: list[str | None] | None
     tags: list[str | None] | None
@@ -62,7 +62,12 @@ class RecordColumns(NamedTuple):
 
 
 class Block:
-    """See the module. `body` is a bytearray while the block is open, bytes once it is closed."""
+    """An encoded run of records, which every reader and the payload cache share.
+
+    `body` is a bytearray while the block is open (records may be added), bytes once it is closed. `starts` has the
+    offset of each record in `body`, and its end. `tags`, `meta_lens` and `nodes` are None while no record has one.
+    `views` are projections that were asked for; `pinned` blocks are not evicted by the cache.
+    """
 
     __slots__ = (
         "body",
@@ -87,7 +92,7 @@ class Block:
         self.tag_starts: array[int] | None = None
         self.meta_lens: array[int] | None = None
         self.nodes: list[str] | None = None
-        """Distinct nodes, and in `node_ids` each record's index among them + 1 (0: none)."""
+        """Distinct nodes. `node_ids` has for each record the index of its node among them + 1, 0 for no node."""
         self.node_ids: array[int] | None = None
         self.views: dict[Projection, tuple[bytes, array[int]]] | None = None
         self.pinned = False
@@ -99,7 +104,7 @@ class Block:
 
     @property
     def nbytes(self) -> int:
-        """Bytes held, views included (the unit of `TOPICS_CACHE_BYTES`)."""
+        """Bytes of memory held, views included (counted against `TOPICS_CACHE_BYTES`)."""
         total = len(self.body) + 4 * len(self.starts) + 400
         if self.tags is not None and self.tag_starts is not None:
             total += len(self.tags) + 4 * len(self.tag_starts)
@@ -113,17 +118,17 @@ class Block:
 
     @property
     def full(self) -> bool:
-        """Whether an open block should be closed."""
+        """Return True if an open block should be closed."""
         return self.count >= BLOCK_RECORDS or len(self.body) >= BLOCK_BYTES
 
     def close(self) -> None:
-        """Freeze the block: nothing is added any more."""
+        """Close the block: no records can be added any more."""
         self.body = bytes(self.body)
         if self.tags is not None:
             self.tags = bytes(self.tags)
 
     def extend(self, other: Block) -> None:
-        """Take over the records of `other`, which must follow directly."""
+        """Append the records of `other`, which must follow directly."""
         assert other.first_seq == self.first_seq + self.count, "blocks are contiguous"
         if not isinstance(self.body, bytearray):
             self.body = bytearray(self.body)
@@ -173,7 +178,7 @@ class Block:
         self.node_ids.extend([renumber[i] for i in other.node_ids])
 
     def view(self, projection: Projection) -> tuple[bytes | bytearray, array[int]]:
-        """The body and starts of this block in a projection; made when first asked for."""
+        """Return body and starts of this block in a projection. It is made at the first call and kept."""
         with_tags = projection.tags and self.tags is not None
         without_meta = not projection.meta and self.meta_lens is not None
         wanted = Projection(with_tags, not without_meta, projection.data)
@@ -195,7 +200,7 @@ class Block:
                 pieces.append(b"")
                 continue
             meta_at = end - 2 - (self.meta_lens[i] if self.meta_lens is not None else 0)
-            # A quote inside of `$node` is escaped, so the first key of this look is the key.
+            # Quotes inside `$node` are escaped, so the first match of the key is the key itself.
             head = body[start + 1 : meta_at if wanted.data else body.index(_DATA_KEY, start)]
             meta = body[meta_at : end - 2] if wanted.meta else b""
             tag = b""
@@ -207,9 +212,10 @@ class Block:
     def cut(
         self, first: int, last: int, budget: int, projection: Projection, *, at_least_one: bool
     ) -> tuple[bytes, int]:
-        """Records `first`..`last` (all of them there) joined by commas, as many as fit into `budget` bytes.
+        """Return records `first` to `last` (all present) joined by commas, as many as fit into `budget` bytes, and the
+        last seq taken.
 
-        Returns the bytes and the last seq taken (`first - 1` when none fits and none has to).
+        If the first does not fit, it is taken all the same with `at_least_one`; otherwise the last seq is `first - 1`.
         """
         body, starts = self.view(projection)
         i, j = first - self.first_seq, last - self.first_seq + 1
@@ -222,7 +228,7 @@ class Block:
         return bytes(body[starts[i] : starts[j] - 1]), self.first_seq + j - 1
 
     def record_of(self, seq: int) -> bytes:
-        """A record that is there as JSON, with its tag and without the opening brace."""
+        """Return the JSON of a present record with its tag, but without the opening brace."""
         i = seq - self.first_seq
         record = bytes(self.body[self.starts[i] + 1 : self.starts[i + 1] - 1])
         if self.tags is None or self.tag_starts is None:
@@ -230,15 +236,14 @@ class Block:
         return bytes(self.tags[self.tag_starts[i] : self.tag_starts[i + 1]]) + record
 
     def node_of(self, seq: int) -> str | None:
-        """The node of a record."""
+        """Return the node of a record, None if it has none."""
         if self.nodes is None or self.node_ids is None:
             return None
         i = self.node_ids[seq - self.first_seq]
         return self.nodes[i - 1] if i else None
 
     def parts_of(self, seq: int) -> Parts:
-        """The stored pieces of a record that is there, as they were appended (`node` and `tag` as UTF-8, not as
-        JSON)."""
+        """Return the pieces of a present record as they were appended (`node` and `tag` as UTF-8, not as JSON)."""
         i = seq - self.first_seq
         start, end = self.starts[i], self.starts[i + 1] - 2
         body = bytes(self.body[start:end])
@@ -255,7 +260,7 @@ class Block:
         return Parts((self.node_of(seq) or "").encode(), tag, meta, body[data_at:data_end])
 
     def columns(self, first: int, last: int) -> RecordColumns:
-        """The stored pieces of records `first` to `last`, all of them there, column by column."""
+        """Return the pieces of records `first` to `last`, all present, column by column."""
         i, j = first - self.first_seq, last - self.first_seq + 1
         base = self.starts[i]
         body = bytes(self.body[base : self.starts[j]])
@@ -287,7 +292,7 @@ class Block:
         return tags
 
     def without(self, gone: Sequence[int]) -> Block:
-        """A copy in which the records `gone` (seqs) have empty places, so that their bytes are freed."""
+        """Return a copy in which the records `gone` (seqs) take no bytes."""
         missing = {seq - self.first_seq for seq in gone}
         body, starts = bytes(self.body), self.starts
         pieces = [b"" if i in missing else body[starts[i] : starts[i + 1]] for i in range(self.count)]
@@ -309,10 +314,10 @@ def encode_block(
     tags: Sequence[str | None] | None = None,
     metas: Sequence[bytes] | None = None,
 ) -> Block:
-    """Encode records of contiguous seqs. `nodes`, `tags`, `metas`: None when no record has one, empty items where one
-    has none.
+    """Encode records with contiguous seqs.
 
-    `ts` is one time for all, or one each.
+    `nodes`, `tags` and `metas` are None when no record has one, and have an empty item for a record without one. `ts`
+    is one time (epoch ms) for all records, or one for each.
     """
     count = len(datas)
     seqs = range(first_seq, first_seq + count)
@@ -336,7 +341,7 @@ def encode_block(
 
 
 def _digits(ascending: Sequence[int]) -> Iterable[int]:
-    """How many digits each of these numbers has; they never decrease, so nearly always all have the same."""
+    """Return the number of digits of each number. They ascend, so nearly always all have the same number of digits."""
     if len(str(ascending[0])) == len(str(ascending[-1])):
         return repeat(len(str(ascending[0])), len(ascending))
     return map(len, map(str, ascending))
@@ -363,7 +368,7 @@ def _encode_full(
     meta_texts: Sequence[bytes] = (b"",) * count
     if metas is not None:
         meta_texts = [b',"meta":%b' % meta if meta else b"" for meta in metas]
-    # One format over the whole batch costs less than half of one a record.
+    # One format over the whole batch costs less than half as much as one for each record.
     arguments: list[object] = [None] * (5 * count)
     arguments[0::5], arguments[1::5], arguments[2::5] = seqs, times, node_texts
     arguments[3::5], arguments[4::5] = datas, meta_texts
@@ -381,7 +386,8 @@ def _encode_full(
 
 
 def block_with(blocks: Sequence[Block], seq: int) -> Block | None:
-    """The one of some blocks that covers `seq`: of those that a reader has loaded and the cache need not have kept."""
+    """Return the one of `blocks` that covers `seq`, None for none. For blocks that a reader has loaded and the cache
+    may have evicted."""
     for block in blocks:
         if block.first_seq <= seq <= block.last_seq:
             return block

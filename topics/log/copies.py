@@ -1,15 +1,15 @@
-"""Where the copies in a topic come from: what a router made them of, and how they differ from it
-(`docs/spec/semantics.md` section 5, `docs/spec/crash.md` 16 to 19).
+"""The copies in a topic: which record each was made from, and how it differs from that record (`docs/spec/semantics.md`
+section 5, `docs/spec/crash.md` 16 to 19).
 
-A copy is a record like any other, but for two things. It has an *origin*, the topic instance and seq under which it was
+A copy is a record like any other, with two additions. It has an *origin*, the topic instance and seq under which it was
 first appended, and a count of the routers it has come through. And until it is in a segment of its own topic it is
-*derived*: its bytes are those of somebody else's frame, of which a router may leave out node and tag and to which it
-may add a stamp (its *look*). The index says where the frame is and flags the slot as derived (`FLAG_DERIVED`); here is
-the rest: for each copy its *kind*, which is all of it but the seq of its origin, and that seq.
+*derived*: its bytes are in the frame of another topic's record. A router may leave out node and tag and may add a stamp
+(the copy's *look*). The index says where the frame is and flags the slot as derived (`FLAG_DERIVED`). This module keeps
+the rest: for each copy the seq of its origin, and its *kind*, which is everything else about it.
 
-They are kept in runs, 5 bytes a copy. Runs cover slots: a record that was appended directly between two copies is
-inside of one, and has no kind. So nothing is kept by copy as an object, whatever the order in which copies of different
-kinds and records of the topic's own come.
+They are kept in runs, 5 bytes a copy. A run covers slots: a record that was appended directly between two copies is
+inside it and has no kind. So there is no object per copy, in whatever order copies of different kinds and directly
+appended records come.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from itertools import groupby
 from typing import Final, NamedTuple
 
 MAX_HOPS: Final = 15
-"""A copy that has come through so many routers goes no further."""
+"""Routers that a copy may come through. A router skips a record that has come through so many."""
 
 STAMP_KEY: Final = "_topics_router"
 _STAMP_FIRST: Final = b'{"_topics_router":'
@@ -41,7 +41,8 @@ class Origin(NamedTuple):
 
 
 class Look(NamedTuple):
-    """How a copy differs from the frame it is made of. `stamp` is the name of the router to be named in its meta."""
+    """How a copy differs from the frame it is made from. `stamp` is the router to be named in its meta, None for no
+    stamp."""
 
     drop_node: bool = False
     drop_tag: bool = False
@@ -55,13 +56,13 @@ class Kind(NamedTuple):
     """What many copies have in common."""
 
     topic_id: int
-    """Of the origin."""
+    """The topic instance of the origin."""
     hops: int
     look: Look
 
 
 class CopyRun:
-    """Copies with seqs from `first` on, of a few kinds. Slots that are none of it have no kind."""
+    """Copies of a few kinds in the slots from `first` on. Slots of other records in between have no kind."""
 
     __slots__ = ("_bases", "_kinds", "_seqs", "_which", "first")
 
@@ -69,11 +70,11 @@ class CopyRun:
         self.first = first
         self._kinds: list[Kind] = []
         self._bases: list[int] = []
-        """By kind, the least seq of its origins."""
+        """For each kind, the least seq of its origins: the base."""
         self._which = bytearray()
-        """By slot, the number of its kind from 1 on; 0 for what is no copy."""
+        """For each slot, the number of its kind from 1 on; 0 if it is no copy."""
         self._seqs: array[int] = array("I")
-        """By slot, the seq of the origin less the base."""
+        """For each slot, the seq of the origin minus the base."""
 
     @property
     def end(self) -> int:
@@ -81,7 +82,8 @@ class CopyRun:
         return self.first + len(self._which)
 
     def extend(self, first: int, kind: Kind, origin_seqs: Sequence[int]) -> bool:
-        """Take up further copies; False if they do not fit."""
+        """Add copies of one kind with seqs from `first` on. Return False, and add nothing, if they do not fit into this
+        run."""
         padding = first - self.end
         least = min(origin_seqs)
         if not 0 <= padding <= _MAX_PADDING:
@@ -105,14 +107,14 @@ class CopyRun:
         return True
 
     def kind(self, seq: int) -> Kind:
-        """What one of its copies has in common with others. Raises KeyError for what is no copy."""
+        """Return the kind of a copy. Raises KeyError if `seq` is no copy."""
         number = self._which[seq - self.first]
         if not number:
             raise KeyError(seq)
         return self._kinds[number - 1]
 
     def alike(self, seqs: Sequence[int]) -> tuple[Kind, list[int]] | None:
-        """The kind of these copies and the seqs of their origins, if all are of one kind; else None."""
+        """Return the kind of these copies and the seqs of their origins if all are of one kind; else None."""
         first, last = seqs[0], seqs[-1]
         if first < self.first or last >= self.end:
             return None
@@ -124,25 +126,28 @@ class CopyRun:
         return self._kinds[number - 1], [base + seq for seq in self._seqs[a:b]]
 
     def origin(self, seq: int) -> Origin:
-        """The origin of one of its copies. Raises KeyError for what is no copy."""
+        """Return the origin of a copy. Raises KeyError if `seq` is no copy."""
         kind = self.kind(seq)
         i = seq - self.first
         return Origin(kind.topic_id, self._bases[self._which[i] - 1] + self._seqs[i], kind.hops)
 
 
 class CopyTable:
-    """The copies of a topic that are not in its segments yet. Pure; see the module."""
+    """The copies of a topic that are not in its segments yet, and the files that hold their frames. Pure.
+
+    The files are needed until `forget_files`, the runs until `forget_to`.
+    """
 
     __slots__ = ("_files", "_sealed", "runs")
 
     def __init__(self) -> None:
         self.runs: list[CopyRun] = []
         self._files: dict[int, int] = {}
-        """Ids of the files that hold the frames, and the last seq that needs each."""
+        """The last seq that needs each file; the keys are ids of the files that hold the frames."""
         self._sealed = False
 
     def add(self, first: int, kinds: Sequence[tuple[int, Kind]], origin_seqs: Sequence[int]) -> None:
-        """Copies with seqs from `first` on have been made: `kinds` says of how many each kind is true, in order."""
+        """Add copies with seqs from `first` on. `kinds` are counts with kinds, in the order of the seqs."""
         at = 0
         for count, kind in kinds:
             seqs = origin_seqs[at : at + count]
@@ -162,53 +167,53 @@ class CopyTable:
         self._sealed = False
 
     def adopt(self, runs: Sequence[CopyRun]) -> None:
-        """Runs that were made elsewhere, ascending and past all that is known."""
+        """Add runs that were made elsewhere, ascending and past all known ones."""
         self.runs += runs
         self._sealed = False
 
     def need(self, files: Iterable[int], last: int) -> None:
-        """The copies up to `last` are made of frames in these files."""
+        """Note that the copies up to `last` are made from frames in these files."""
         for file in files:
             self._files[file] = max(last, self._files.get(file, 0))
 
     @property
     def files(self) -> Iterable[int]:
-        """Ids of the files that must stay."""
+        """Return the ids of the files that must stay."""
         return self._files.keys()
 
     @property
     def empty(self) -> bool:
-        """Nothing is known and nothing is needed."""
+        """Return True if no run is known and no file is needed."""
         return not self.runs and not self._files
 
     def seal(self) -> list[CopyRun]:
-        """The runs as they are; what comes from here on has runs of its own."""
+        """Return the runs known so far. Copies added later go into new runs."""
         self._sealed = True
         return list(self.runs)
 
     @property
     def needs_files(self) -> bool:
-        """Whether there are files that must stay."""
+        """Return True if there are files that must stay."""
         return bool(self._files)
 
     def forget_files(self, seq: int) -> None:
-        """Copies up to `seq` are in segments, or gone for good, as far as the disk knows."""
+        """Release the files that only copies up to `seq` need: on disk, those are in segments or no longer live."""
         self._files = {file: last for file, last in self._files.items() if last > seq}
 
     def forget_to(self, seq: int) -> None:
-        """Nobody asks any more where copies up to `seq` come from."""
+        """Forget the origins of the copies up to `seq`."""
         keep = 0
         while keep < len(self.runs) and self.runs[keep].end <= seq + 1:
             keep += 1
         del self.runs[:keep]
 
     def run_of(self, seq: int) -> CopyRun:
-        """The run that a copy is in. Raises KeyError."""
+        """Return the run that contains `seq`. Raises KeyError."""
         return run_of(self.runs, seq)
 
 
 def run_of(runs: Sequence[CopyRun], seq: int) -> CopyRun:
-    """The one of some runs (ascending) that a copy is in. Raises KeyError."""
+    """Return the one of `runs` (ascending) that contains `seq`. Raises KeyError."""
     at = bisect_right(runs, seq, key=_first) - 1
     if at < 0 or seq >= runs[at].end:
         raise KeyError(seq)
@@ -220,7 +225,7 @@ def _first(run: CopyRun) -> int:
 
 
 def kinds_of(origins: Iterable[tuple[Kind, int]]) -> tuple[list[tuple[int, Kind]], list[int]]:
-    """Kinds with their counts, and the seqs: what `CopyTable.add` takes."""
+    """Split origins into counts with kinds, and seqs, as `CopyTable.add` takes them."""
     seqs: list[int] = []
     kinds: list[tuple[int, Kind]] = []
     for kind, group in groupby(origins, key=_kind):
@@ -235,17 +240,17 @@ def _kind(origin: tuple[Kind, int]) -> Kind:
 
 
 def each_kind(kinds: Iterable[tuple[int, Kind]]) -> Iterator[Kind]:
-    """The kind of each copy."""
+    """Yield the kind of each single copy."""
     for count, kind in kinds:
         for _ in range(count):
             yield kind
 
 
 def stamped(meta: bytes, topic_id: int, seq: int, router: str | None) -> bytes:
-    """The meta of a copy: with a stamp that names its origin and the router, instead of one it may have.
+    """Return the meta of a copy, with a stamp that names its origin and the router in place of an older stamp.
 
-    `router` None leaves it as it is. The key is reserved, and always the last one, so it is found without parsing: a
-    quote inside of another value is escaped.
+    With `router` None the meta is returned unchanged. The key of the stamp is reserved and always the last one, so it
+    is found without parsing: quotes inside other values are escaped.
     """
     if router is None:
         return meta

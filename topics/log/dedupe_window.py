@@ -1,14 +1,15 @@
-"""The idempotency keys a topic remembers, and the appends they stand for (`docs/spec/api.md` section 1, "Idempotency").
+"""The idempotency keys that a topic remembers, and the append that each stands for (`docs/spec/api.md` section 1,
+"Idempotency").
 
-Only what was published is in here. A repeat that arrives while the first call is still committing is the engine's
-affair, and so is the limit on the number of keys in all topics together.
+Only published appends are in here. The engine takes care of a repeat that arrives while the first call is still
+committing, and of the limit on the number of keys in all topics together.
 
 Theory of operation
 -------------------
-Keys stand in pages of `PAGE_KEYS`, in the order of their commits; a dict says where each key stands. A page that is
-full never changes and is encoded once, so a checkpoint of a million keys takes a thousand references and the last page
-from the loop, and not a million entries. Keys are forgotten from the front. A key that is used again after its window
-stands in two places; the dict knows the newer one.
+Keys are in pages of `PAGE_KEYS`, in the order of their commits; a dict says where each key is. A full page never
+changes and is encoded once, so a checkpoint of a million keys takes about a thousand references and one encoding, and
+not a million entries. Keys are forgotten from the front. A key that is used again after its window is in two places;
+the dict has the newer one.
 """
 
 from __future__ import annotations
@@ -25,13 +26,13 @@ PAGE_KEYS: Final = 1024
 """Keys of a full page."""
 
 FORGOTTEN_AT_ONCE: Final = 2048
-"""Most keys that one call of `expire` forgets: less than a millisecond."""
+"""Keys that one call of `expire` forgets at most: less than a millisecond. The caller calls again for the rest."""
 
 _NO_VALUE: Final = 1 << 63
 
 
 class _Page:
-    """Keys, each with its append, in the order of their times."""
+    """Up to `PAGE_KEYS` keys in the order of their times, each with its append."""
 
     __slots__ = ("ats", "counts", "encoded", "firsts", "keys")
 
@@ -41,7 +42,7 @@ class _Page:
         self.counts = array("Q")
         self.ats = array("Q")
         self.encoded = b""
-        """What `dump` has of a full page."""
+        """The encoding of a full page, once `dump` has made it."""
 
     def add(self, key: str, first_seq: int, count: int, at: int) -> None:
         self.keys.append(key)
@@ -50,8 +51,8 @@ class _Page:
         self.ats.append(at)
 
     def encode(self, start: int = 0) -> bytes:
-        """The entries from slot `start` on: their number (u32), the length of each key (u32), first seqs, counts and
-        times (u64), the keys."""
+        """Return the entries from slot `start` on: their number (u32), the length of each key (u32), first seqs, counts
+        and times (u64), the keys."""
         keys = [key.encode() for key in self.keys[start:]]
         columns = [array("I", [len(keys), *map(len, keys)])]
         columns += (column[start:] for column in (self.firsts, self.counts, self.ats))
@@ -59,7 +60,7 @@ class _Page:
 
     @classmethod
     def decode(cls, value: bytes) -> _Page:
-        """The inverse. Raises ValueError."""
+        """Return the page that `encode` made `value` from. Raises ValueError if it did not."""
         count = int.from_bytes(value[:4], "little")
         first = 4 + 4 * count
         begin = first + 3 * 8 * count
@@ -76,40 +77,41 @@ class _Page:
         if max(*page.firsts, *page.counts, *page.ats) >= _NO_VALUE:
             raise ValueError("dedupe window: a page with values out of range")
         if not all(page.firsts) or not all(page.counts) or any(a > b for a, b in pairwise(page.ats)):
-            raise ValueError("dedupe window: a page that nobody has written")
+            raise ValueError("dedupe window: a malformed page")
         return page
 
 
 class DedupeWindow:
-    """Keys in the order of their commits. Times are ms of the clock of windows (`topics.runtime.window_clock`), which
-    never steps.
+    """Idempotency keys in the order of their commits. Times are ms of the window clock (`topics.runtime.window_clock`),
+    which never steps.
 
-    The window is a parameter of each question, because a config change applies at once to what is already remembered.
+    The length of the window is an argument of each call, because a config change applies at once to the keys already
+    remembered.
     """
 
     __slots__ = ("_forgotten", "_next_page", "_pages", "_places")
 
     def __init__(self) -> None:
         self._places: dict[str, int] = {}
-        """Number of the page times `PAGE_KEYS`, plus slot."""
+        """The place of each key: the number of its page times `PAGE_KEYS`, plus its slot."""
         self._pages: dict[int, _Page] = {}
-        """By number, ascending; none is empty."""
+        """The pages by number, ascending; none is empty."""
         self._next_page = 0
         self._forgotten = 0
-        """Slots of the first page that are forgotten."""
+        """How many slots of the first page are forgotten."""
 
     def __len__(self) -> int:
         return len(self._places)
 
     @property
     def last_at(self) -> int:
-        """When the newest key was remembered; 0 if there is none."""
+        """When the newest key was remembered (ms of the window clock); 0 if there is none."""
         return self._pages[self._next_page - 1].ats[-1] if self._pages else 0
 
     def remember(self, key: str, first_seq: int, count: int, at: int) -> None:
-        """The append under `key` was committed at `at` with seqs `first_seq` to `first_seq + count - 1`.
+        """Remember that the append under `key` was committed at `at` with seqs `first_seq` to `first_seq + count - 1`.
 
-        A key remembered before (its window is over, or replay repeats itself) stands for this append from now on.
+        A key that is known already (its window is over, or replay repeats a frame) stands for this append from now on.
         """
         at = max(at, self.last_at)
         page = self._pages.get(self._next_page - 1)
@@ -122,9 +124,9 @@ class DedupeWindow:
             page.encoded = page.encode()
 
     def lookup(self, key: str, now: int, window_ms: int) -> tuple[int, int] | None:
-        """First seq and count of the append under `key`, or None if there was none within the last `window_ms`.
+        """Return first seq and count of the append under `key`, or None if there was none within the last `window_ms`.
 
-        The end of the window belongs to it; a window of 0 is none.
+        An age of exactly `window_ms` is still within the window; a window of 0 remembers nothing.
         """
         place = self._places.get(key)
         if place is None:
@@ -136,14 +138,14 @@ class DedupeWindow:
         return page.firsts[slot], page.counts[slot]
 
     def expire(self, now: int, window_ms: int, most: int = FORGOTTEN_AT_ONCE) -> int:
-        """Forget what is older than `window_ms`, the oldest first; the number of keys forgotten. The call costs what it
-        forgets, and at most `most` slots of it: call it again until there is nothing."""
+        """Forget keys older than `window_ms`, oldest first, and return how many. At most `most` slots are looked at:
+        call again until the answer is 0."""
         before, removed = len(self._places), 0
         while self._pages and removed < most:
             number = next(iter(self._pages))
             page = self._pages[number]
             start = self._forgotten
-            # Times ascend within a page: those before `end` are over.
+            # Times ascend within a page: the slots before `end` have expired.
             end = len(page.ats) if window_ms <= 0 else bisect_left(page.ats, now - window_ms, start)
             end = min(end, start + most - removed)
             base = number * PAGE_KEYS
@@ -159,8 +161,8 @@ class DedupeWindow:
         return before - len(self._places)
 
     def dump(self) -> list[bytes]:
-        """Pages, oldest first, for `load`. Costs a reference for each full page, and an encoding of the first
-        and of the last one."""
+        """Return the pages, oldest first, for `load`. Full pages are encoded already; the first and the last are
+        encoded here."""
         return list(self._encoded())
 
     def _encoded(self) -> Iterator[bytes]:
@@ -171,8 +173,8 @@ class DedupeWindow:
 
     @classmethod
     def load(cls, value: object) -> DedupeWindow:
-        """The inverse of `dump`; also of the form that version 1 of the snapshot has, `[key, first_seq, count, ts]` of
-        each. Raises ValueError if `value` is neither."""
+        """Rebuild the window from what `dump` returned, or from version 1 of the snapshot: `[key, first_seq, count,
+        ts]` for each key. Raises ValueError if `value` is neither."""
         if not isinstance(value, list):
             raise ValueError("dedupe window: not a list")
         window = cls()

@@ -1,4 +1,4 @@
-"""The "spans" of `TopicLog.dump(raw=False)`, which whoever stores raw records makes complete with what was stored."""
+"""The "spans" of `TopicLog.dump(raw=False)`: a checkpoint adds to them the raw records that it stores in segments."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from topics.log.span import STORED_MARK, Span, Summary
 
 
 def grow_dump(spans: list[Any], run: RawRun, a: int, b: int, *, new: bool) -> None:
-    """Slots `a` to `b` (exclusive) of a captured run are stored: add them to the "spans" of `dump(raw=False)`.
+    """Add the stored slots `a` to `b` (exclusive) of a captured run to the "spans" of `dump(raw=False)`.
 
-    They go to the last one there if they follow it and are not in a `new` segment.
+    They extend the last span there if they follow it and are not in a `new` segment; otherwise they begin a span.
     """
     span = Span(run.first + a)
     span.n = b - a
@@ -40,10 +40,10 @@ def grow_dump(spans: list[Any], run: RawRun, a: int, b: int, *, new: bool) -> No
 
 
 def summary_first(dumped: Sequence[Any]) -> int:
-    """The first seq of a stored span in a dump."""
+    """Return the first seq of a dumped stored span."""
     return Summary(*dumped[1:-1]).first
 
 
 def set_unflagged(dumped: list[Any], seqs: Sequence[int]) -> None:
-    """A stored span in a dump has these unflagged deletions left."""
+    """Set the unflagged deletions of a dumped stored span to `seqs`."""
     dumped[-1] = little_endian(array("Q", seqs)) if seqs else b""

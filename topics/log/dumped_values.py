@@ -1,4 +1,4 @@
-"""Numbers and arrays as dumps hold them: what comes from a disk is checked before anybody counts with it."""
+"""Numbers and arrays as dumps hold them. Values from a disk are checked here before anything computes with them."""
 
 from __future__ import annotations
 
@@ -15,15 +15,18 @@ def little_endian(values: array[int]) -> bytes:
 
 
 def whole(value: object) -> int:
-    """A number of a dump, which is one already: `int` would take texts, and work for hours on a decimal of CBOR.
-    Raises ValueError."""
+    """Return `value` if it is an int of 0 to 2^64 - 1. Raises ValueError.
+
+    `int(value)` would also accept text, and could compute for hours on a decimal of CBOR.
+    """
     if type(value) is not int or not 0 <= value < 1 << 64:
         raise ValueError(f"dump: {type(value).__name__} instead of a number")
     return value
 
 
 def from_little_endian(typecode: str, value: object) -> array[int]:
-    """The inverse of `little_endian`. Raises ValueError if `value` is not bytes of whole items."""
+    """Return the array that `little_endian` was called with. Raises ValueError if `value` is not bytes of whole
+    items."""
     if not isinstance(value, bytes):
         raise ValueError(f"array dump: {type(value).__name__} instead of bytes")
     values: array[int] = array(typecode)

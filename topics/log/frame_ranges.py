@@ -1,4 +1,4 @@
-"""Where the bytes of a run of records are: the reads that fetch them, as few as it takes."""
+"""Where the frames of a run of records are, as the smallest number of disk reads that fetch them."""
 
 from __future__ import annotations
 
@@ -8,16 +8,16 @@ from typing import Final, NamedTuple
 from topics.log.record_index import RecordIndex
 from topics.log.span import FLAG_DERIVED, NotLoaded
 
-# Frames closer together than this are read in one go: reading a page more is cheaper than asking twice. In bytes.
+# Frames with at most so many bytes between them share a read: reading a page more is cheaper than a second read.
 _MAX_READ_GAP: Final = 4096
 _MAX_READ: Final = 4 << 20
 
 
 class FrameRange(NamedTuple):
-    """One read: `length` bytes from `offset` on. In them the frame of `seqs[i]` begins at `starts[i]`.
+    """One disk read: `length` bytes from `offset` on. The frame of `seqs[i]` begins at `starts[i]` within them.
 
-    They are in WAL file `file` or, of stored records, in `segment` (then `file` is 0). `derived`: they are frames of
-    another topic, of which those seqs are copies.
+    The bytes are in WAL file `file`, or for stored records in `segment` (then `file` is 0). If `derived`, the frames
+    belong to records of other topics, of which these seqs are copies.
     """
 
     file: int
@@ -31,11 +31,11 @@ class FrameRange(NamedTuple):
 
 
 def locate(index: RecordIndex, first: int, last: int, max_range: int = _MAX_READ) -> list[FrameRange]:
-    """The reads that fetch the live records from `first` to `last` (inclusive), in seq order.
+    """Return the reads that fetch the live records from `first` to `last` (inclusive), in seq order.
 
-    Frames of one file that follow one another with at most 4,096 bytes between them share a read of up to `max_range`
-    bytes (a single frame may be longer). Records that have no place yet (`file` 0) are left out. Raises NotLoaded for
-    all spans at once.
+    Consecutive frames of one file with at most 4,096 bytes between them share a read of up to `max_range` bytes (a
+    single frame may be longer). Records that have no place yet (`file` 0) are left out. Raises one NotLoaded for all
+    spans.
     """
     parts = [part for part in index.parts(first, last + 1) if part[0].live]
     missing = tuple(span for span, _, _ in parts if not span.loaded)

@@ -1,12 +1,14 @@
-"""What a topic lost: its holes, the floor below which everything is gone, and why (`docs/spec/semantics.md` section 3).
+"""What a topic lost: its holes, the floor below which no record is left, and the reasons (`docs/spec/semantics.md`
+section 3). Which slots there are is the business of `record_index`; `TopicLog` decides when something is lost or
+deleted.
 
-A seq up to the head is in one of three states; a live one becomes one of the other two, which are final:
+A seq up to the head is in one of three states. A live seq becomes one of the other two, which are final:
 
     live       a reader gets the record
-    deleted    somebody asked for it: never announced
-    lost       nobody asked for it (cap, ttl, restart, crash, damage, a router's gap): always announced, with a reason
+    deleted    a client asked for the deletion: never announced
+    lost       for another reason (cap, ttl, restart, crash, damage, a router's gap): always announced, with the reason
 
-Two floors say how far the front has been eaten away.
+Two floors say how far the front has moved.
 
     1 ... evict_floor ... earliest_seq ... head_seq
       |             |               |
@@ -14,30 +16,30 @@ Two floors say how far the front has been eaten away.
       |             '- every seq in [evict_floor, earliest_seq) was deleted
       '- lost or deleted; evict_floor - 1 was lost
 
-`earliest_seq` is the first live seq, `head_seq + 1` when there is none: `TopicLog` knows it. `evict_floor` is one past
-the highest seq below `earliest_seq` that was lost, 1 if none was. So a reader that wants what is at or above
-`evict_floor` has missed only what was deleted, and is told nothing; one that wants what is below it has missed at least
-seq `evict_floor - 1`, and is told so.
+`earliest_seq` is the first live seq, `head_seq + 1` when there is none: `TopicLog` keeps it. `evict_floor` is one past
+the highest seq below `earliest_seq` that was lost, 1 if none was. So a reader that continues at or above `evict_floor`
+has missed only deleted seqs and is told nothing. One that continues below `evict_floor` has missed at least seq
+`evict_floor - 1` and gets a tombstone.
 
-What moves them:
+What moves the floors:
 
 - *Eviction* (cap, ttl) makes live seqs at the front lost: both floors move. `evict_floor` follows the last record that
-  was live, not the watermark: deleted slots under the watermark are nobody's loss.
+  was live, not the watermark: deleted slots below the watermark are no loss.
 - *Deletion* makes live seqs anywhere deleted. At the front it moves `earliest_seq` alone, in the middle neither.
-- A *hole* lies above `earliest_seq` at first, and is announced where a reader meets it. When everything live before it
-  is gone, for whatever reason, the front passes it: `earliest_seq` jumps behind it, the hole is forgotten as such, and
-  `evict_floor` moves past its end. A deletion can thereby move `evict_floor`, but only over a hole, never over its own.
+- A *hole* begins above `earliest_seq` and is announced when a reader meets it. When no live record is left before it,
+  the front passes it: `earliest_seq` moves past it, the hole is forgotten, and `evict_floor` moves past its end. A
+  deletion can thereby move `evict_floor`, but only past a hole, never past the seqs that it deleted.
 
 What can never happen: a floor that goes back; `evict_floor > earliest_seq`; a hole that reaches below `earliest_seq` or
 contains a live seq; a seq in [earliest_seq, head_seq] that has no slot and is in no hole.
 
-A floor gap always ends at `earliest_seq - 1`. Whether a reason belongs into it depends therefore only on the highest
-seq that was lost for that reason, and remembering one seq per reason is exact: `reason` is the one whose highest seq
-is inside the gap, `mixed` if there are several. `missed_estimate` needs to know which seqs below `evict_floor` were
-deleted; they are kept as at most `MAX_DELETED_RUNS` runs, the oldest forgotten, which is what makes it an estimate
-(it errs upwards). Deletions in a segment that is evicted while it is not loaded are forgotten too: they are not worth a
-disk access. At or above `evict_floor` nothing needs to be remembered, and a topic that never lost anything remembers
-nothing.
+A floor gap always ends at `earliest_seq - 1`. Whether a reason belongs to it depends therefore only on the highest seq
+that was lost for that reason, and one seq per reason is enough: the `reason` of the gap is the one whose highest seq is
+inside the gap, `mixed` if there are several. `missed_estimate` needs to know which seqs below `evict_floor` were
+deleted. They are kept as at most `MAX_DELETED_RUNS` runs; beyond that the oldest are forgotten, so the estimate may be
+too high, never too low. Deletions in a segment that is evicted while it is not loaded are forgotten too: they are not
+worth a disk access. At or above `evict_floor` nothing needs to be remembered, and a topic that never lost anything
+remembers nothing.
 """
 
 from __future__ import annotations
@@ -56,14 +58,15 @@ from topics.log.span import LIVE_TO_LOST, LOST, Span
 LossReason = Literal["cap", "ttl", "mixed", "source_trim", "lost", "corrupt"]
 REASONS: Final = frozenset({"cap", "ttl", "mixed", "source_trim", "lost", "corrupt"})
 
-# 4 KiB a topic at most. A reader far behind a topic with scattered deletions gets an estimate that is a little high.
+# Deleted runs remembered below `evict_floor`: 4 KiB per topic. Beyond that the oldest are forgotten, and a reader far
+# behind gets a `missed_estimate` that is too high.
 MAX_DELETED_RUNS = 256
 
 _LOST_RUN: Final = re.compile(rb"\x02+")
 
 
 class Hole(NamedTuple):
-    """Lost seqs above the front, both ends inclusive. Some of them may have been deleted before."""
+    """Lost seqs above the front, both ends inclusive. Some of them may have been deleted before they were lost."""
 
     first: int
     last: int
@@ -71,7 +74,7 @@ class Hole(NamedTuple):
 
 
 class Gap(NamedTuple):
-    """What a reader has missed, both ends inclusive. `missed` is without the seqs known to have been deleted."""
+    """Seqs that a reader has missed, both ends inclusive. `missed` leaves out the seqs known to have been deleted."""
 
     first: int
     last: int
@@ -80,10 +83,10 @@ class Gap(NamedTuple):
 
 
 class Losses:
-    """The holes of one topic instance, its `evict_floor`, and what is known of what lies below that.
+    """The holes of one topic instance, its `evict_floor`, and what is remembered of the seqs below it.
 
     `holes` are ascending, disjoint, and all at or above the front; neighbours that touch differ in their reason. None
-    when there are none. They are changed by the methods only.
+    when there are none. Only the methods change them.
     """
 
     __slots__ = ("_causes", "_deleted", "_index", "evict_floor", "holes")
@@ -99,13 +102,13 @@ class Losses:
 
     @property
     def nothing(self) -> bool:
-        """Whether nothing was ever lost, and so nothing is remembered."""
+        """Return True if nothing was ever lost."""
         return self.evict_floor == 1 and not (self.holes or self._causes or self._deleted)
 
     # -- holes -------------------------------------------------------------------------------------------------------
 
     def outside_holes(self, first: int, last: int) -> list[tuple[int, int]]:
-        """The parts of the inclusive range that are in no hole."""
+        """Return the parts of the inclusive range `first` to `last` that are in no hole."""
         parts = []
         for hole in self._holes_from(first):
             if hole.first > last:
@@ -118,7 +121,7 @@ class Losses:
         return parts
 
     def inside_holes(self, first: int, last: int) -> list[tuple[int, int]]:
-        """The parts of the inclusive range that are in holes."""
+        """Return the parts of the inclusive range `first` to `last` that are in holes."""
         parts = []
         for hole in self._holes_from(first):
             if hole.first > last:
@@ -132,7 +135,8 @@ class Losses:
         return islice(holes, bisect_left(holes, seq, key=_last), None)
 
     def add_hole(self, first: int, last: int, reason: LossReason) -> None:
-        """Put a hole that overlaps no other in its place, joined with neighbours that touch it and have its reason."""
+        """Insert a hole that overlaps no other. Neighbours that touch it and have the same reason are joined with
+        it."""
         if self.holes is None:
             self.holes = []
         hole, holes = Hole(first, last, reason), self.holes
@@ -145,9 +149,9 @@ class Losses:
         holes.insert(at, hole)
 
     def lay_over(self, span: Span, dead: bytearray) -> list[tuple[int, int]]:
-        """Make lost what a file has as live in `dead`, a state per slot of `span`, though it is in a hole.
+        """Mark as lost, in `dead` (a state per slot of `span`, read from a file), the live slots that are in a hole.
 
-        Returns the seqs, as inclusive ranges, that the file has as lost though they are in none.
+        Returns, as inclusive ranges, the seqs that the file says are lost although they are in no hole.
         """
         damage: list[tuple[int, int]] = []
         if self.holes or dead.find(LOST, span.start) >= 0:
@@ -161,8 +165,8 @@ class Losses:
     # -- what a reader has missed ------------------------------------------------------------------------------------
 
     def gap_at(self, seq: int, live: int | None) -> Gap | None:
-        """What is left from `seq` on of the hole that a reader meets there, before the record `live` (None = none is
-        left); None if it meets no hole first. Raises NotLoaded."""
+        """Return the rest, from `seq` on, of the hole that comes before `live`, the next live record (None: there is
+        none). Return None if there is no hole before it. Raises NotLoaded."""
         holes = self.holes
         if not holes:
             return None
@@ -175,16 +179,16 @@ class Losses:
         return Gap(first, hole.last, hole.reason, missed)
 
     def reason_from(self, first: int) -> LossReason:
-        """Why a reader has missed what is below the front, that wants everything from `first` on; this is below
+        """Return the reason for a floor gap of a reader that wants everything from `first` on; `first` is below
         `evict_floor`."""
         reasons = [reason for reason, last in (self._causes or {}).items() if last >= first]
         return reasons[0] if len(reasons) == 1 else "mixed"
 
     def deleted_below(self, front: int, first: int) -> int:
-        """How many seqs of [first, front) are known to have been deleted; `first` is at most `evict_floor`."""
+        """Return how many seqs of [first, front) are known to have been deleted; `first` is at most `evict_floor`."""
         total = front - self.evict_floor
         runs = self._deleted or ()
-        # From the newest back: mostly a reader is not far behind.
+        # From the newest back, because most readers are not far behind.
         for at in range(len(runs) - 2, -1, -2):
             if runs[at + 1] < first:
                 break
@@ -194,10 +198,11 @@ class Losses:
     # -- the front moves ---------------------------------------------------------------------------------------------
 
     def move_front(self, old_front: int, front: int, reason: LossReason | None, last_lost: int) -> None:
-        """The first live seq was `old_front` and is `front` from now on. To be called before its slots are dropped.
+        """Move the first live seq from `old_front` to `front`. Must be called before the slots below `front` are
+        dropped.
 
-        Holes below it are passed. If there is a `reason`, what was live below it is lost for that, the highest being
-        `last_lost`, else it was deleted.
+        Holes below `front` are passed. With a `reason`, the live records below it are lost for that reason, the highest
+        being `last_lost`; without one they were deleted.
         """
         causes = self._causes or {}
         if reason is not None:
@@ -216,9 +221,9 @@ class Losses:
                 self._raise_floor(floor, old_front, None if reason is not None else passed)
 
     def _raise_floor(self, floor: int, old_front: int, passed: Sequence[Hole] | None) -> None:
-        """Keep what is known of deletions below the new floor.
+        """Raise `evict_floor` and remember the deletions below it.
 
-        `passed` are the holes below the new front if everything else there is deleted, None if it may be lost.
+        `passed` are the holes below the new front if everything else there is deleted; None if it may be lost.
         """
         runs = []
         if self.evict_floor < old_front:
@@ -236,12 +241,12 @@ class Losses:
                 known[-1] = last
             else:
                 known.extend((first, last))
-        # A slice, so that a burst of runs does not stay allocated.
+        # A slice, because deleting in place would leave the array allocated at its longest.
         self._deleted = known[-2 * MAX_DELETED_RUNS :] if len(known) > 2 * MAX_DELETED_RUNS else known
 
     def _deleted_around(self, holes: Sequence[Hole], lo: int, hi: int) -> list[tuple[int, int]]:
-        """The deleted seqs of `lo` to `hi` (exclusive) as inclusive runs, ascending, where everything outside of
-        `holes` is; of many, at least the newest `MAX_DELETED_RUNS`."""
+        """Return the deleted seqs of `lo` to `hi` (exclusive) as inclusive runs, ascending, given that every seq
+        outside `holes` is deleted. If there are many runs, at least the newest `MAX_DELETED_RUNS`."""
         newest_first: list[tuple[int, int]] = []
         for hole in reversed(holes):
             if len(newest_first) >= MAX_DELETED_RUNS:
@@ -259,7 +264,7 @@ class Losses:
     # -- keeping -----------------------------------------------------------------------------------------------------
 
     def copy(self, index: RecordIndex) -> Losses:
-        """The same losses, of a topic whose slots are in `index`."""
+        """Return the same losses for a topic whose slots are in `index`."""
         copy = Losses(index)
         copy.evict_floor = self.evict_floor
         copy.holes = self.holes[:] if self.holes else None
@@ -268,7 +273,7 @@ class Losses:
         return copy
 
     def dump(self) -> dict[str, Any]:
-        """Everything but `evict_floor`, for `load`."""
+        """Return everything but `evict_floor`, for `load`."""
         return {
             "holes": [list(hole) for hole in self.holes or ()],
             "causes": dict(self._causes or {}),
@@ -277,9 +282,9 @@ class Losses:
 
     @classmethod
     def load(cls, value: Mapping[str, Any], index: RecordIndex) -> Losses:
-        """The inverse of `dump`, `value` having "evict_floor" too.
+        """Rebuild the losses from what `dump` returned plus "evict_floor".
 
-        Raises ValueError, KeyError, TypeError or AttributeError if it is nothing of the kind.
+        Raises ValueError, KeyError, TypeError or AttributeError if `value` is not a dump.
         """
         losses = cls(index)
         losses.evict_floor = whole(value["evict_floor"])
@@ -289,8 +294,8 @@ class Losses:
         return losses
 
     def check(self, front: int, head_seq: int) -> None:
-        """Assert every invariant, the floors and the slots from `front` to the head among them. Costs a step per span,
-        hole or run."""
+        """Assert every invariant, including those of the floors and of the slots from `front` to the head. Costs a step
+        per span, hole or run."""
         holes, index = self.holes or [], self._index
         assert 1 <= self.evict_floor <= front <= head_seq + 1, "floors"
         assert all(front <= hole.first <= hole.last <= head_seq for hole in holes), "hole outside"

@@ -1,7 +1,7 @@
-"""Which columns have to be loaded first: what a call on a `RecordIndex` is going to need, before it changes anything.
+"""Which columns a call on a `RecordIndex` is going to need, found out before it changes anything.
 
-A caller that knows beforehand what it will do asks `missing_below` or `missing_to_delete` and loads all of that at
-once; whoever calls without having asked gets `NotLoaded`. No function here asks for columns.
+A caller that knows what it will do asks `missing_below` or `missing_to_delete` and loads all those spans at once. A
+caller that does not ask gets `NotLoaded`. The functions here need no columns themselves.
 """
 
 from __future__ import annotations
@@ -13,10 +13,11 @@ from topics.log.span import LIVE, NotLoaded, Span
 
 
 def missing_below(index: RecordIndex, seq: int) -> tuple[Span, ...]:
-    """The spans to be loaded so that neither `TopicLog.evict_below(seq)` nor `delete_below(seq, ...)` raises NotLoaded.
+    """Return the spans to load so that neither `TopicLog.evict_below(seq)` nor `delete_below(seq, ...)` raises
+    NotLoaded.
 
-    Without their columns nobody can say which live record is the last below `seq`, which the first from there on, and
-    what is live before that one in its span. May name more than it turns out to take.
+    Their columns tell the last live record below `seq`, the first live one from `seq` on, and the live records before
+    that one in its span. The answer may have more spans than the call turns out to need.
     """
     if not index.n_stored or seq <= index.spans[0].first + index.spans[0].start:
         return ()
@@ -28,7 +29,7 @@ def missing_below(index: RecordIndex, seq: int) -> tuple[Span, ...]:
 
 
 def _missing_before(index: RecordIndex, seq: int) -> list[Span]:
-    """What it takes to find the last live record below `seq`, ascending."""
+    """Return the spans to load to find the last live record below `seq`, ascending."""
     missing = []
     for k in range(index.span_at(seq - 1), -1, -1):
         span = index.spans[k]
@@ -47,7 +48,8 @@ def _missing_before(index: RecordIndex, seq: int) -> list[Span]:
 
 
 def _missing_from(index: RecordIndex, seq: int) -> list[Span]:
-    """What it takes to find the first live record from `seq` on, and what is live before it in its span; ascending."""
+    """Return the spans to load to find the first live record from `seq` on and the live ones before it in its span,
+    ascending."""
     missing = []
     for k in range(max(0, index.span_at(seq)), len(index.spans)):
         span = index.spans[k]
@@ -66,8 +68,8 @@ def _missing_from(index: RecordIndex, seq: int) -> list[Span]:
 
 
 def missing_to_delete(index: RecordIndex, seqs: Sequence[int]) -> tuple[Span, ...]:
-    """The spans to be loaded so that `TopicLog.delete_seqs(seqs)` (ascending) does not raise NotLoaded: to delete those
-    and to find the first live record then. May be one more than it turns out to take."""
+    """Return the spans to load so that `TopicLog.delete_seqs(seqs)` (ascending) does not raise NotLoaded: to delete the
+    seqs and then to find the first live record. The answer may have one span too many."""
     if not index.n_stored:
         return ()
     missing = []
@@ -89,14 +91,14 @@ def missing_to_delete(index: RecordIndex, seqs: Sequence[int]) -> tuple[Span, ..
 
 
 def need_to_drop(index: RecordIndex, seq: int) -> None:
-    """Raise NotLoaded if the columns are not here that `RecordIndex.drop_below(seq)` needs."""
+    """Raise NotLoaded if `RecordIndex.drop_below(seq)` needs columns that are not loaded."""
     slot = index.at(seq)
     if slot is not None and slot[1] > slot[0].start:
         slot[0].need()
 
 
 def need_to_lose(index: RecordIndex, ranges: Sequence[tuple[int, int]]) -> None:
-    """Raise NotLoaded if columns are not here that `RecordIndex.lose` needs for these ranges (half open)."""
+    """Raise NotLoaded if `RecordIndex.lose` needs, for these ranges (half open), columns that are not loaded."""
     missing = {
         span: None
         for lo, hi in ranges

@@ -1,6 +1,7 @@
 """The names that clients choose: topics, routers, nodes (`docs/spec/api.md` section 1, "Names").
 
-A bad name is 400 wherever it appears, so whoever takes one from a client checks it here and says in which field it was.
+A bad name is 400 wherever it appears. Code that takes a name from a client checks it here and passes the field for the
+message.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ ROUTER_NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:>-]{0,254}")
 
 
 def check_topic_name(name: str, field: str = "topic") -> str:
-    """`name` itself if it may name a topic; else `400 invalid_request` about `field`."""
+    """Return `name` if it may name a topic; else raise `400 invalid_request` about `field`."""
     # fullmatch, because `$` would let a trailing newline through.
     if not isinstance(name, str) or TOPIC_NAME.fullmatch(name) is None:
         raise invalid(field, "a topic name is 1 to 255 of A-Z a-z 0-9 . _ : - and starts with a letter or digit")
@@ -23,14 +24,14 @@ def check_topic_name(name: str, field: str = "topic") -> str:
 
 
 def check_router_name(name: str, field: str = "router") -> str:
-    """`name` itself if it may name a router (a topic name that may also contain `>`); else 400 about `field`."""
+    """Return `name` if it may name a router (a topic name that may also contain `>`); else raise 400 about `field`."""
     if not isinstance(name, str) or ROUTER_NAME.fullmatch(name) is None:
         raise invalid(field, "a router name is 1 to 255 of A-Z a-z 0-9 . _ : > - and starts with a letter or digit")
     return name
 
 
 def check_node(node: str, max_bytes: int, field: str = "node") -> str:
-    """`node` itself if it is at most `max_bytes` of UTF-8 (`TOPICS_MAX_NODE_BYTES`); else 400 about `field`."""
+    """Return `node` if it is at most `max_bytes` of UTF-8 (`TOPICS_MAX_NODE_BYTES`); else raise 400 about `field`."""
     if not isinstance(node, str):
         raise invalid(field, "must be a string")
     try:

@@ -1,8 +1,8 @@
 """Where a topic's records are: a struct of arrays in spans (`docs/design/architecture.md` section 4).
 
 A *span* is a dense run of seqs; slot `i` of it is seq `first + i` (`span`). Seqs that no span covers were never stored:
-a long hole is the space between two spans. What that means to a reader (floors, tombstones, reasons) is the business of
-`losses` and `topic_log`; here are only slots and what can be counted on them.
+a long hole is the space between two spans. This module finds and counts slots. What missing slots mean to a reader
+(floors, tombstones, reasons) is the business of `losses` and `topic_log`.
 
 Theory of operation (`docs/design/segments.md` section 1)
 --------------------------------------------------------
@@ -11,17 +11,17 @@ Theory of operation (`docs/design/segments.md` section 1)
             one per segment, columns come    newer than the last checkpoint, at most `SPAN_RECORDS` slots,
             and go, the summary stays        columns always here
 
-What does need the slots of a span that is not loaded raises `NotLoaded`, always before anything has changed. Everything
-that changes more than one span therefore asks for all of them first (`missing_columns`). The caller loads what is named
-and calls again.
+A call that needs the slots of a span that is not loaded raises `NotLoaded`, always before it has changed anything. A
+call that changes several spans therefore checks all of them first (`missing_columns`). The caller loads the spans that
+the exception names and calls again.
 
-Columns that were detached and come back from disk are older than the log. What has happened since is kept apart:
+Columns that come back from disk are older than the log. What has happened since they were written is kept apart:
 deletions in `Span.unflagged`, until the storage layer has written them; losses in the holes of `losses`. `topic_log`
-lays both over what it attaches. Slots that were dropped stay where they are in a stored span, below `start`, because
-its columns come back with them.
+applies both when it attaches columns. Dropped slots of a stored span keep their places, below `start`, because its
+columns come back with them.
 
-Everything that an append, an eviction or a read of a run does is a slice, a `find` or a `count` over arrays; the only
-loops per record are those over single seqs that a caller names.
+Appends, evictions and reads of runs are slices, `find` and `count` over arrays. Only calls with single seqs loop over
+records.
 """
 
 from __future__ import annotations
@@ -50,7 +50,8 @@ _DELETED_RUN: Final = re.compile(rb"\x01+")
 
 
 class RawRun(NamedTuple):
-    """Copies of raw slots with contiguous seqs from `first` on, as of one moment. `dead` has LIVE, DELETED or LOST."""
+    """Copies of raw slots with contiguous seqs from `first` on, as of one moment. The items of `dead` are LIVE, DELETED
+    or LOST."""
 
     first: int
     ts: array[int]
@@ -63,8 +64,8 @@ class RawRun(NamedTuple):
 
 
 class RecordIndex:
-    """The spans of a topic, ordered: `n_stored` stored ones, then raw ones. Seqs are absolute, ranges are half open
-    (`lo` to `hi` exclusive)."""
+    """The spans of a topic, ascending: `n_stored` stored ones, then raw ones. Seqs are absolute, ranges are half open
+    (`lo` to `hi` exclusive). A method that needs columns which are not loaded raises NotLoaded."""
 
     __slots__ = ("n_stored", "spans")
 
@@ -87,9 +88,10 @@ class RecordIndex:
         tagged: int,
         state: int = LIVE,
     ) -> None:
-        """Slots for the seqs from `first` on, which is past every seq in the index. All columns have the same length.
+        """Add slots for the seqs from `first` on, which is past every seq in the index. All columns have the same
+        length.
 
-        `tagged` is how many have a tag; `state` is LIVE or, for the slots of a short hole (with sizes 0), LOST.
+        `tagged` is how many records have a tag; `state` is LIVE or, for the slots of a short hole (with sizes 0), LOST.
         """
         n = len(flags)
         span = self._tail(first)
@@ -131,9 +133,10 @@ class RecordIndex:
             at = to
 
     def attach(self, spans: Sequence[Span]) -> None:
-        """Raw spans of live records that were made elsewhere, ascending and past every seq in the index.
+        """Add raw spans of live records that were made elsewhere, ascending and past every seq in the index.
 
-        Costs nothing per slot, but for the first of them where it fits into the last span, so that those stay few.
+        Costs nothing per slot, except that the first span is copied into the last one if it fits, so that spans stay
+        few.
         """
         if spans and self.has_room(spans[0].first, spans[0].n):
             span = spans[0]
@@ -148,10 +151,10 @@ class RecordIndex:
         self.spans += spans
 
     def place(self, first_seq: int, file: int, offsets: Sequence[int], frame_lens: array[int] | None = None) -> None:
-        """Say where the frames of published records are: `offsets[i]` in WAL file `file` for seq `first_seq + i`.
+        """Set where the frames of published records are: `offsets[i]` in WAL file `file` for seq `first_seq + i`.
 
-        `frame_lens` (bytes) says how long they are where that was not known before, or where they were another topic's.
-        Records that are gone or stored by now are skipped.
+        `frame_lens` (bytes) is given where the lengths were not known before, or were those of another topic's frames.
+        Records that have been dropped or stored since are skipped.
         """
         places = offsets if isinstance(offsets, array) else array("I", offsets)
         for span, a, b in self.parts(first_seq, first_seq + len(places)):
@@ -165,7 +168,8 @@ class RecordIndex:
                 span.flags[a:b] = span.flags[a:b].translate(NOT_DERIVED)
 
     def has_room(self, first: int, n: int) -> bool:
-        """Whether `n` slots from `first` on would continue the last span, a raw one."""
+        """Return True if `n` slots from `first` on would continue the last span, and that is a raw one with room for
+        them."""
         if len(self.spans) == self.n_stored:
             return False
         span = self.spans[-1]
@@ -184,7 +188,7 @@ class RecordIndex:
     # -- finding -----------------------------------------------------------------------------------------------------
 
     def at(self, seq: int) -> tuple[Span, int] | None:
-        """The slot of `seq`, or None if it has none (any more)."""
+        """Return the span and slot of `seq`, None if it has no slot (any more)."""
         k = self.span_at(seq)
         if k < 0:
             return None
@@ -193,7 +197,7 @@ class RecordIndex:
         return (span, i) if span.start <= i < span.n else None
 
     def ts_of(self, seq: int) -> int:
-        """`$ts` of a live record, epoch ms. Raises KeyError if `seq` is not one, and NotLoaded."""
+        """Return `$ts` (epoch ms) of a live record. Raises KeyError if `seq` is not live, and NotLoaded."""
         slot = self.at(seq)
         if slot is None or not slot[0].live:
             raise KeyError(seq)
@@ -205,7 +209,7 @@ class RecordIndex:
 
     @property
     def oldest_ts(self) -> int | None:
-        """`$ts` of the first slot, which is a live record: epoch ms; None without any."""
+        """Return `$ts` (epoch ms) of the first slot, which is a live record; None without slots."""
         return self.spans[0].first_ts if self.spans else None
 
     def capture_raw(self, last: int, first: int = 0) -> list[RawRun]:
@@ -222,7 +226,7 @@ class RecordIndex:
         return runs
 
     def is_live(self, seq: int) -> bool:
-        """Whether `seq` is a live record."""
+        """Return True if `seq` is a live record."""
         slot = self.at(seq)
         if slot is None:
             return False
@@ -233,11 +237,12 @@ class RecordIndex:
         return span.dead[i] == LIVE
 
     def is_dense(self, seq: int) -> bool:
-        """Whether every slot from `seq` on is live. May be False because of others in the same span."""
+        """Return True if every slot from `seq` on is known to be live. May be False because of slots before `seq` in
+        its span."""
         return all(span.dense for span in self.spans[max(0, self.span_at(seq)) :])
 
     def next_live(self, seq: int) -> int | None:
-        """The first live seq from `seq` on."""
+        """Return the first live seq from `seq` on, None if there is none."""
         spans = self.spans
         for k in range(max(0, self.span_at(seq)), len(spans)):
             span = spans[k]
@@ -253,7 +258,7 @@ class RecordIndex:
         return None
 
     def last_live(self, before: int) -> int | None:
-        """The last live seq below `before`."""
+        """Return the last live seq below `before`, None if there is none."""
         for k in range(self.span_at(before - 1), -1, -1):
             span = self.spans[k]
             if span.live and before > span.first + span.start:
@@ -266,7 +271,8 @@ class RecordIndex:
         return None
 
     def run_end(self, seq: int, most: int) -> int:
-        """The last seq of the live run that begins at `seq`, which is live; the run is cut after `most` records."""
+        """Return the last seq of the live run that begins at `seq`, which is live. The run is cut after `most`
+        records."""
         last = seq + most - 1
         k = self.span_at(seq)
         while True:
@@ -286,7 +292,8 @@ class RecordIndex:
                 return seq - 1
 
     def parts(self, lo: int, hi: int) -> Iterator[tuple[Span, int, int]]:
-        """The slots of seqs `lo` to `hi` (exclusive) as `(span, a, b)`, slots `a` to `b` (exclusive), ascending."""
+        """Yield the slots of seqs `lo` to `hi` (exclusive) as `(span, a, b)`, slots `a` to `b` (exclusive),
+        ascending."""
         spans = self.spans
         for k in range(max(0, self.span_at(lo)), len(spans)):
             span = spans[k]
@@ -297,7 +304,8 @@ class RecordIndex:
                 return
 
     def first_at_or_after(self, ts: int) -> int | None:
-        """The first seq with a slot whose time is `ts` or later. Times never decrease, so this is a binary search."""
+        """Return the first seq with a slot whose time is `ts` (epoch ms) or later; None for none. A binary search:
+        times never decrease."""
         k = bisect_left(self.spans, ts, key=_last_ts)
         if k == len(self.spans):
             return None
@@ -308,7 +316,7 @@ class RecordIndex:
         return span.first + bisect_left(span.ts, ts, span.start)
 
     def only_live(self, seqs: array[int]) -> array[int]:
-        """The live ones of `seqs` (ascending). Raises NotLoaded for all spans at once."""
+        """Return the live ones of `seqs` (ascending). Raises one NotLoaded for all spans."""
         kept: array[int] = array("Q")
         missing = []
         for span, part in self._among(seqs):
@@ -326,7 +334,8 @@ class RecordIndex:
         return kept
 
     def not_known_dead(self, seqs: array[int]) -> array[int]:
-        """Those of `seqs` (ascending) that are live, as far as that can be told without loading anything."""
+        """Return `seqs` (ascending) without those that are known to be dead. Loads nothing: seqs of spans that are not
+        loaded stay in."""
         kept: array[int] = array("Q")
         for span, part in self._among(seqs):
             if not span.live:
@@ -338,7 +347,7 @@ class RecordIndex:
         return kept
 
     def _among(self, seqs: array[int]) -> Iterator[tuple[Span, array[int]]]:
-        """The spans that have slots for any of `seqs` (ascending), and which."""
+        """Yield the spans that have slots for any of `seqs` (ascending), each with its part of `seqs`."""
         at = 0
         for span, a, b in self.parts(seqs[0], seqs[-1] + 1) if seqs else ():
             at = bisect_left(seqs, span.first + a, at)
@@ -348,7 +357,7 @@ class RecordIndex:
             at = to
 
     def deleted_in(self, lo: int, hi: int) -> int:
-        """How many seqs of the range are known to be deleted."""
+        """Return how many seqs of the range are known to be deleted."""
         total = 0
         for span, a, b in self.parts(lo, hi):
             if span.deleted:
@@ -360,9 +369,9 @@ class RecordIndex:
         return total
 
     def deleted_runs(self, lo: int, hi: int, most: int) -> list[tuple[int, int]]:
-        """The deleted seqs of the range as inclusive runs, ascending; of many, at least the newest `most`.
+        """Return the deleted seqs of the range as inclusive runs, ascending; of many, at least the newest `most`.
 
-        Those of spans that are not loaded are not known here and left out.
+        Spans that are not loaded are left out.
         """
         newest_first: list[list[tuple[int, int]]] = []
         found = 0
@@ -378,9 +387,9 @@ class RecordIndex:
         return [run for runs in reversed(newest_first) for run in runs]
 
     def span_at(self, seq: int) -> int:
-        """The last span that begins at or before `seq`, -1 if none does."""
+        """Return the number of the last span that begins at or before `seq`, -1 if none does."""
         spans = self.spans
-        # Mostly somebody asks for the newest.
+        # Most calls are about the newest span.
         if spans and spans[-1].first <= seq:
             return len(spans) - 1
         return bisect_right(spans, seq, key=_first) - 1
@@ -388,7 +397,7 @@ class RecordIndex:
     # -- shrinking ---------------------------------------------------------------------------------------------------
 
     def drop_below(self, seq: int) -> Sum:
-        """Forget every slot below `seq`; what was live among them. Costs a step per span.
+        """Drop every slot below `seq`, and return the sum of the live records among them. Costs a step per span.
 
         Needs the columns of the span that `seq` cuts, see `missing_columns.need_to_drop`.
         """
@@ -410,22 +419,23 @@ class RecordIndex:
         return Sum(records, total, tagged, unindexed)
 
     def lose(self, lo: int, hi: int) -> Sum:
-        """The live records of the range become LOST; what they were."""
+        """Make the live records of the range LOST, and return their sum."""
         return total_of([span.lose(a, b) for span, a, b in self.parts(lo, hi)])
 
     def delete(self, seqs: Sequence[int]) -> Sum:
-        """Those of `seqs` (ascending) that are live become DELETED; what they were. See
+        """Make those of `seqs` (ascending) that are live DELETED, and return their sum. See
         `missing_columns.missing_to_delete`."""
         return total_of([span.delete(seqs[at:to]) for span, at, to in self.touched(seqs)])
 
     def touched(self, seqs: Sequence[int]) -> Iterator[tuple[Span, int, int]]:
-        """The spans that any of `seqs` (ascending) are inside of, with their places in `seqs`."""
+        """Yield each span that contains any of `seqs` (ascending), with begin and end (exclusive) of its part of
+        `seqs`."""
         at = 0
         while at < len(seqs):
             k = self.span_at(seqs[at])
             end = self.spans[k].end if k >= 0 else 0
             if seqs[at] >= end:
-                # In no span: on to the first that could be in the next one.
+                # This seq is in no span: go on with the first one that could be in the next span.
                 k += 1
                 if k == len(self.spans):
                     break
@@ -438,12 +448,13 @@ class RecordIndex:
     # -- keeping -----------------------------------------------------------------------------------------------------
 
     def dump(self, *, raw: bool = True) -> list[Any]:
-        """The spans, for `load`; without the raw ones if not `raw`."""
+        """Return the spans, for `load`; without the raw ones if `raw` is False."""
         return [span.dump() for span in (self.spans if raw else self.spans[: self.n_stored])]
 
     @classmethod
     def load(cls, value: object) -> RecordIndex:
-        """The inverse of `dump`. Raises ValueError if spans are malformed, overlap or go back in time."""
+        """Rebuild the index from what `dump` returned. Raises ValueError if spans are malformed, overlap or go back in
+        time."""
         if not isinstance(value, list | tuple):
             raise ValueError("index: not a list of spans")
         index = cls()

@@ -1,6 +1,6 @@
-"""What a topic may keep: its caps, its ttl, and the seq below which everything has to go so that they hold.
+"""What a topic may keep: its caps, its ttl, and the seq below which records must be evicted so that they hold.
 
-Only looks at a log; `TopicLog.evict_below` makes it so, except for `expire`, which does both at once.
+Computes only; the caller then calls `TopicLog.evict_below`. `expire` does both.
 """
 
 from __future__ import annotations
@@ -16,17 +16,19 @@ from topics.log.span import ONE_IF_LIVE
 from topics.log.topic_log import TopicLog
 from topics.model import TopicConfig
 
-# The first look for an eviction point is short, because mostly a record or two go; a long one takes bigger strides.
+# Slots summed up at a time when looking for an eviction point: few at first, because mostly a record or two go, then
+# doubled up to the longest stride.
 _FIRST_STRIDE: Final = 32
 _LONGEST_STRIDE: Final = 4096
 
 
 def eviction_watermark(log: TopicLog, config: TopicConfig, incoming: Sequence[array[int]]) -> int:
-    """For `discard: "old"`: the seq below which everything must go so that the caps (0 = off) hold; 0 for nothing.
+    """Return the seq below which everything must be evicted so that the caps (0 = off) hold, 0 for nothing to evict.
+    For `discard: "old"`.
 
-    `incoming` are the record sizes of the batches that have seqs but are not published, in order, the own batch
-    last; the caps hold once all of them are. The answer may lie among them: a batch larger than the cap keeps
-    only its newest records, or none. Costs what is evicted. Raises NotLoaded.
+    `incoming` are the record sizes of the batches that have seqs but are not published, in order, the caller's own
+    batch last; the caps will hold once all of them are published. The watermark may lie among them: a batch larger than
+    the cap keeps only its newest records, or none. Costs as much as there is to evict. Raises NotLoaded.
     """
     cap_records, cap_bytes = config.cap_records, config.cap_bytes
     new_records = sum(map(len, incoming))
@@ -43,8 +45,8 @@ def eviction_watermark(log: TopicLog, config: TopicConfig, incoming: Sequence[ar
 
 
 def has_room(log: TopicLog, config: TopicConfig, pending_records: int, pending_bytes: int, n: int, nbytes: int) -> bool:
-    """For `discard: "reject"`: whether `n` records of `nbytes` in all fit the caps (0 = off) beside the published and
-    the pending."""
+    """Return True if `n` records of `nbytes` in all fit the caps (0 = off) beside the published and the pending
+    records. For `discard: "reject"`."""
     cap_records, cap_bytes = config.cap_records, config.cap_bytes
     return (not cap_records or log.count + pending_records + n <= cap_records) and (
         not cap_bytes or log.bytes + pending_bytes + nbytes <= cap_bytes
@@ -52,7 +54,7 @@ def has_room(log: TopicLog, config: TopicConfig, pending_records: int, pending_b
 
 
 def expire(log: TopicLog, now_ms: int, ttl_ms: int) -> int:
-    """Evict what is older than `ttl_ms` (`now - ts > ttl_ms`; 0 = off) at `now_ms` (epoch); how many records that were.
+    """Evict the records older than `ttl_ms` (`now - ts > ttl_ms`; 0 = off) at `now_ms` (epoch ms), and return how many.
 
     Raises NotLoaded.
     """
@@ -66,10 +68,10 @@ def expire(log: TopicLog, now_ms: int, ttl_ms: int) -> int:
 
 
 def _eviction_point(index: RecordIndex, over: int, *, by_bytes: bool) -> tuple[int, int]:
-    """The least seq below which the live records amount to `over` (> 0) records or bytes, and 0.
+    """Return the least seq below which the live records amount to `over` (> 0) records or bytes, and 0.
 
-    If all of them together are less: one past the last slot (0 without any), and what is left of `over`. The cost
-    follows what lies below the point, not what is stored.
+    If all live records together are less, return one past the last slot (0 without slots) and the rest of `over`. Costs
+    as much as there is below that seq, not as much as is stored.
     """
     for span in index.spans:
         total = span.bytes if by_bytes else span.live
@@ -93,7 +95,7 @@ def _eviction_point(index: RecordIndex, over: int, *, by_bytes: bool) -> tuple[i
 
 
 def _shortest_prefix(batches: Sequence[array[int]], total: int) -> int:
-    """How many records from the first on it takes to reach `total` bytes."""
+    """Return how many records, from the first on, it takes to reach `total` bytes."""
     records = 0
     for sizes in batches:
         if sum(sizes) < total:

@@ -1,15 +1,16 @@
-"""A span: slots with contiguous seqs, a summary of them, and their columns where these are here.
+"""A span: slots with contiguous seqs, a summary of them, and their columns while these are in memory.
 
-A *slot* is live, deleted (somebody asked for it) or lost (nobody did: damage, or a short hole). The *columns* are
-arrays with a state, a place, a size and a time per slot. Those of a *raw* span are always here. A *stored* span is of
-one segment of the storage layer, which attaches and detaches the columns as its cache sees fit.
+A *slot* is live, deleted (a client asked for it) or lost (damage, a short hole). The *columns* are arrays with a state,
+a place, a size and a time per slot. Those of a *raw* span are always in memory. A *stored* span belongs to one segment
+of the storage layer, which attaches and detaches the columns as its cache has room.
 
-The *summary* is exact, loaded or not: how many slots, how many of them live and lost, payload bytes, tagged ones, the
-times of both ends. What is no matter of single slots is answered from it, and nearly anything about a *dense* span, in
-which every slot is live. What does need the slots of a span that is not loaded raises `NotLoaded`, before anything has
-changed.
+The *summary* is exact, loaded or not: the number of slots, of live and of lost ones, payload bytes, tagged records, the
+times of both ends. Questions that are not about single slots are answered from the summary, and nearly all questions
+about a *dense* span, in which every slot is live. A call that needs the slots of a span that is not loaded raises
+`NotLoaded`, before anything has changed.
 
-26 bytes a raw record and 22 a loaded stored one, no object per record (`docs/spec/storage.md` section 5 allows 32).
+A raw record takes 26 bytes and a loaded stored one 22, with no object per record (`docs/spec/storage.md` section 5
+allows 32).
 """
 
 from __future__ import annotations
@@ -22,12 +23,13 @@ from typing import Any, Final, NamedTuple
 
 from topics.log.dumped_values import from_little_endian, little_endian
 
-# Large enough that spans are few (600 for ten million records), small enough that copying one (425 KB) is nothing.
+# Slots of a full raw span. Large enough that spans are few (600 for ten million records), small enough that copying one
+# (425 KB) costs little.
 SPAN_RECORDS = 16_384
 
-# Slots in front of the first live one are garbage until they are cut off, which copies the rest of the span. Doing it
-# when they are an eighth keeps the garbage below what 32 bytes a record leave room for, at seven slots copied for each
-# one evicted; below `MIN_TRIM` slots it is not worth a call.
+# Dropped slots at the beginning of a raw span are garbage until they are cut off, which copies the rest of the span.
+# They are cut off when they are an eighth of it (1 / `_TRIM_SHARE`): that keeps memory below 32 bytes a record, and
+# copies seven slots for each one evicted. Below `MIN_TRIM` slots cutting is not worth the call.
 MIN_TRIM = 64
 _TRIM_SHARE: Final = 8
 
@@ -38,18 +40,18 @@ LOST: Final = 2
 FLAG_TAG: Final = 0x01
 FLAG_NODE: Final = 0x02
 FLAG_ORIGIN: Final = 0x20
-# Of raw slots only, and not on disk: the frame is another topic's, see `copies`.
+# In raw slots only, never on disk: the record's frame is that of another topic's record, see `copies`.
 FLAG_DERIVED: Final = 0x80
 NOT_DERIVED: Final = bytes(flags & 0x7F for flags in range(256))
 
 LIVE_TO_LOST: Final = bytes([LOST, *range(1, 256)])
 ONE_IF_LIVE: Final = bytes([1] + [0] * 255)
 _ONE_IF_DELETED: Final = bytes([0, 1] + [0] * 254)
-# `len(flags.translate(None, UNTAGGED))` is how many of them have a tag.
+# `len(flags.translate(None, UNTAGGED))` is the number of records with a tag.
 UNTAGGED: Final = bytes(flags for flags in range(256) if not flags & FLAG_TAG)
 _COLUMNS: Final = (("ts", "Q"), ("file", "I"), ("offset", "I"), ("frame_len", "I"), ("size", "I"))
 
-# What a loaded stored span takes up: ts, offset, frame_len, size, flags, dead.
+# Bytes per slot of a loaded stored span: ts, offset, frame_len, size, flags, dead.
 STORED_SLOT_BYTES: Final = 22
 
 # The first item of a dumped stored span, where a raw one has its first seq.
@@ -65,7 +67,8 @@ assert array("I").itemsize == 4
 
 
 class NotLoaded(Exception):
-    """The columns of `spans` are needed and not here. Nothing has changed; load them and call again."""
+    """A call needs the columns of `spans`, which are not in memory. It has changed nothing: load them and call
+    again."""
 
     def __init__(self, spans: tuple[Span, ...]) -> None:
         super().__init__(spans)
@@ -76,8 +79,8 @@ class NotLoaded(Exception):
 
 
 class Sum(NamedTuple):
-    """What a set of live records amounts to: how many, their payload bytes, how many of them have a tag, and how many
-    of those the tag index does not know (any more)."""
+    """A set of live records: their number, their payload bytes, how many have a tag, and how many of those the tag
+    index does not know (any more)."""
 
     records: int
     bytes: int
@@ -89,14 +92,14 @@ NOTHING: Final = Sum(0, 0, 0, 0)
 
 
 def total_of(sums: Sequence[Sum]) -> Sum:
-    """All of them together."""
+    """Return the sum of the sums."""
     if len(sums) == 1:
         return sums[0]
     return Sum(*map(sum, zip(*sums, strict=True))) if sums else NOTHING
 
 
 class SpanColumns(NamedTuple):
-    """What a segment's files say about the slots of a stored span; `ts` never decreases. See `TopicLog.attach`."""
+    """The slots of a stored span as its segment's files have them; `ts` never decreases. See `TopicLog.attach`."""
 
     ts: array[int]
     offset: array[int]
@@ -107,9 +110,10 @@ class SpanColumns(NamedTuple):
 
 
 class Summary(NamedTuple):
-    """What is always known of a span. Slots before `start` are dropped, and none of the rest counts them.
+    """What is known of a span even without its columns. Slots before `start` are dropped and not counted by the other
+    fields.
 
-    `first` is a seq, `n`, `start`, `live`, `lost` and `tagged` count slots, `bytes` is the payload of the live ones,
+    `first` is a seq; `n`, `start`, `live`, `lost` and `tagged` count slots; `bytes` is the payload of the live ones;
     the times are epoch ms.
     """
 
@@ -125,16 +129,18 @@ class Summary(NamedTuple):
 
 
 class Span:
-    """One run of seqs: its summary, and its columns where they are here.
+    """One run of seqs: its summary, and its columns while they are loaded.
 
-    `n` counts the slots. Those before `start` are dropped and counted nowhere. `first_ts` and `last_ts` are the times
-    of the first and the last slot that count (epoch ms); `first_ts` may be earlier while a stored span is not loaded.
-    `ts` never decreases. The size of a slot that is not live is 0, so that plain sums over `size` are right.
+    `n` is the number of slots. Those before `start` are dropped and counted by nothing else. `first_ts` and `last_ts`
+    are the times of the first and the last slot that is not dropped (epoch ms); `first_ts` may be too early while a
+    stored span is not loaded. `ts` never decreases. The size of a slot that is not live is 0, so that plain sums over
+    `size` are right.
 
-    `unindexed` are those of the `tagged` that the tag index of the topic does not have: below `tags_from`, a seq.
+    `unindexed` is how many of the `tagged` records the topic's tag index does not have: those below `tags_from`, a seq.
 
-    A stored span has no `file`: all its bytes are in `segment`, which means nothing in here. `unflagged` are its seqs
-    that became deleted since the storage layer has last written delete flags; None for none.
+    A stored span has no `file`: all its bytes are in `segment`, an object of the storage layer that is never looked
+    into here. `unflagged` are the seqs that were deleted since the storage layer last wrote delete flags; None for
+    none.
     """
 
     __slots__ = (
@@ -195,7 +201,7 @@ class Span:
         size: array[int],
         flags: bytes,
     ) -> Span:
-        """A raw span of live records that have one time, at most `SPAN_RECORDS`. The arrays become its own."""
+        """Make a raw span of at most `SPAN_RECORDS` live records that have one time. The arrays become its own."""
         n = len(flags)
         assert 0 < n <= SPAN_RECORDS
         assert len(file) == len(offset) == len(frame_len) == len(size) == n
@@ -216,26 +222,26 @@ class Span:
 
     @property
     def deleted(self) -> int:
-        """How many slots are deleted."""
+        """The number of deleted slots."""
         return self.n - self.start - self.live - self.lost
 
     @property
     def dense(self) -> bool:
-        """Whether every slot is live."""
+        """Return True if every slot is live."""
         return self.live == self.n - self.start
 
     @property
     def loaded(self) -> bool:
-        """Whether the columns are here. Those of a raw span always are."""
+        """Return True if the columns are in memory. Those of a raw span always are."""
         return len(self.dead) == self.n
 
     @property
     def column_bytes(self) -> int:
-        """What the columns of a stored span take up while they are loaded."""
+        """Bytes that the columns of a stored span take up while they are loaded."""
         return STORED_SLOT_BYTES * self.n
 
     def summary(self) -> Summary:
-        """What is always known of it, as of now."""
+        """Return the current summary."""
         return Summary(
             self.first,
             self.n,
@@ -249,14 +255,15 @@ class Span:
         )
 
     def need(self) -> None:
-        """Raise NotLoaded if the columns are not here."""
+        """Raise NotLoaded if the columns are not loaded."""
         if len(self.dead) != self.n:
             raise NotLoaded((self,))
 
     # -- counting ----------------------------------------------------------------------------------------------------
 
     def sum(self, a: int, b: int) -> Sum:
-        """The live records among slots `a` to `b` (exclusive)."""
+        """Return the sum of the live records among slots `a` to `b` (exclusive). Raises NotLoaded, unless that is the
+        whole span."""
         if a == self.start and b == self.n:
             return Sum(self.live, self.bytes, self.tagged, self.unindexed)
         if not self.live:
@@ -278,7 +285,7 @@ class Span:
         return len(flags.translate(None, UNTAGGED))
 
     def recount(self) -> None:
-        """Take `live`, `lost`, `bytes`, `tagged` and `unindexed` from the slots."""
+        """Set `live`, `lost`, `bytes`, `tagged` and `unindexed` from the slots."""
         a, b = self.start, self.n
         self.live = self.dead.count(LIVE, a, b)
         self.lost = self.dead.count(LOST, a, b)
@@ -287,9 +294,9 @@ class Span:
         self.unindexed = self._count_tagged(a, min(b, self.tags_from - self.first))
 
     def forget_tags(self, seq: int) -> int:
-        """The tag index has nothing below `seq` any more; how many live records that is news for.
+        """Note that the tag index has nothing below `seq` any more. Return how many live records it knew until now.
 
-        Raises NotLoaded if `seq` is inside.
+        Raises NotLoaded if `seq` is inside the span and the columns are needed.
         """
         known = self.tagged - self.unindexed
         if not known:
@@ -312,7 +319,7 @@ class Span:
     # -- shrinking ---------------------------------------------------------------------------------------------------
 
     def drop(self, to: int) -> Sum:
-        """Slots before `to`, which is inside the span, are gone; what was live among them."""
+        """Drop the slots before `to`, which is inside the span, and return the sum of the live ones among them."""
         self.need()
         gone = self.sum(self.start, to)
         self.lost -= self.dead.count(LOST, self.start, to)
@@ -337,7 +344,7 @@ class Span:
         self.start = 0
 
     def lose(self, a: int, b: int) -> Sum:
-        """The live records among slots `a` to `b` (exclusive) are lost; what they were."""
+        """Make the live records among slots `a` to `b` (exclusive) LOST, and return their sum."""
         gone = self.sum(a, b)
         if gone.records:
             if self.loaded:
@@ -348,7 +355,7 @@ class Span:
         return gone
 
     def delete(self, seqs: Sequence[int]) -> Sum:
-        """Those of `seqs`, all inside the span, that are live are deleted."""
+        """Make those of `seqs` (all inside the span) that are live DELETED, and return their sum."""
         if not self.live:
             return NOTHING
         self.need()
@@ -379,9 +386,9 @@ class Span:
     # -- being stored ------------------------------------------------------------------------------------------------
 
     def take(self, raw: Span, to: int, offset: array[int], frame_len: array[int], was_dead: bytes) -> None:
-        """The slots of a raw span before `to` go over to the end of this stored one, which it follows.
+        """Move the slots of `raw` before slot `to` to the end of this stored span, which `raw` follows.
 
-        `offset` and `frame_len` say where they are in the segment, `was_dead` which were so when it was written.
+        `offset` and `frame_len` say where the frames are in the segment, `was_dead` the states that were written there.
         """
         assert self.stored
         assert not raw.stored
@@ -418,7 +425,8 @@ class Span:
             raw._trim(to)
 
     def pad(self, n: int, ts: int, offset: array[int], frame_len: array[int]) -> None:
-        """An empty stored span begins with `n` slots that have been dropped; `ts` is the time of the one after."""
+        """Begin an empty stored span with `n` slots that are dropped already; `ts` is the time of the slot after
+        them."""
         self.ts = array("Q", (ts,)) * n
         self.offset.extend(offset)
         self.frame_len.extend(frame_len)
@@ -436,9 +444,10 @@ class Span:
         flags: bytearray,
         dead: bytearray,
     ) -> None:
-        """The columns are here: `n` slots each. They become the span's own. The sums are taken anew.
+        """Take these columns, of `n` slots each, as the span's own, and count the sums again.
 
-        A file that has no frames for slots at its ends cannot tell their times; the summary can.
+        The times of slots at the ends may be missing in a file that has no frames for them; they are taken from the
+        summary.
         """
         if ts[self.start] < self.first_ts or ts[-1] != self.last_ts:
             ts = array("Q", [min(max(time, self.first_ts), self.last_ts) for time in ts])
@@ -449,14 +458,14 @@ class Span:
         self.recount()
 
     def detach(self) -> None:
-        """A stored span is without columns again."""
+        """Drop the columns of a stored span. The summary stays."""
         assert self.stored
         self.ts = _NO_TIMES
         self.offset = self.frame_len = self.size = _NO_PLACES
         self.flags = self.dead = _NO_STATES
 
     def columns(self) -> SpanColumns:
-        """Copies of the columns of a stored span, as the log knows them by now. Raises NotLoaded."""
+        """Return copies of the columns of a stored span with all deletions and losses so far. Raises NotLoaded."""
         self.need()
         places = self.ts[:], self.offset[:], self.frame_len[:], self.size[:]
         return SpanColumns(*places, bytes(self.flags), bytes(self.dead))
@@ -464,15 +473,15 @@ class Span:
     # -- delete flags in files ---------------------------------------------------------------------------------------
 
     def unflag(self) -> None:
-        """Which deletions of a stored span were flagged is not known for certain: all are to be flagged again. Raises
-        NotLoaded."""
+        """Put all deleted slots of a stored span back into `unflagged`, because it is uncertain which delete flags were
+        written. Raises NotLoaded."""
         self.need()
         known = set(self.unflagged or ())
         known.update(self.first + i for i in range(self.start, self.n) if self.dead[i] == DELETED and self.frame_len[i])
         self.unflagged = array("Q", sorted(known)) or None
 
     def flagged(self, seqs: Sequence[int]) -> None:
-        """The storage layer has written the delete flags of these of `unflagged`."""
+        """Remove `seqs` from `unflagged`: the storage layer has written their delete flags."""
         if self.unflagged is not None:
             written = set(seqs)
             self.unflagged = array("Q", [seq for seq in self.unflagged if seq not in written]) or None
@@ -480,9 +489,12 @@ class Span:
     # -- keeping -----------------------------------------------------------------------------------------------------
 
     def dump(self) -> list[Any]:
-        """A raw span: `[first, ts, file, offset, frame_len, size, flags, dead]` less what was dropped; no `dead` if all
-        live. A stored one: `["stored", first, n, start, live, lost, bytes, tagged, first_ts, last_ts, unflagged]`,
-        the last as little-endian u64."""
+        """Return the span as a list, for `load`.
+
+        A raw one is `[first, ts, file, offset, frame_len, size, flags, dead]` without the dropped slots; `dead` is
+        empty if all are live. A stored one is `["stored", first, n, start, live, lost, bytes, tagged, first_ts,
+        last_ts, unflagged]`, the last as little-endian u64.
+        """
         if self.stored:
             unflagged = little_endian(self.unflagged) if self.unflagged is not None else b""
             return [STORED_MARK, *self.summary(), unflagged]
@@ -493,8 +505,8 @@ class Span:
 
     @classmethod
     def load(cls, value: object) -> Span:
-        """The inverse of `dump`; a stored span has no segment and no columns yet. Raises ValueError if lengths or
-        values do not fit."""
+        """Rebuild a span from what `dump` returned. A stored one has no segment and no columns yet. Raises ValueError
+        if lengths or values do not fit."""
         if not isinstance(value, list | tuple) or not value:
             raise ValueError("span: not a list")
         return cls._load_stored(value[1:]) if value[0] == STORED_MARK else cls._load_raw(value)
@@ -545,7 +557,7 @@ class Span:
         return span
 
     def check(self) -> None:
-        """Assert that the columns, if they are here, agree with the summary and with one another."""
+        """Assert that the columns, if they are loaded, agree with the summary and with one another."""
         unflagged = self.unflagged or array("Q")
         assert all(self.first <= seq < self.end for seq in unflagged), "unflagged seq of another span"
         assert len(set(unflagged)) == len(unflagged), "unflagged twice"

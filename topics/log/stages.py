@@ -1,12 +1,13 @@
-"""What a topic knows of its stages: whose a stage is, and which commits are remembered, with the names of the stages
-that they have closed (`docs/spec/pipeline.md` section 1, `docs/spec/crash.md` 23).
+"""What a topic knows of its stages: which topic a stage belongs to, and the commits that are remembered, with the names
+of the stages that they closed (`docs/spec/pipeline.md` section 1, `docs/spec/crash.md` 23).
 
-A key is remembered for `WINDOW_MS`, whatever the topic's own window is, and so are its stages' names: a stage of a
-finished commit accepts nothing more. Both are bounded. Writers that commit again and again use keys `<query>/<epoch>`:
-of each query the latest epoch is what a repeat will ask for, so at the bound those that are not the latest of their
-query go first, and the latest of all never goes. A key without a slash is a query of one epoch.
+A commit key is remembered for `WINDOW_MS`, whatever the topic's own idempotency window is, and so are the names of its
+stages: a stage of a finished commit accepts no more appends. Both numbers are bounded. Writers that commit repeatedly
+use keys `<query>/<epoch>`, and a repeat asks for the latest epoch of its query. So at the bound, keys that are not the
+latest of their query are forgotten first, and the latest key of all never. A key without a slash is a query of one
+epoch.
 
-What is on its way under a key is `topics.engine.operations.stage_commits`'s affair.
+Commits that are not finished are the affair of `topics.engine.operations.stage_commits`.
 """
 
 from __future__ import annotations
@@ -16,28 +17,28 @@ from collections.abc import Sequence
 from typing import Any, Final, NamedTuple
 
 WINDOW_MS: Final = 7 * 86_400_000
-"""How long a commit is remembered; the end of the window belongs to it."""
+"""How long a commit is remembered (ms). At exactly this age it is still remembered."""
 
 MAX_KEYS: Final = 10_000
 MAX_NAMES: Final = 50_000
-"""Keys, and names of closed stages, that a topic remembers: what its part of a snapshot can carry every few seconds.
-At the bound keys are forgotten before their time."""
+"""Keys, and names of closed stages, that a topic remembers: as many as its part of a snapshot can carry every few
+seconds. At either bound keys are forgotten before their time."""
 
 
 class StageOf(NamedTuple):
-    """What makes a topic a stage: records in it are private until they are committed to the target."""
+    """What makes a topic a stage of another one: its records are private until they are committed to the target."""
 
     target_id: int
     name: str
 
 
 def stage_label(target: str, stage: str) -> str:
-    """What a stage is called as a topic. No other topic can have such a name."""
+    """Return the name of a stage as a topic. No other topic can have such a name."""
     return f"{target}?stage={stage}"
 
 
 class Known(NamedTuple):
-    """A commit: where its records are (there may be none), when it was, which stages it closed."""
+    """A remembered commit: where its records are (there may be none), its time, and the stages that it closed."""
 
     first_seq: int
     records: int
@@ -46,39 +47,39 @@ class Known(NamedTuple):
 
 
 class CommitKeys:
-    """See the module. Times are those of the clock of windows, which never steps."""
+    """The remembered commits of one topic. Times are ms of the window clock, which never steps."""
 
     __slots__ = ("_closed", "_commits", "_latest", "_older")
 
     def __init__(self) -> None:
         self._commits: OrderedDict[str, Known] = OrderedDict()
-        """In the order of their times."""
+        """The commits by key, in the order of their times."""
         self._latest: dict[str, str] = {}
-        """By query, the key of its latest commit."""
+        """The key of the latest commit of each query."""
         self._older: OrderedDict[str, None] = OrderedDict()
-        """Keys that are not the latest of their query, in the order in which they have been superseded."""
+        """Keys that are not the latest of their query, in the order in which they were superseded."""
         self._closed: dict[str, str] = {}
-        """By the name of a closed stage, the key that has closed it."""
+        """For each closed stage, the key of the commit that closed it."""
 
     def __len__(self) -> int:
         return len(self._commits)
 
     @property
     def last_at(self) -> int:
-        """When the newest commit was; 0 if there is none."""
+        """Time of the newest commit (ms of the window clock); 0 if there is none."""
         return next(reversed(self._commits.values())).ts if self._commits else 0
 
     def lookup(self, key: str, now_ms: int) -> Known | None:
-        """The commit under a key, within the window."""
+        """Return the commit under a key if it is within the window, else None."""
         known = self._commits.get(key)
         return None if known is None or now_ms - known.ts > WINDOW_MS else known
 
     def has_closed(self, stage: str) -> bool:
-        """Whether a commit that is remembered has closed a stage of this name. `expire` tells how long that is."""
+        """Return True if a remembered commit closed a stage of this name. `expire` ends the memory."""
         return stage in self._closed
 
     def remember(self, key: str, first_seq: int, count: int, ts: int, stages: Sequence[str]) -> None:
-        """The stages were committed under `key` at `ts`. What is beyond the bounds is forgotten."""
+        """Remember that the stages were committed under `key` at `ts`. At the bounds older keys are forgotten."""
         self._forget(key)
         query = _query(key)
         before = self._latest.get(query)
@@ -93,7 +94,7 @@ class CommitKeys:
             self._forget(next(iter(self._commits)) if oldest is None else oldest)
 
     def expire(self, now_ms: int) -> int:
-        """Forget what is older than the window; the number of keys, which is also what the call costs."""
+        """Forget the commits older than the window, and return how many. The cost is proportional to that number."""
         removed = 0
         while self._commits:
             key = next(iter(self._commits))
@@ -115,12 +116,12 @@ class CommitKeys:
                 del self._closed[stage]
 
     def dump(self) -> list[list[Any]]:
-        """`[key, first_seq, count, ts, stages]` of each, oldest first, for `load`."""
+        """Return `[key, first_seq, count, ts, stages]` for each commit, oldest first, for `load`."""
         return [[key, *known[:3], list(known.stages)] for key, known in self._commits.items()]
 
     @classmethod
     def load(cls, value: object) -> CommitKeys:
-        """The inverse of `dump`. Raises ValueError if `value` is not something `dump` returned."""
+        """Rebuild from what `dump` returned. Raises ValueError if `value` is no such dump."""
         keys = cls()
         if not isinstance(value, list):
             raise ValueError("commit keys: not a list")

@@ -1,11 +1,11 @@
-"""The stored spans of a topic: which slots are in segments, and how raw ones get there.
+"""The stored spans of a topic: which slots are in segments, and how raw slots become stored ones.
 
     raw -- capture_raw, written to a segment, store --> stored, loaded <-- detach, attach --> stored, not loaded
 
-Between capture and `store` records may die. `store` takes what they are by then and notes which of them the file has
-as live; `TopicLog.attach` brings what a file says into line with what the log knows, in either direction.
+Records may die between capture and `store`. `store` takes the current states and notes which records the file still has
+as live; `TopicLog.attach` reconciles the states in a file with those in memory, in both directions.
 
-Nothing in here changes which records there are, or asks for columns.
+Nothing here changes which records are live, and nothing needs columns.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ class StoredSpans:
         return index.spans[index.n_stored - 1].end - 1 if index.n_stored else 0
 
     def all(self) -> list[Span]:
-        """The stored spans, ascending. To be read; besides the methods below, `TopicLog.attach` changes them, and what
-        a `Span` offers to the storage layer."""
+        """Return the stored spans, ascending. Callers only read them; `TopicLog.attach`, the methods below and the
+        methods that a `Span` offers to the storage layer change them."""
         return self._index.spans[: self._index.n_stored]
 
     def at(self, seq: int) -> Span | None:
@@ -43,7 +43,7 @@ class StoredSpans:
         return slot[0] if slot is not None and slot[0].stored else None
 
     def holds(self, span: Span) -> bool:
-        """Whether the span is still one of these."""
+        """Return True if the span is still one of these spans."""
         index = self._index
         k = index.span_at(span.first)
         return 0 <= k < index.n_stored and index.spans[k] is span
@@ -51,18 +51,18 @@ class StoredSpans:
     def store(
         self, first: int, n: int, segment: object, offsets: array[int], frame_lens: array[int], *, was_dead: bytes
     ) -> None:
-        """The raw slots `first` to `first + n - 1`, as they were captured, are now in `segment`.
+        """Turn the raw slots `first` to `first + n - 1`, as they were captured, into slots stored in `segment`.
 
-        `offsets` and `frame_lens` (bytes) are their places in it, `was_dead` their states at capture; what has been
-        deleted since goes to `Span.unflagged`. If the last stored span is of this very segment and ends before `first`
-        it grows, else there is a new one, loaded. Slots that were dropped meanwhile still have their place in the span;
-        if all of them were, there is none. To be called in ascending order, from the first raw slot on.
+        `offsets` and `frame_lens` (bytes) are their places in it, `was_dead` their states at capture; seqs deleted
+        since are added to `Span.unflagged`. If the last stored span is of this segment and ends before `first`, it
+        grows; otherwise a new, loaded span begins. Slots that were dropped since keep their places in the span; if all
+        were, there is no span. Must be called in ascending order, from the first raw slot on.
         """
         assert n == len(offsets) == len(frame_lens) == len(was_dead)
         index = self._index
         spans, k = index.spans, index.n_stored
         end = first + n
-        # Not beyond what is raw, and what was dropped before it is in no span any more.
+        # Only slots that are still there: those dropped since capture are in no span any more.
         begin = spans[k].first + spans[k].start if k < len(spans) else end
         assert k == 0 or first > self.last_seq, (first, self.last_seq)
         if begin >= end:
@@ -88,7 +88,7 @@ class StoredSpans:
         del spans[k:emptied]
 
     def replace(self, first: int, last: int, segment: object) -> Span:
-        """The spans that cover exactly `first` to `last` are one from now on, in `segment` and not loaded.
+        """Replace the spans that cover exactly `first` to `last` by one in `segment`, not loaded, and return it.
 
         Only the first of them may have dropped slots.
         """
@@ -109,7 +109,7 @@ class StoredSpans:
 
 
 def _joined(parts: Sequence[Span]) -> Span:
-    """One span, not loaded, of stored ones that follow one another."""
+    """Return one span, not loaded, in place of stored ones that follow one another."""
     first, last = parts[0], parts[-1]
     span = Span(first.first, stored=True)
     span.n = last.end - first.first

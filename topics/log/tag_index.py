@@ -1,20 +1,21 @@
-"""Which records have which tag: the ordered index that deletions by match go through (`docs/spec/semantics.md` section
-4).
+"""Which records have which tag: the ordered index that deletions by match use (`docs/spec/semantics.md` section 4).
 
-A tag has its *postings*, the seqs of its records, ascending: a plain int while there is one, an array of u64 from the
-second on. So a topic costs an object per distinct tag and none per record. Names are kept in order beside it, in
-*runs*: sorted lists of some thousand each, with the newest names unsorted until there are enough of them for a run. A
-prefix is a binary search in each run; a new tag costs an append and its share of a short sort, whatever the number of
-tags (a sorted container with an insertion per name costs five times as much, one sorted on demand would hold the
-loop).
+Theory of operation
+-------------------
+The *postings* of a tag are the seqs of its records, ascending: a plain int while there is one, an array of u64 from the
+second on. So a topic costs an object per distinct tag and none per record. Beside the postings, names are kept in order
+in *runs*: sorted lists of some thousand each. The newest names wait unsorted until there are enough for a run. Finding
+a prefix is a binary search in each run; adding a tag costs an append and its share of a short sort, whatever the number
+of tags. (A sorted container with one insertion per name costs five times as much; one sorted on demand would block the
+loop.)
 
-Postings of records that are gone stay until `sweep` comes by; whoever asks filters them. The owner says how many
-they are (`garbage`) and calls `sweep` a little at a time. The same goes for postings of records whose tags are found
-elsewhere by now, in segment files: all below a seq that only grows.
+Postings of dead records stay until `sweep` removes them, so callers of `find` filter its answer. The same goes for
+postings below the seq from which tags are found in segment files. The owner counts stale postings (`garbage`) and calls
+`sweep` a little at a time.
 
-The sweep asks the owner what is gone, and the owner cannot always tell: where columns are not loaded, it keeps
-everything. So a whole round may remove nothing, and another one would not either. What was garbage then is `stuck`
-until a round succeeds or the owner knows more.
+The sweep asks the owner which records are dead. The owner cannot always tell: where columns are not loaded, it keeps
+everything. So a whole round of the sweep may remove nothing, and the next would not either. That garbage is `stuck`
+until a round succeeds or the owner has loaded more columns.
 """
 
 from __future__ import annotations
@@ -28,17 +29,18 @@ from typing import Any, Final
 from topics.log.dumped_values import from_little_endian, little_endian
 from topics.log.tag_match import Match
 
-# Sorting this many names takes about a millisecond; ten million tags make 2,500 runs, searched in a few.
+# Names of a run. Sorting so many takes about a millisecond; ten million tags make 2,500 runs, which are searched in a
+# few milliseconds.
 RUN_NAMES = 4096
 
-# Postings of one tag looked at in one go, and how many of them count as much as visiting a name.
+# Postings of one tag that a sweep examines at a time, and how many of them cost as much as visiting a name.
 _CHUNK: Final = 4096
 _POSTINGS_PER_UNIT: Final = 8
 
 
 class TagIndex:
-    """Tag to ascending seqs. `postings` counts all of them, `garbage` those that the owner reported as gone, `stuck`
-    those of the garbage that sweeping cannot find for now."""
+    """Tag to ascending seqs. `postings` counts all of them, `garbage` those that the owner reported as stale, `stuck`
+    the part of the garbage that sweeping cannot find for now."""
 
     __slots__ = (
         "_fresh",
@@ -58,9 +60,9 @@ class TagIndex:
         # Every name of `_seqs` is in `_fresh` or in exactly one run, and nothing else is.
         self._fresh: list[str] = []
         self._runs: list[list[str]] = []
-        # Where the sweep goes on.
+        # Where the next call of `sweep` continues.
         self._run_at = self._name_at = self._posting_at = 0
-        # Whether this round of the sweep has removed anything.
+        # True if this round of the sweep has removed anything.
         self._swept = False
         self.postings = 0
         self.garbage = 0
@@ -71,7 +73,8 @@ class TagIndex:
         return len(self._seqs)
 
     def add_batch(self, first_seq: int, tags: Sequence[str | None]) -> None:
-        """The records from `first_seq` on, past every seq in here, have these tags (None = no tag)."""
+        """Add the tags of the records from `first_seq` on (None = no tag). All seqs in the index are below
+        `first_seq`."""
         seqs, fresh = self._seqs, self._fresh
         n = len(tags)
         if n > 1 and tags[0] is not None and tags.count(tags[0]) == n:
@@ -107,12 +110,13 @@ class TagIndex:
             known.extend(new)
 
     def items(self) -> Iterator[tuple[str, Sequence[int]]]:
-        """Every tag with its postings, in no order."""
+        """Yield every tag with its postings, in no order."""
         for name, known in self._seqs.items():
             yield name, (known,) if isinstance(known, int) else known
 
     def find(self, match: Match, lo: int, hi: int) -> array[int]:
-        """The postings from `lo` to `hi` (inclusive) of matching tags, ascending; gone records may be among them."""
+        """Return the postings from `lo` to `hi` (inclusive) of matching tags, ascending. Stale ones may be among
+        them."""
         if not match.prefix:
             return self._between(match.pattern, lo, hi)
         parts = [part for name in self._names(match) if (part := self._between(name, lo, hi))]
@@ -127,7 +131,7 @@ class TagIndex:
         names = [name for name in self._fresh if name.startswith(prefix)]
         for run in self._runs:
             at = bisect_left(run, prefix)
-            # From the first name not below the prefix on, those that begin with it come first.
+            # The names with the prefix are together, and begin at the first name that is not below the prefix.
             to = bisect_left(run, True, at, key=lambda name: not name.startswith(prefix))
             names += run[at:to]
         return names
@@ -141,11 +145,11 @@ class TagIndex:
         return known[bisect_left(known, lo) : bisect_right(known, hi)]
 
     def sweep(self, units: int, front: int, only_live: Callable[[array[int]], array[int]] | None) -> None:
-        """Drop postings of gone records, going on where the last call stopped.
+        """Drop stale postings, continuing where the last call stopped.
 
-        The cost is bounded by `units` (about a microsecond each) and one chunk or run. Nothing below `front` counts as
-        live; `only_live` filters ascending seqs, keeping what it cannot tell, None when everything from there on is
-        live.
+        The cost is bounded by `units` (about a microsecond each) and one chunk or run. Every posting below `front` is
+        stale. `only_live` filters ascending seqs and keeps those that it cannot judge; None if every seq from `front`
+        on is live.
         """
         if self._run_at >= len(self._runs):
             self._run_at = self._name_at = self._posting_at = 0
@@ -164,9 +168,9 @@ class TagIndex:
             self._swept = False
 
     def _sweep_run(self, run: list[str], front: int) -> int:
-        """Drop what is below `front` of a whole run, whose other postings are all live; what it cost.
+        """Drop the postings below `front` of a whole run, whose other postings are all live. Return the units it cost.
 
-        Ten times as fast a name as one by one: nothing is deleted from the middle of a list.
+        Ten times as fast per name as one by one, because nothing is deleted from the middle of a list.
         """
         seqs = self._seqs
         kept = []
@@ -196,7 +200,7 @@ class TagIndex:
         return cost
 
     def _sweep_name(self, run: list[str], front: int, only_live: Callable[[array[int]], array[int]] | None) -> int:
-        """Look at one name, or at one chunk of its postings; what it cost."""
+        """Sweep one name, or one chunk of its postings. Return the units it cost."""
         name = run[self._name_at]
         known = self._seqs[name]
         if isinstance(known, int):
@@ -237,13 +241,13 @@ class TagIndex:
         self._swept = True
 
     def _drop_name(self, run: list[str]) -> None:
-        # At once from both: a name that comes again while the sweep rests must not be in two runs.
+        # From both at once: a name that is added again between two calls of `sweep` must not be in two runs.
         del self._seqs[run[self._name_at]]
         del run[self._name_at]
         self._posting_at = 0
 
     def _next_run(self) -> None:
-        """Done with a run: join it to the one before while both are small, so that runs stay few."""
+        """Finish a run: join it to the one before while both are small, so that runs stay few."""
         at = self._run_at
         run = self._runs[at]
         if not run:
@@ -263,7 +267,7 @@ class TagIndex:
             self._fresh = []
 
     def dump(self) -> dict[str, Any]:
-        """Names, postings per name (u32) and all postings in that order (u64), for `load`."""
+        """Return names, postings per name (u32) and all postings in that order (u64), for `load`."""
         counts: array[int] = array("I")
         seqs: array[int] = array("Q")
         for known in self._seqs.values():
@@ -277,7 +281,8 @@ class TagIndex:
 
     @classmethod
     def load(cls, value: object) -> TagIndex:
-        """The inverse of `dump`, `garbage` aside. Raises ValueError if `value` is nothing `dump` returns."""
+        """Rebuild the index, without `garbage`, from what `dump` returned. Raises ValueError if `value` is no such
+        dump."""
         if not isinstance(value, Mapping):
             raise ValueError("tag index: not a map")
         names = value.get("names")

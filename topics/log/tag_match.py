@@ -1,5 +1,4 @@
-"""Selecting records by tag: what a deletion, a router filter or an export means by a match (`docs/spec/api.md` section
-1)."""
+"""Conditions on tags: the match of a deletion, a router filter or an export (`docs/spec/api.md` section 1)."""
 
 from __future__ import annotations
 
@@ -19,20 +18,20 @@ class Match:
     prefix: bool
 
     def matches(self, tag: str | None) -> bool:
-        """Whether a record with this tag is selected. An untagged one (None) never is."""
+        """Return True if a record with this tag is selected. A record without a tag (None) never is."""
         if tag is None:
             return False
         return tag.startswith(self.pattern) if self.prefix else tag == self.pattern
 
     def to_wire(self) -> list[str]:
-        """The three-element form; `parse_match` of it gives an equal Match."""
+        """Return the three-element form; `parse_match` turns it back into an equal Match."""
         return ["tag", "Glob", self.pattern + "*"] if self.prefix else ["tag", "Eq", self.pattern]
 
 
 def parse_match(value: object, field: str = "match") -> Match:
-    """The Match that a decoded JSON value stands for; any other shape, operator or pattern is 400 about `field`."""
+    """Return the Match that a decoded JSON value means. Any other shape, operator or pattern is 400 about `field`."""
     if isinstance(value, str):
-        # A bare string is Eq even if it ends in `*`: nobody gets a wildcard without asking for one.
+        # A bare string is Eq even if it ends in `*`: a wildcard has to be asked for with Glob.
         return Match(_encodable(value, field), prefix=False)
     if not isinstance(value, list | tuple) or len(value) != 3:
         raise _refusal(field)
@@ -47,7 +46,7 @@ def parse_match(value: object, field: str = "match") -> Match:
 
 
 def _encodable(pattern: str, field: str) -> str:
-    # A match goes into frames and back over the wire, and a lone surrogate could do neither.
+    # A match is written to frames and sent in answers, and a lone surrogate cannot be encoded in either.
     try:
         pattern.encode()
     except UnicodeEncodeError:

@@ -1,7 +1,7 @@
 """A topic's configuration: how a patch changes it, and its form in snapshots and the WAL (`docs/spec/api.md` section
 2).
 
-Rules that need to know other topics (an `ephemeral` `dead_letter`) are the engine's.
+Rules that concern other topics (an `ephemeral` `dead_letter`) are applied by the engine.
 """
 
 from __future__ import annotations
@@ -32,14 +32,15 @@ _CHOICES: Final[Mapping[str, tuple[str, ...]]] = {
     "durability": ("ephemeral", "memory", "disk", "fsync"),
 }
 
-# Of 100,000 topics most have one of a few configurations, so one object serves them all. The bound is there for the
-# daemon whose topics all differ: sharing then saves nothing, and the oldest entries make way.
+# Most of 100,000 topics have one of a few configurations, so equal ones share an object. The bound is for a daemon
+# whose topics all differ: sharing then saves nothing, and the oldest entries are dropped.
 _MAX_INTERNED: Final = 4096
 _interned: dict[TopicConfig, TopicConfig] = {}
 
 
 def resolve_config(current: TopicConfig | None, patch: TopicConfigPatch, *, topic: str) -> TopicConfig:
-    """What `topic` is configured to after `patch`: merged over `current`, or over the defaults on creation (None).
+    """Return the configuration of `topic` after `patch`: merged over `current`, or over the defaults on creation
+    (None).
 
     Clamped fields are clamped; anything else out of range is `400 invalid_request` naming the field, a changed `type`
     is `409 topic_exists_incompatible`. Equal results are the same object.
@@ -68,7 +69,7 @@ def resolve_config(current: TopicConfig | None, patch: TopicConfigPatch, *, topi
             f"type: topic {topic!r} is a {current.type} and stays one",
             detail={"field": "type", "topic": topic, "type": current.type},
         )
-    # Of the fields of one body `durability` wins; `durable` alone sets the class anew, whatever it was.
+    # If a body has both, `durability` wins over `durable`; `durable` alone sets the class, whatever it was before.
     if "durability" not in present and "durable" in present:
         present["durability"] = "fsync" if present["durable"] else "disk"
     present["durable"] = present.get("durability", base.durability) == "fsync"
@@ -76,9 +77,10 @@ def resolve_config(current: TopicConfig | None, patch: TopicConfigPatch, *, topi
 
 
 def config_from_wire(value: Mapping[str, Any]) -> TopicConfig:
-    """A configuration read back from a snapshot or the WAL. A missing key has its default, an unknown one is ignored.
+    """Return a configuration read from a snapshot or the WAL. A missing key has its default, an unknown one is ignored.
 
-    Nothing is clamped or checked against other fields: it was, when it was written. Raises ValueError on wrong types.
+    Values are not clamped or checked against one another again: they were when they were written. Raises ValueError on
+    wrong types.
     """
     try:
         return _intern(msgspec.convert(value, TopicConfig))
@@ -87,7 +89,7 @@ def config_from_wire(value: Mapping[str, Any]) -> TopicConfig:
 
 
 def config_to_wire(config: TopicConfig) -> dict[str, Any]:
-    """All fields by name, as CBOR and JSON take them. A new dict that the caller may keep."""
+    """Return all fields by name, as CBOR and JSON take them. A new dict that the caller may keep."""
     return msgspec.structs.asdict(config)
 
 

@@ -1,25 +1,26 @@
-"""A topic in memory: which records there are, which are gone, and what a reader is told about those.
+"""A topic in memory: which records are live, deleted or lost, and what a reader is told of the missing ones.
 
 Theory of operation (`docs/spec/semantics.md` sections 3 and 4)
 -----------------------------------------------------
 
-A record is published at the head, and dies once: it is deleted, or lost. What belongs together when that happens is
-decided here; each part of the state has an object of its own:
+A record is published at the head and dies once: it is deleted, or it is lost. `TopicLog` changes all parts of the state
+that such an event concerns. Each part is an object of its own:
 
-    index      which seqs have a slot, and the columns of those (`record_index`)
+    index      which seqs have a slot, and the columns of the slots (`record_index`)
     stored     which of the slots are in segments (`stored_spans`)
-    losses     holes, `evict_floor`, and what is remembered of what is gone (`losses`: the rules of floors and gaps)
+    losses     holes, `evict_floor`, and what is remembered of missing seqs (`losses`: the rules of floors and gaps)
     tags       which records have which tag, as far as memory knows (`topic_tags`)
 
-`TopicLog` has the figures that are of all of them: the head, the first live seq, how many records and bytes are live.
-What a topic may keep is decided by `retention`, where the frames of records are is said by `frame_ranges`.
+`TopicLog` itself keeps the totals: the head, the first live seq, the number of live records and their bytes. It does
+not decide what a topic may keep (`retention`), nor where the frames of records are (`frame_ranges`).
 
 Stored records (`docs/design/segments.md` section 1)
 ----------------------------------------------------
 
-Old records are in segments, and single slots of them in memory only while a cache has them. What is said here is
-exact all the same. A method that needs columns which are not here raises `NotLoaded` and has changed nothing: it finds
-out where the floors will be, and what that takes, before it moves them. `missing_columns` tells it beforehand.
+Old records are in segments; their slots are in memory only while a cache keeps them. The answers are exact all the
+same. A method that needs columns which are not in memory raises `NotLoaded` and has changed nothing: it works out where
+the floors will be, and which columns that takes, before it moves them. A caller that wants to know beforehand asks
+`missing_columns`.
 """
 
 from __future__ import annotations
@@ -39,8 +40,8 @@ from topics.log.stored_spans import StoredSpans
 from topics.log.topic_tags import SWEEP_UNITS, TopicTags
 from topics.model import Tombstone
 
-# A hole this short takes slots in the last span instead of a span break: a router that skips every other record
-# (one-seq holes) would otherwise make a span of each record between them.
+# A hole of at most this many seqs takes slots in the last span instead of starting a new span. Otherwise a router that
+# skips every other record (one-seq holes) would make one span for each record.
 _SHORT_HOLE: Final = 64
 
 _STATES: Final = bytes((LIVE, DELETED, LOST))
@@ -48,12 +49,12 @@ _DEAD_RUN: Final = re.compile(rb"[^\0]+")
 
 
 class Extent(NamedTuple):
-    """One published run of records with contiguous seqs, as a commit leaves it.
+    """A run of records with contiguous seqs that a commit publishes.
 
-    `ts` (epoch ms) is shared by all of them. `file` is the id of the file that holds the frames, or one each; 0 =
-    nowhere (yet). `offsets` are where each frame begins in it, zeros when unknown, and `frame_lens` how many bytes from
-    there on belong to the frame. `sizes` are the bytes of data + meta. `flags` has a byte per record: bit0 has_tag,
-    bit1 has_node, bit5 has_origin, bit7 derived (`copies`). `tags` is None when no record has one.
+    `ts` (epoch ms) is shared by all of them. `file` is the id of the file that holds the frames, or one id for each
+    record; 0 means that no place is known yet. `offsets` says where each frame begins in the file (zeros when unknown)
+    and `frame_lens` its length in bytes. `sizes` are the bytes of data + meta. `flags` has a byte per record: bit0
+    has_tag, bit1 has_node, bit5 has_origin, bit7 derived (`copies`). `tags` is None when no record has one.
     """
 
     first_seq: int
@@ -74,17 +75,17 @@ class Run(NamedTuple):
 
 
 class TopicLog:
-    """The records of one topic instance and its floors. Pure: nothing in here waits, reads a clock or does I/O.
+    """The records of one topic instance and its floors. Pure: no method waits, reads a clock or does I/O.
 
-    `head_seq`: the last seq given out to a published record or a hole, 0 for none. `earliest_seq`: the first live seq,
-    `head_seq + 1` when there is none. `count`, `bytes`: live records and their payload bytes. `last_ts`: time of the
-    newest record ever (epoch ms). `on_lost(first, last)` is told when records that were there have turned out to be
-    lost: some of those seqs are not live any more.
+    `head_seq` is the last seq given to a published record or a hole, 0 for none. `earliest_seq` is the first live seq,
+    `head_seq + 1` when there is none. `count` and `bytes` are the live records and their payload bytes. `last_ts` is
+    the time of the newest record ever published (epoch ms). `on_lost(first, last)` is called when published records
+    turn out to be lost; some seqs of that range are no longer live.
 
-    `index`, `losses` and `tags` are to be read from outside, with three exceptions that change no state of any record:
-    `index.place`, the methods of `stored`, and those that a stored `Span` offers.
+    Callers outside only read `index`, `losses` and `tags`. They may call `index.place`, the methods of `stored`, and
+    the methods that a stored `Span` offers to the storage layer: none of these changes the state of a record.
 
-    Any method may raise NotLoaded that does not say otherwise.
+    Any method may raise NotLoaded unless it says otherwise.
     """
 
     __slots__ = (
@@ -117,7 +118,7 @@ class TopicLog:
     # -- publication -------------------------------------------------------------------------------------------------
 
     def extend(self, extent: Extent) -> None:
-        """Publish a commit's records: they follow the head, and are not older than the newest record. Asks for no
+        """Publish a commit's records. They must follow the head and be no older than the newest record. Needs no
         columns."""
         n = len(extent.flags)
         self.extend_records(
@@ -142,7 +143,8 @@ class TopicLog:
         flags: bytes | bytearray,
         tags: Sequence[str | None] | None,
     ) -> None:
-        """The same for records with times of their own (`ts`, u64, never decreasing), as replay finds them."""
+        """Publish records that have times of their own (`ts`, u64, never decreasing), as replay finds them. Else like
+        `extend`."""
         n = len(flags)
         tagged = len(flags.translate(None, UNTAGGED))
         assert n > 0
@@ -162,7 +164,8 @@ class TopicLog:
             self.tags.sweep(tagged, self.earliest_seq, self.head_seq)
 
     def expect_tags(self, first_seq: int, tags: Sequence[str | None]) -> None:
-        """The tags of records that are about to be published, `first_seq` past the head, with nothing else before them.
+        """Index the tags of records that are about to be published. `first_seq` is past the head, and nothing else may
+        be published before them.
 
         For a batch so large that its tags are indexed a piece at a time; `extend_spans` then publishes all of it.
         """
@@ -170,9 +173,10 @@ class TopicLog:
         self.tags.add(first_seq, tags)
 
     def extend_spans(self, spans: Sequence[Span]) -> None:
-        """Publish the records of spans (`Span.of_live`) that follow the head and one another; their tags are expected.
+        """Publish the records of spans (`Span.of_live`) that follow the head and one another. Their tags were given to
+        `expect_tags`.
 
-        Costs nothing per record. Asks for no columns.
+        Costs nothing per record. Needs no columns.
         """
         assert spans[0].first == self.head_seq + 1, (spans[0].first, self.head_seq)
         assert spans[0].first_ts >= self.last_ts, (spans[0].first_ts, self.last_ts)
@@ -184,7 +188,7 @@ class TopicLog:
         self.last_ts = spans[-1].last_ts
 
     def is_live(self, seq: int) -> bool:
-        """Whether `seq` is a record that a reader would get."""
+        """Return True if `seq` is a live record."""
         if seq == self.earliest_seq:
             return seq <= self.head_seq
         return self.index.is_live(seq)
@@ -192,7 +196,7 @@ class TopicLog:
     # -- losses ------------------------------------------------------------------------------------------------------
 
     def evict_below(self, seq: int, reason: LossReason) -> int:
-        """Live records below `seq` are lost for `reason`; how many there were. A seq past the head means all."""
+        """Lose the live records below `seq` (past the head: all of them) for `reason`. Return how many there were."""
         assert reason in REASONS, reason
         seq = min(seq, self.head_seq + 1)
         if seq <= self.earliest_seq:
@@ -202,15 +206,15 @@ class TopicLog:
         return self._move_front(self._front_from(seq), reason, last_lost).records
 
     def lose_all(self, reason: LossReason) -> None:
-        """Everything that is live is lost: the restart of an `ephemeral` topic. Holes keep their own reasons."""
+        """Lose all live records: the restart of an `ephemeral` topic. Holes keep their own reasons."""
         self.evict_below(self.head_seq + 1, reason)
 
     def add_hole(self, first: int, last: int, reason: LossReason) -> None:
-        """Seqs `first` to `last` (inclusive) were never stored, or are damaged.
+        """Lose seqs `first` to `last` (inclusive), because they were never stored or are damaged.
 
-        What of them lies past the head, which `first` may exceed by one, moves the head. What lies between becomes
-        lost where it was live; deleted seqs stay deleted, known holes keep their reason, what the front has passed
-        stays passed. So saying it twice changes nothing.
+        `first` may be at most one past the head; the seqs past the head move the head. Up to the head, live seqs become
+        lost; deleted seqs stay deleted, and known holes and everything below the front stay as they are. A second call
+        with the same arguments changes nothing.
         """
         assert reason in REASONS, reason
         assert 1 <= first <= last, (first, last)
@@ -228,10 +232,11 @@ class TopicLog:
             self.on_lost(first, min(last, old_head))
 
     def _still_live(self, first: int, last: int) -> list[tuple[int, int]]:
-        """What is to become holes if `first` to `last` (inclusive) is lost. Asks for what it takes to do so."""
+        """Return the inclusive ranges that become holes if `first` to `last` (inclusive) is lost. Raises NotLoaded if
+        the change, or finding the new front, needs columns that are not loaded."""
         found = []
         for lo, hi in self.losses.outside_holes(first, last):
-            # The ends of a hole are lost records, so that no part of it announces a loss where there was none.
+            # A hole begins and ends with a record that is lost now: its ends must not announce deleted seqs as lost.
             begin, end = self.index.next_live(lo), self.index.last_live(hi + 1)
             if begin is not None and end is not None and begin <= end:
                 found.append((begin, end))
@@ -255,14 +260,18 @@ class TopicLog:
     # -- deletion ----------------------------------------------------------------------------------------------------
 
     def delete_below(self, before_seq: int, bound: int) -> int:
-        """Delete the live records below `before_seq` and up to `bound`; how many there were. Costs a step per span."""
+        """Delete the live records below `before_seq` and up to `bound` (inclusive). Return how many there were.
+
+        Costs a step per span.
+        """
         end = min(before_seq, bound + 1, self.head_seq + 1)
         if end <= self.earliest_seq:
             return 0
         return self._move_front(self._front_from(end), None, 0).records
 
     def delete_seqs(self, seqs: Sequence[int]) -> int:
-        """Delete those of `seqs` (ascending) that are live; how many. Raises NotLoaded for all spans at once."""
+        """Delete those of `seqs` (ascending) that are live, and return their number. Raises one NotLoaded for all
+        spans."""
         if self.index.n_stored and (missing := missing_to_delete(self.index, seqs)):
             raise NotLoaded(missing)
         gone = self.index.delete(seqs)
@@ -278,14 +287,15 @@ class TopicLog:
     # -- stored records ----------------------------------------------------------------------------------------------
 
     def attach(self, span: Span, columns: SpanColumns) -> bool:
-        """Load a stored span with what its files say. The arrays become the log's own.
+        """Load the columns of a stored span, read from its files. The arrays become the log's own. Return True if the
+        span's summary changed; `count`, `bytes` and the floors then follow.
 
-        What the log knows of deletions (`Span.unflagged`) and holes is laid over it. What the files know beyond that is
-        true as well: whatever is deleted there is deleted, and what is lost without a hole becomes a `corrupt` one. If
-        that changes the summary, `count`, `bytes` and the floors follow, and the answer is True.
+        The deletions (`Span.unflagged`) and holes that the log knows are applied to the columns. Deletions and losses
+        that only the files know are accepted: a deleted slot is deleted, and a lost slot in no hole becomes a `corrupt`
+        hole.
 
-        Does nothing if the span is loaded, or not of this log (any more). Raises ValueError if columns are not as long
-        as the span or hold no states, NotLoaded if another span is needed to find the new front.
+        Does nothing if the span is already loaded or no longer part of this log. Raises ValueError if the columns do
+        not have the length of the span or hold bad states, NotLoaded if another span is needed to find the new front.
         """
         assert span.stored
         if any(len(column) != span.n for column in columns) or columns.dead.translate(None, _STATES):
@@ -297,7 +307,7 @@ class TopicLog:
             dead[seq - span.first] = DELETED
         damage = self.losses.lay_over(span, dead)
         front = self._front_with(span, dead)
-        # From here on nothing asks for anything.
+        # From here on nothing raises NotLoaded.
         size = columns.size[:]
         for run in _DEAD_RUN.finditer(dead):
             size[run.start() : run.end()] = array("I", bytes(4 * (run.end() - run.start())))
@@ -308,7 +318,7 @@ class TopicLog:
         more_indexed = span.tagged - span.unindexed - indexed
         self.tags.correct(more_indexed)
         if more_indexed > 0:
-            # More are live than the summary said, so nobody has kept their tags; the files have them.
+            # More records are live than the summary said. Memory does not have their tags; the files do.
             self.drop_tags_below(span.end)
         for lo, hi in damage:
             self.losses.add_hole(lo, hi, "corrupt")
@@ -320,14 +330,15 @@ class TopicLog:
         return changed
 
     def _front_with(self, span: Span, dead: bytearray) -> int | None:
-        """The first live seq once the slots of a span have these states."""
+        """Return the first live seq that there would be if the slots of `span` had the states `dead`; None for none."""
         if span is not self.index.spans[0] or dead[span.start] == LIVE:
             return self.earliest_seq
         i = dead.find(LIVE, span.start)
         return span.first + i if i >= 0 else self._front_from(span.end)
 
     def drop_tags_below(self, seq: int) -> None:
-        """The tags of stored records below `seq` are found in their files from now on. Those of raw records stay.
+        """Forget the tags of stored records below `seq`: from now on they are looked up in the segment files. Tags of
+        raw records stay.
 
         Raises NotLoaded if `seq` is inside a span. Costs a step per span, and some sweeping.
         """
@@ -336,10 +347,10 @@ class TopicLog:
             self.tags.sweep(self.tags.leave_to_files(seq), self.earliest_seq, self.head_seq)
 
     def tidy(self) -> bool:
-        """A bounded slice (a few ms) of clearing away tags after a large deletion; whether there is more to do. Asks
-        for no columns: what cannot be told without is left for another time.
+        """Remove stale tag postings after a large deletion, for a few ms at most. Return True if there is more to do.
 
-        Appends and deletions do their share themselves. This is for a topic where nothing happens any more.
+        Needs no columns; postings that cannot be judged without columns stay. Appends and deletions do their share of
+        this work themselves: this call is for a topic that has become idle.
         """
         self.tags.sweep(SWEEP_UNITS, self.earliest_seq, self.head_seq)
         return self.tags.littered
@@ -347,11 +358,12 @@ class TopicLog:
     # -- reading -----------------------------------------------------------------------------------------------------
 
     def start(self, from_seq: int, same_epoch: bool) -> tuple[int, Tombstone | None]:
-        """Where a read that has everything up to `from_seq` goes on, and the tombstone that comes first, if any.
+        """Return the position at which a reader that has everything up to `from_seq` goes on, and the tombstone to send
+        first, if any.
 
-        The position is the last seq examined, for `step`. `recreated` when the reader knows another instance (its
-        epoch, or a seq past the head); a floor gap when it missed something below `evict_floor`; deletions are
-        silent.
+        The position is the last seq examined, for `step`. The tombstone is `recreated` if the reader knows another
+        instance (another epoch, or a `from_seq` past the head), or a floor gap if it missed something below
+        `evict_floor`. Deletions are silent.
         """
         front = self.earliest_seq
         if not same_epoch or from_seq > self.head_seq:
@@ -365,9 +377,9 @@ class TopicLog:
         return max(from_seq, front - 1), None
 
     def step(self, after: int, limit: int) -> Run | Gap | None:
-        """What comes after position `after`: live records (at most `limit`), a hole, or None up to the head.
+        """Return what follows position `after`: a run of live records (at most `limit`), a hole, or None at the head.
 
-        Deleted seqs are skipped. A Gap that `after` is inside of is what remains of it.
+        Deleted seqs are skipped. If `after` is inside a hole, the Gap is the rest of it.
         """
         assert limit > 0
         begin = max(after + 1, self.earliest_seq)
@@ -379,7 +391,7 @@ class TopicLog:
         return None if live is None else Run(live, self.index.run_end(live, limit))
 
     def tombstone_of(self, gap: Gap) -> Tombstone:
-        """A Gap as readers are told of it, with the floors as of now. Asks for no columns."""
+        """Return the tombstone that announces `gap`, with the current floors. Needs no columns."""
         return self._tombstone(gap.first, gap.last, gap.reason, gap.missed)
 
     def _tombstone(self, first: int, last: int, reason: str, missed: int) -> Tombstone:
@@ -395,10 +407,10 @@ class TopicLog:
     # -- the front ---------------------------------------------------------------------------------------------------
 
     def _move_front(self, front: int | None, reason: LossReason | None, last_lost: int) -> Sum:
-        """The one place where the floors move: `front` (None = none left) is the first live seq from now on.
+        """Make `front` (None = no live record is left) the first live seq. The floors move nowhere else.
 
-        Everything below it goes: holes are passed; if there is a `reason`, what was live is lost for it, the highest
-        being `last_lost`, else it was deleted.
+        Holes below it are passed. With a `reason`, the live records below it are lost for that reason, the highest
+        being `last_lost`; without one they are deleted. Returns what was live.
         """
         old_front, self.earliest_seq = self.earliest_seq, self.head_seq + 1 if front is None else front
         assert self.earliest_seq >= old_front
@@ -410,15 +422,18 @@ class TopicLog:
         return gone
 
     def _front_from(self, seq: int) -> int | None:
-        """The first live seq from `seq` on. Asks for what it takes to find it, and to make it the front."""
+        """Return the first live seq from `seq` on. Raises NotLoaded if finding it, or making it the front, needs
+        columns."""
         front = self.index.next_live(seq)
         if front is not None:
             need_to_drop(self.index, front)
         return front
 
     def _front_is_gone(self) -> bool:
-        """Whether `earliest_seq`, which was live or past the head, is not live. Asks for no columns: where they are
-        not here, nothing can have died but all of the span."""
+        """Return True if `earliest_seq`, which was live or past the head, is no longer live.
+
+        Needs no columns: in a span that is not loaded, either all live records have died or none.
+        """
         if not self.index.spans:
             return True
         span = self.index.spans[0]
@@ -433,10 +448,10 @@ class TopicLog:
     # -- keeping -----------------------------------------------------------------------------------------------------
 
     def dump(self, *, raw: bool = True) -> dict[str, Any]:
-        """Everything, as ints, strings, bytes, lists and maps that CBOR takes; arrays as little-endian bytes.
+        """Return the whole state as ints, strings, bytes, lists and maps for CBOR, arrays as little-endian bytes.
 
-        Of stored spans the summaries. Without `raw` neither raw spans nor tags: whoever stores those adds summaries of
-        them to "spans" (`dumped_spans.grow_dump`). Asks for no columns.
+        Stored spans are dumped as summaries. Without `raw`, raw spans and tags are left out: the caller stores the raw
+        records and adds their summaries to "spans" (`dumped_spans.grow_dump`). Needs no columns.
         """
         return {
             "head_seq": self.head_seq,
@@ -450,11 +465,12 @@ class TopicLog:
         }
 
     def dump_lost(self) -> dict[str, Any]:
-        """The dump of what is left after the restart of an `ephemeral` topic: everything live is lost.
+        """Return the dump of what an `ephemeral` topic has after a restart: everything live is lost.
 
-        Asks for no columns: where it takes them to tell which was the last live record, it is the last of its span.
+        Needs no columns: if the last live record is in a span that is not loaded, the last seq of that span is taken
+        for it.
         """
-        # Dropping all of it changes no span.
+        # Dropping every span whole changes no span object, so the copy can share them.
         index = RecordIndex()
         index.spans, index.n_stored = self.index.spans[:], self.index.n_stored
         shadow = TopicLog(index, self.losses.copy(index))
@@ -471,10 +487,10 @@ class TopicLog:
 
     @classmethod
     def load(cls, value: Mapping[str, Any]) -> TopicLog:
-        """The topic that `dump` was called on. Stored spans have no segment yet and are not loaded.
+        """Rebuild the log from the value that `dump` returned. Stored spans have no segment yet and are not loaded.
 
-        The tags are known from behind the stored spans on if the dump is without `raw`. Raises ValueError if `value`
-        cannot have come from `dump`.
+        If the dump was made without `raw`, tags are known from the first seq behind the stored spans on. Raises
+        ValueError if `value` is not a dump.
         """
         try:
             index = RecordIndex.load(value["spans"])
@@ -494,18 +510,15 @@ class TopicLog:
         return log
 
     def check(self) -> None:
-        """Assert every invariant, by counting again from the slots that are loaded. Costs a look at each of them."""
+        """Assert every invariant. Counts all loaded slots again."""
         self._check_frame()
         for span in self.index.spans:
             span.check()
         self.tags.check(self.head_seq)
 
     def _is_plain(self) -> bool:
-        """Whether the invariants hold for the simplest of reasons.
-
-        One stored span up to the head, or none and no record either, and nothing was ever lost or deleted. A start
-        looks at a hundred thousand such topics.
-        """
+        """Return True if the invariants obviously hold: one stored span up to the head, or no span and no record, and
+        nothing was ever lost or deleted. A start checks up to a hundred thousand such topics."""
         spans = self.index.spans
         if len(spans) > 1 or self.tags.index or not self.losses.nothing:
             return False
@@ -525,7 +538,7 @@ class TopicLog:
         )
 
     def _check_frame(self) -> None:
-        """The invariants that cost a step per span, hole or run."""
+        """Assert the invariants that cost a step per span, hole or run."""
         if self._is_plain():
             return
         spans = self.index.spans

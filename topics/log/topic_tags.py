@@ -1,12 +1,12 @@
-"""The tags of a topic's records, as far as memory knows them: finding live records by tag, and clearing away the rest.
+"""The tags of a topic's records, as far as memory knows them: finding live records by tag, and removing stale postings.
 
-The tag index of a sealed segment is in its files. So the one in memory is complete only for live records from
-`known_from` on; `matching` answers for those, and whoever wants all of them looks into the files of `spans_in_files`
-for the others. Postings below `known_from` are garbage like those of dead records, and counted once:
+The tags of a sealed segment are in its files. So the index in memory is complete only for live records from
+`known_from` on, and `matching` answers for those. A caller that wants all records also reads the files of
+`spans_in_files`. Postings below `known_from` are garbage like those of dead records, and are counted once:
 
     postings - garbage = live records with a tag, at or above known_from
 
-A sweep of the garbage asks for no columns: what it cannot tell, it keeps.
+A sweep of the garbage needs no columns: postings that it cannot judge stay.
 """
 
 from __future__ import annotations
@@ -22,8 +22,9 @@ from topics.log.span import Span, Sum
 from topics.log.tag_index import TagIndex
 from topics.log.tag_match import Match
 
-# Sweeping begins when a quarter of the tag postings is garbage and does four units of work for each further one that
-# dies, so a round of it ends before half is. A call is bounded all the same: to a few ms.
+# Sweeping begins when a quarter of the postings (1 / `_SWEEP_SHARE`) is garbage, and at least `_SWEEP_MIN` of them. It
+# does four units of work for each further death, so a round ends before half of the postings is garbage. One call does
+# at most `SWEEP_UNITS`: a few ms.
 SWEEP_UNITS: Final = 4096
 _SWEEP_SHARE: Final = 4
 _SWEEP_UNITS_PER_DEATH: Final = 4
@@ -33,8 +34,8 @@ _SWEEP_MIN: Final = 64
 class TopicTags:
     """Which records of one topic instance have which tag.
 
-    `index` is None while there is nothing to know. `known_from`: the first seq whose tag `matching` knows; it never
-    goes back.
+    `index` is None while there are no postings. `known_from` is the first seq whose tag `matching` knows; it never goes
+    back.
     """
 
     __slots__ = ("_records", "index", "known_from")
@@ -45,22 +46,23 @@ class TopicTags:
         self.known_from = 1
 
     def add(self, first_seq: int, tags: Sequence[str | None]) -> None:
-        """The records from `first_seq` on, past every one that has been added, have these tags (None = no tag)."""
+        """Add the tags of the records from `first_seq` on (None = no tag), which follow all records added so far."""
         if self.index is None:
             self.index = TagIndex()
         self.index.add_batch(first_seq, tags)
 
     def by_name(self) -> Iterator[tuple[str, Sequence[int]]]:
-        """Every tag with the seqs of its records, those from `known_from` on; gone records may be among them. Nothing
-        may change the topic before the end of it."""
+        """Yield every tag with the seqs of its records from `known_from` on; dead ones may be among them. The topic
+        must not change before the end of the iteration."""
         return self.index.items() if self.index is not None else iter(())
 
     # -- finding -----------------------------------------------------------------------------------------------------
 
     def matching(self, match: Match, *, before_seq: int | None, bound: int) -> array[int]:
-        """The live seqs with a matching tag, below `before_seq` (None = any) and at most `bound`, ascending (u64).
+        """Return the live seqs with a matching tag, below `before_seq` (None = any) and at most `bound`, ascending
+        (u64).
 
-        Only those from `known_from` on; see `spans_in_files` for the others. Raises NotLoaded for all spans at once.
+        Only seqs from `known_from` on; see `spans_in_files` for the others. Raises one NotLoaded for all spans.
         """
         spans = self._records.spans
         if self.index is None or not spans:
@@ -70,9 +72,9 @@ class TopicTags:
         return self._records.only_live(self.index.find(match, first, last))
 
     def spans_in_files(self, bound: int) -> list[Span]:
-        """The stored spans up to `bound` with live tagged records that `matching` does not know, ascending.
+        """Return the stored spans up to `bound` with live tagged records that `matching` does not know, ascending.
 
-        Their files say which tags they have; `RecordIndex.only_live` says which of those seqs are still live. Asks for
+        Their tags are in their files; `RecordIndex.only_live` tells which of the seqs found there are still live. Needs
         no columns.
         """
         found = []
@@ -83,23 +85,23 @@ class TopicTags:
                 found.append(span)
         return found
 
-    # -- what is gone ------------------------------------------------------------------------------------------------
+    # -- dead records ------------------------------------------------------------------------------------------------
 
     def died(self, gone: Sum) -> None:
-        """These records are not live any more."""
+        """Count the postings of records that have died as garbage."""
         if self.index is not None:
             self.index.garbage += gone.tagged - gone.unindexed
 
     def correct(self, more: int) -> None:
-        """A span was loaded, and of its live records with a tag that are known here there are so many more (or fewer)
-        than its summary said."""
+        """Correct the garbage after a span was loaded that has `more` (or, negative, fewer) live records with a tag
+        known here than its summary said."""
         if self.index is not None:
             self.index.garbage -= more
             self.index.stuck = 0
 
     def leave_to_files(self, seq: int) -> int:
-        """The tags of records below `seq`, all of them stored, are found in their files from now on; of how many live
-        ones.
+        """Leave the tags of records below `seq`, all of them stored, to their files. Return how many live records that
+        concerns.
 
         Raises NotLoaded if `seq` is inside a span. Costs a step per span.
         """
@@ -114,7 +116,8 @@ class TopicTags:
         return gone
 
     def sweep(self, deaths: int, front: int, head_seq: int) -> None:
-        """Clear away a share of the garbage, when there is much of it: more, the more records with a tag have died.
+        """Remove a share of the garbage if there is much of it. The share grows with `deaths`, the tagged records that
+        have just died.
 
         `front` and `head_seq` are the first live and the last published seq.
         """
@@ -125,21 +128,21 @@ class TopicTags:
             self.index = None
         elif index.garbage >= _SWEEP_MIN and self.littered:
             units = min(SWEEP_UNITS, _SWEEP_UNITS_PER_DEATH * deaths)
-            # With dense spans whatever is not below the front is live, and nobody has to look.
+            # In dense spans every seq from the front on is live, without a look at the columns.
             front = max(front, self.known_from)
             if self._records.is_dense(front):
                 index.sweep(units, front, None)
                 return
 
             def not_known_dead(seqs: array[int]) -> array[int]:
-                at = bisect_right(seqs, head_seq)  # what is not published yet is not dead
+                at = bisect_right(seqs, head_seq)  # unpublished records are not dead
                 return self._records.not_known_dead(seqs[:at]) + seqs[at:]
 
             index.sweep(units, front, not_known_dead)
 
     @property
     def littered(self) -> bool:
-        """Whether there is so much garbage that `sweep` has something to do."""
+        """Return True if there is enough garbage for `sweep` to do something."""
         index = self.index
         if index is None:
             return False
@@ -149,20 +152,22 @@ class TopicTags:
     # -- keeping -----------------------------------------------------------------------------------------------------
 
     def dump(self) -> dict[str, Any] | None:
-        """The postings, None without any. `loadable_from` goes with them."""
+        """Return the postings, None without any. A dump also needs `loadable_from`."""
         return self.index.dump() if self.index is not None else None
 
     @property
     def loadable_from(self) -> int:
-        """`known_from`, or the end of the span that it cuts: a summary does not say how many live are on each side."""
+        """`known_from`, or the end of the span that contains it: a summary does not say how many live records are on
+        each side."""
         cut = self._records.at(self.known_from)
         return self.known_from if cut is None or cut[1] <= cut[0].start else cut[0].end
 
     @classmethod
     def load(cls, value: object, known_from: object, records: RecordIndex) -> TopicTags:
-        """The tags that `dump` was called on, with what `loadable_from` was then; None = behind the stored spans.
+        """Rebuild the tags from what `dump` returned and `loadable_from` was; None means the first seq behind the
+        stored spans.
 
-        Raises ValueError if `value` cannot have come from there, or a span is cut.
+        Raises ValueError if `value` is no such dump, or `known_from` is inside a span.
         """
         tags = cls(records)
         stored = records.spans[: records.n_stored]
@@ -182,18 +187,18 @@ class TopicTags:
         return tags
 
     def _indexed(self) -> int:
-        """How many live records the index knows."""
+        """Return how many live records the index knows."""
         return sum(span.tagged - span.unindexed for span in self._records.spans)
 
     def check_counts(self) -> None:
-        """Assert what can be told without a look at the postings. Costs a step per span at most."""
+        """Assert the counts that can be checked without the postings. Costs a step per span at most."""
         if self.index is not None:
             assert 0 <= self.index.garbage <= self.index.postings, "tag garbage"
         else:
             assert self._indexed() == 0, "tagged records, and no tags"
 
     def check(self, head_seq: int) -> None:
-        """Assert every invariant, by a look at every posting. None may be past the head."""
+        """Assert every invariant by examining every posting. None may be past the head."""
         for span in self._records.spans:
             if span.first + span.start >= self.known_from:
                 assert span.unindexed == 0, "tags of the tag index"
