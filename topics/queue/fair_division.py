@@ -1,11 +1,12 @@
-"""The even division of a coalescing window (`docs/spec/semantics.md` section 6): who of a cohort gets how many jobs.
+"""The even division of a coalescing window (`docs/spec/semantics.md` section 6): how many jobs each claimer of a cohort
+gets.
 
 Round robin: the claimers of a window take one job each in turn, in the order in which they came, each until it has its
-`max`, until there are no more. That is *filling up to a level*: everybody gets `min(max, level)`, where level is the
-number of full turns, and what is left over is one more for the first of those who still have room. So it is worked out
-from the sorted `max`s, without going round, at a cost that does not depend on the number of jobs.
+`max`, until there are no more jobs. That is *filling up to a level*: each gets `min(max, level)`, where level is the
+number of full turns, and the jobs left over go one each to the first claimers that still have room. The level is
+computed from the sorted `max`s, at a cost that does not depend on the number of jobs.
 
-Which seqs are dealt to whom does not matter, so each gets a run of them, and his answer is ascending as it must be.
+Which seqs a claimer gets does not matter, so each gets a run of them, and its answer is ascending as it must be.
 """
 
 from __future__ import annotations
@@ -15,9 +16,10 @@ from collections.abc import Sequence
 
 
 def divide(maxima: Sequence[int], jobs: int) -> list[int]:
-    """How many of `jobs` jobs each claimer gets; `maxima` has what each takes at most, in the order of arrival.
+    """Return how many of `jobs` jobs each claimer gets; `maxima` has the most that each takes, in the order of arrival.
 
-    None is left while somebody has room, and nobody has two more than another who has room. O(n log n) for n claimers.
+    No job is left while a claimer has room, and no claimer gets two more than another that has room. O(n log n) for n
+    claimers.
     """
     level, left = _full_turns(maxima, jobs)
     shares = []
@@ -29,7 +31,8 @@ def divide(maxima: Sequence[int], jobs: int) -> list[int]:
 
 
 def deal(seqs: array[int], shares: Sequence[int]) -> list[array[int]]:
-    """The seqs of each claimer: `shares[i]` of them, in the order of `seqs`. What `shares` do not cover is nobody's."""
+    """Return the seqs of each claimer: `shares[i]` of them, in the order of `seqs`. Seqs beyond the sum of `shares` are
+    left out."""
     hands = []
     at = 0
     for share in shares:
@@ -39,9 +42,9 @@ def deal(seqs: array[int], shares: Sequence[int]) -> list[array[int]]:
 
 
 def _full_turns(maxima: Sequence[int], jobs: int) -> tuple[int, int]:
-    """How many full turns there are, and how many jobs are left after them for a turn that is not full.
+    """Return the number of full turns, and how many jobs are left for the last turn, which is not full.
 
-    No more turns are counted than somebody has room for.
+    Turns are counted only while a claimer has room.
     """
     level, left = 0, jobs
     with_room = len(maxima)

@@ -1,21 +1,21 @@
-"""What a queue keeps of its jobs: pages of columns, a page for a run of seqs, and their form in a dump.
+"""The jobs of a queue in memory: pages of columns, a page for a run of seqs, and their form in a dump.
 
-A *page* has a slot for each of `PAGE` seqs: page `n` those from `n * PAGE` on. Of each slot it has a state, how often
-it was claimed, when time frees it, a lease id and a holder, which is an index into the few node names of the page.
-Where nothing is kept the state is `ABSENT`; a page of those only is not kept either (see `table`).
+A *page* has a slot for each of `PAGE` seqs: page `n` those from `n * PAGE` on. A slot has a state, the number of
+deliveries, the time at which it becomes free, a lease id and a holder, which is an index into the node names of the
+page. A slot without a job has the state `ABSENT`; a page of such slots only is dropped (see `job_table`).
 
-A slot that nothing needs is zero: `due_ms` unless leased or delayed, the lease id and the holder unless leased,
-everything if absent. A kept job that is reserved (see `leases`) has the flag `RESERVED` in its state, so that a search
-for states finds only what may be touched. Dumps are without the flag.
+Values that a state does not need are zero: `due_ms` unless leased or delayed, the lease id and the holder unless
+leased, everything if absent. A kept job that is reserved (see `leases`) has the flag `RESERVED` in its state code, so
+that a search for a state finds only jobs that may be changed. Dumps are without the flag.
 
 The form of a dump
 ------------------
 
 A dump (`Leases.dump`, `Frozen.dump`) is a map:
 
-    cursor         no live seq up to it was never leased (see `leases`)
+    cursor         every live seq up to it was leased once, and its job is in `pages` (see `leases`)
     dead_lettered  how many ever were
-    to_epoch_ms    the clock of windows minus the monotonic one, when it was made
+    to_epoch_ms    the window clock minus the monotonic one, when the dump was made
     page           PAGE; a dump with pages of another size is refused
     pages          a list of pages, ascending by number, each of them a list:
 
@@ -24,14 +24,14 @@ A dump (`Leases.dump`, `Frozen.dump`) is a map:
     number      of the page
     states      PAGE bytes: 0 not kept, 1 free, 2 leased, 3 delayed, 4 parked
     deliveries  u32 each
-    due_ms      i64 each: leased, one past the deadline; delayed, the end of that; on the monotonic clock of then
+    due_ms      i64 each: leased, one past the deadline; delayed, its end; on the monotonic clock of the dumping process
     lease_ids   u64 each
     holders     u16 each, an index into `nodes`
     nodes       strings: the holders, in the order of their first slots
 
-`deliveries` to `holders` are bytes, little-endian, with one item for every job that is kept, in the order of the slots;
-a column of nothing but zeros is left empty. So the page of a lone job is `PAGE` bytes and a few more, that of a full
-one, leased by one node, 21 bytes a job.
+`deliveries` to `holders` are bytes, little-endian, with one item for every kept job, in the order of the slots; a
+column of zeros only is left empty. So the page of a single job is a little more than `PAGE` bytes, that of a full one,
+leased by one node, 21 bytes a job.
 """
 
 from __future__ import annotations
@@ -44,9 +44,9 @@ from typing import Any, Final
 
 from topics.log.dumped_values import from_little_endian, little_endian
 
-# A page costs 800 bytes besides its slots, which is 3 for each of 256 jobs; a lone job costs a whole page, 6.7 KB. With
-# 128 slots it is 6 and 3.7 KB, but twice as many pages for whatever goes through all of them. It takes 60 us to load a
-# page, 15 us to find out what is due next, and 1 us to copy it.
+# Slots of a page. A page costs 800 bytes besides its slots, which is 3 for each of 256 jobs; a single job costs a whole
+# page, 6.7 KB. With 128 slots it would be 6 bytes and 3.7 KB, but calls that visit all pages would visit twice as many.
+# It takes 60 us to load a page, 15 us to find the job that is due next, and 1 us to copy a page.
 PAGE = 256
 
 ABSENT: Final = 0
@@ -59,12 +59,12 @@ STATES: Final = 5
 
 RESERVED: Final = 0x08
 PLAIN: Final = 0x07
-"""What of a state code is the state."""
+"""The bits of a state code that are the state; `RESERVED` is a flag beside them."""
 
-# The columns are 64 bits. What is further away than this is as good as for ever, or as long ago.
+# Times are cut to this many ms from the origin of the clock, in both directions, so that they fit into 64-bit columns.
 FAR_MS: Final = 1 << 62
 
-# Where jobs are delivered for ever, counting ends here, which nobody will see.
+# Where deliveries are unlimited, counting stops here.
 _MOST_DELIVERIES: Final = (1 << 32) - 1
 
 _MOST_SEQ: Final = (1 << 64) - 1
@@ -78,8 +78,11 @@ _KNOWN_STATES: Final = bytes(range(STATES))
 
 
 class Page:
-    """See the module. `born` is the generation that may change it (`table`), `counts` has how many slots are in each
-    state, reserved or not. Of `nodes`, some may be out of use."""
+    """The jobs of `PAGE` neighbouring seqs, in columns.
+
+    `born` is the generation of the table that may change this page (`job_table`). `counts` has the number of slots in
+    each state, reserved or not. Some of `nodes` may no longer be used by any slot.
+    """
 
     __slots__ = ("born", "counts", "deliveries", "due_ms", "holders", "lease_ids", "nodes", "states")
 
@@ -94,7 +97,7 @@ class Page:
         self.nodes: tuple[str, ...] = ()
 
     def copy(self, born: int) -> Page:
-        """One that shares nothing that changes."""
+        """Return a copy for generation `born` that can be changed independently."""
         page = Page.__new__(Page)
         page.born = born
         page.counts = self.counts[:]
@@ -110,45 +113,45 @@ class Page:
 
     @property
     def is_empty(self) -> bool:
-        """Whether nothing is kept."""
+        """Return True if no job is kept."""
         return self.counts[ABSENT] == len(self.states)
 
     def seqs(self, number: int) -> array[int]:
-        """Those that are kept, ascending; this is page `number`."""
+        """Return the kept seqs, ascending, given that this is page `number`."""
         return array("Q", compress(count(number * len(self.states)), self.states))
 
     def seqs_in(self, number: int, state: int) -> array[int]:
-        """Those in `state`, reserved or not, ascending."""
+        """Return the seqs in `state`, reserved or not, ascending."""
         return array("Q", compress(count(number * len(self.states)), self.states.translate(_IF_STATE[state])))
 
     def next_due(self) -> int | None:
-        """When time frees the first of those that are not reserved; None if it frees none."""
+        """Return when time frees the first job that is not reserved (monotonic ms), None if it frees none."""
         return min(compress(self.due_ms, self.states.translate(_IF_DUE)), default=None)
 
     def over(self, now_ms: int) -> list[int]:
-        """The slots that time has freed until `now_ms`, reserved ones left out."""
+        """Return the slots whose lease or delay has ended by `now_ms`, without reserved ones."""
         timed = self.states.translate(_IF_DUE)
         dues = zip(compress(count(), timed), compress(self.due_ms, timed), strict=True)
         return [slot for slot, due_ms in dues if due_ms <= now_ms]
 
     def holder(self, slot: int) -> str | None:
-        """Who holds what is in `slot`; None unless it is leased."""
+        """Return the node that holds the job in `slot`, None unless it is leased."""
         return self.nodes[self.holders[slot]] if self.states[slot] & PLAIN == LEASED else None
 
     # -- changes -----------------------------------------------------------------------------------------------------
 
     def reserve(self, slot: int) -> None:
-        """Flag what is in `slot`, where something is kept."""
+        """Flag the job in `slot` as reserved. There must be one."""
         self.states[slot] |= RESERVED
 
     def unreserve(self, slot: int) -> int:
-        """Take the flag away. Returns the state."""
+        """Remove the flag. Returns the state."""
         state = self.states[slot] & PLAIN
         self.states[slot] = state
         return state
 
     def lease(self, slot: int, holder: int, lease_id: int, due_ms: int) -> None:
-        """Lease it, from whatever state it is in: one more delivery. `holder` is of `index_of`."""
+        """Lease the job, from any state, and count a delivery. `holder` comes from `index_of`."""
         counts = self.counts
         counts[self.states[slot] & PLAIN] -= 1
         counts[LEASED] += 1
@@ -160,7 +163,7 @@ class Page:
         self.holders[slot] = holder
 
     def move(self, slot: int, state: int, due_ms: int = 0) -> None:
-        """Bring it into another state but leased. `due_ms` is for delayed ones."""
+        """Set a state other than leased. `due_ms` is for `DELAYED`."""
         counts = self.counts
         counts[self.states[slot] & PLAIN] -= 1
         counts[state] += 1
@@ -170,7 +173,7 @@ class Page:
         self.holders[slot] = 0
 
     def free(self, slots: Sequence[int]) -> None:
-        """Move many, which are leased or delayed, to free."""
+        """Make many leased or delayed jobs free."""
         states, due_ms, lease_ids, holders = self.states, self.due_ms, self.lease_ids, self.holders
         leased = 0
         for slot in slots:
@@ -182,7 +185,7 @@ class Page:
         self.counts[DELAYED] -= len(slots) - leased
 
     def forget(self, slot: int) -> int:
-        """Keep nothing of it. Returns the state it was in."""
+        """Remove the job from `slot`. Returns the state it was in."""
         state = self.states[slot] & PLAIN
         if state != ABSENT:
             self.move(slot, ABSENT)
@@ -190,16 +193,16 @@ class Page:
         return state
 
     def index_of(self, node: str) -> int:
-        """The holder that stands for `node`, from now on."""
+        """Return the index that stands for `node`, adding the name if it is new."""
         if node not in self.nodes:
             if len(self.nodes) >= 2 * len(self.states):
-                # At least half of them are out of use.
+                # At least half of the names are out of use.
                 self.nodes, self.holders = self._packed_nodes()
             self.nodes = (*self.nodes, sys.intern(node))
         return self.nodes.index(node)
 
     def _packed_nodes(self) -> tuple[tuple[str, ...], array[int]]:
-        """The node names in use, in the order of their first slots, and holders to suit."""
+        """Return the node names in use, in the order of their first slots, and the holders renumbered to fit."""
         if len(self.nodes) == 1 or not self.counts[LEASED]:
             return self.nodes[: self.counts[LEASED]], self.holders
         leased = self.states.translate(_IF_STATE[LEASED])
@@ -212,7 +215,7 @@ class Page:
     # -- dumps -------------------------------------------------------------------------------------------------------
 
     def dump(self, number: int) -> list[Any]:
-        """Page `number`, as described above. Changes nothing, so that it can be done in another thread."""
+        """Return page `number` in the form described above. Changes nothing, so it may run in another thread."""
         states = bytes(self.states.translate(_TO_PLAIN))
         nodes, holders = self._packed_nodes()
         columns = (self.deliveries, self.due_ms, self.lease_ids, holders)
@@ -220,10 +223,10 @@ class Page:
 
     @classmethod
     def load(cls, value: object, shift_ms: int, latest_ms: int) -> tuple[int, Page, int | None]:
-        """The inverse: the number, the page, and its `next_due`. Times come to be `shift_ms` later, but no deadline and
-        no end of a delay is after `latest_ms`.
+        """Return number, page and `next_due` of a dumped page. Times become `shift_ms` later, but no deadline and no
+        end of a delay is after `latest_ms`.
 
-        Raises ValueError if `value` cannot have come from `dump`.
+        Raises ValueError if `value` is not what `dump` returns.
         """
         if not isinstance(value, list | tuple) or len(value) != 7:
             raise ValueError("lease dump: a page is not seven items")
@@ -246,7 +249,7 @@ class Page:
         return number, page, page._shift(shift_ms, latest_ms)
 
     def _check_loaded(self) -> None:
-        """Raises ValueError if a column has what no slot of that state can have."""
+        """Raise ValueError if a column has a value that a slot of that state cannot have."""
         states = self.states
         if not all(self.deliveries) and not all(compress(self.deliveries, states.translate(_IF_CLAIMED))):
             raise ValueError("lease dump: a job that was never claimed and is not free")
@@ -256,7 +259,7 @@ class Page:
             or any(compress(self.holders, states.translate(_IF_NOT_LEASED)))
         ):
             raise ValueError("lease dump: the time or the holder of a job that has none")
-        # Mostly there is one node, and all are zero.
+        # Most pages have one node, and all holders are zero.
         used: Iterable[int] = range(bool(self.counts[LEASED]))
         if any(self.holders):
             used = dict.fromkeys(compress(self.holders, states.translate(_IF_STATE[LEASED])))
@@ -281,7 +284,7 @@ class Page:
     # -- checks ------------------------------------------------------------------------------------------------------
 
     def check(self) -> None:
-        """Assert what is true of every page."""
+        """Assert the invariants of a page."""
         n = len(self.states)
         plain = self.states.translate(_TO_PLAIN)
         assert n == len(self.deliveries) == len(self.due_ms) == len(self.lease_ids) == len(self.holders)

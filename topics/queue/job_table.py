@@ -1,11 +1,11 @@
-"""The table of a queue's jobs: the pages there are, which of them have free jobs, and when one has to be looked at.
+"""The table of a queue's jobs: its pages, which of them have free jobs, and when each has to be examined for due jobs.
 
-Everything that changes a page goes through `each`, which hands out pages that may be changed and, when it leaves one,
-brings up to date what is known of pages from outside: the totals, the two orders, and whether it is worth keeping.
+Every change of a page goes through `each`. It yields pages that may be changed, and when it leaves a page it updates
+the totals, the list of pages with free jobs and the page's due time, and drops the page if it is empty.
 
-Freezing is for snapshots: the dict of pages is copied, and the *generation* goes up. A page of an earlier generation
-belongs to somebody else as well, so it is not changed any more but replaced by a copy, when there is something to
-change. What `freeze` returns can therefore be read at any time, also in another thread.
+A snapshot freezes the table: the dict of pages is copied, and the *generation* goes up. Pages of an earlier generation
+are shared with the frozen copy; before such a page is changed it is replaced by a copy. So the answer of `freeze` can
+be read at any time, also in another thread.
 """
 
 from __future__ import annotations
@@ -20,12 +20,13 @@ from topics.queue import job_pages
 from topics.queue.due_pages import DuePages
 from topics.queue.job_pages import ABSENT, FREE, PLAIN, RESERVED, STATES, Page
 
-# So many pages are let go at a time: 0.3 ms.
+# Pages whose memory one call of `let_go` gives back: 0.3 ms.
 _LET_GO: Final = 256
 
 
 class Table:
-    """See the module. `totals` has how many jobs are in each state; its first item means nothing."""
+    """The kept jobs of one queue. `totals` has the number of jobs in each state; its first item, for `ABSENT`, is
+    meaningless."""
 
     __slots__ = ("_dropped", "_due", "_empty", "_free", "_generation", "_pages", "totals")
 
@@ -36,29 +37,29 @@ class Table:
         # The pages with a free job that is not reserved.
         self._free: SortedSet[int] = SortedSet()
         self._due = DuePages()
-        # Pages that were dropped all at once, until `let_go`.
+        # Pages that `drop_below` dropped, kept until `let_go` frees their memory.
         self._dropped: list[Page] = []
-        # Stands for every page that is not kept, to be read and to be copied.
+        # An empty page: read, and copied, in place of every page that is not kept.
         self._empty = Page(0)
 
     def __len__(self) -> int:
-        """How many jobs are kept."""
+        """Return how many jobs are kept."""
         return sum(self.totals[FREE:])
 
     # -- as it is ----------------------------------------------------------------------------------------------------
 
     def at(self, seq: int) -> tuple[Page, int]:
-        """The page and the slot of `seq`, to be read. O(1)."""
+        """Return the page and slot of `seq`, only to be read. O(1)."""
         number, slot = divmod(seq, job_pages.PAGE)
         return self._pages.get(number, self._empty), slot
 
     def state(self, seq: int) -> int:
-        """The state of `seq`, reserved or not."""
+        """Return the state of `seq`, without the flag `RESERVED`."""
         number, slot = divmod(seq, job_pages.PAGE)
         return self._pages.get(number, self._empty).states[slot] & PLAIN
 
     def seqs_in(self, state: int) -> array[int]:
-        """The jobs in `state`, ascending. O(pages) and what there is."""
+        """Return the jobs in `state`, ascending. O(pages + jobs found)."""
         out: array[int] = array("Q")
         if self.totals[state]:
             for number in sorted(number for number, page in self._pages.items() if page.counts[state]):
@@ -66,7 +67,7 @@ class Table:
         return out
 
     def free(self) -> Iterator[tuple[Page, int, int]]:
-        """The free jobs that are not reserved, smallest seq first, as `each` has them, but to be read."""
+        """Yield page, slot and seq of the free jobs that are not reserved, smallest seq first. Only to be read."""
         for number in self._free:
             page = self._pages[number]
             slot = page.states.find(FREE)
@@ -75,7 +76,7 @@ class Table:
                 slot = page.states.find(FREE, slot + 1)
 
     def runs(self, first: int, last: int, size: int) -> Iterator[array[int]]:
-        """The kept jobs from `first` to `last`, ascending, in arrays of about `size` or less."""
+        """Yield the kept jobs from `first` to `last`, ascending, in arrays of about `size` or less."""
         run: array[int] = array("Q")
         for number in self._numbers(first // job_pages.PAGE, last // job_pages.PAGE + 1):
             seqs = self._pages[number].seqs(number)
@@ -89,7 +90,7 @@ class Table:
             yield run
 
     def end_of_run(self, seq: int) -> int:
-        """The first seq from `seq` on that is not kept. O(pages)."""
+        """Return the first seq from `seq` on that is not kept. O(pages)."""
         number, slot = divmod(seq, job_pages.PAGE)
         while (page := self._pages.get(number)) is not None:
             end = page.states.find(ABSENT, slot)
@@ -103,10 +104,10 @@ class Table:
     def each(
         self, seqs: Iterable[int], *, add: bool = False, due_ms: int | None = None
     ) -> Iterator[tuple[Page, int, int]]:
-        """Each of `seqs` in turn, after its page and its slot. The caller may change them as it goes, and goes to the
-        end. Where there is no page it gets an empty one, to be changed only with `add`.
+        """Yield page, slot and seq for each of `seqs`. The caller may change the slot, and must iterate to the end.
+        Where no page is kept it gets an empty one, which it may change only with `add`.
 
-        With `due_ms`, that is when what has been changed is due. Fast where neighbours are on the same page.
+        `due_ms` is when the changed jobs are due, if given. Fast if neighbouring seqs are on the same page.
         """
         size = job_pages.PAGE
         number, page = -1, self._empty
@@ -119,7 +120,8 @@ class Table:
         self._put_back(number, page, due_ms)
 
     def drop_below(self, start: int, end: int) -> None:
-        """Keep nothing below `end`, when nothing is kept below `start`. O(pages between), or O(pages kept) if fewer."""
+        """Drop all jobs below `end`, given that none is kept below `start`. O(pages between), or O(pages kept) if
+        fewer."""
         last, slot = divmod(end, job_pages.PAGE)
         numbers = self._numbers(start // job_pages.PAGE, last)
         dropped = [self._pages.pop(number) for number in numbers]
@@ -134,19 +136,20 @@ class Table:
                 page.forget(at)
 
     def let_go(self) -> None:
-        """Give back some of the memory of what `drop_below` has dropped, which takes longer than dropping it."""
+        """Free some of the memory of the pages that `drop_below` dropped, which takes longer than dropping them."""
         if self._dropped:
             del self._dropped[-_LET_GO:]
 
     # -- time --------------------------------------------------------------------------------------------------------
 
     def is_due(self, now_ms: int) -> bool:
-        """Whether a page has to be looked at: perhaps, but not certainly, for something that is due."""
+        """Return True if a page has to be examined for due jobs. There may turn out to be none."""
         first = self._due.first()
         return first is not None and first[0] <= now_ms
 
     def next_due(self, looks: int) -> int | None:
-        """When the next job is due; if more than `looks` pages have to be looked at, a time before that."""
+        """Return when the next job is due (monotonic ms), None for none; an earlier time if that takes examining more
+        than `looks` pages."""
         while (first := self._due.first()) is not None and looks > 0:
             due_ms, number = first
             exact = self._pages[number].next_due()
@@ -157,7 +160,7 @@ class Table:
         return None if first is None else first[0]
 
     def free_due(self, now_ms: int, most: int) -> array[int]:
-        """Look at the first page, which `is_due`, and free what is due there, up to `most` jobs; an array of them."""
+        """Examine the first page, which `is_due`, free up to `most` jobs that are due there, and return them."""
         first = self._due.first()
         assert first is not None
         number = first[1]
@@ -174,19 +177,19 @@ class Table:
         return array("Q", [number * job_pages.PAGE + slot for slot in over[:most]])
 
     def due_at(self, seq: int, due_ms: int) -> None:
-        """`seq` is due at `due_ms`: not reserved any more, when nothing else has changed."""
+        """Note that `seq` is due at `due_ms`, because it is no longer reserved although nothing else has changed."""
         self._due.lower(seq // job_pages.PAGE, due_ms)
 
     # -- keeping -----------------------------------------------------------------------------------------------------
 
     def freeze(self) -> Mapping[int, Page]:
-        """The pages as they are. O(pages), and each page is copied once when it is changed next."""
+        """Return the current pages, never to change. O(pages), and each page is copied once before its next change."""
         self._generation += 1
         return self._pages.copy()
 
     @classmethod
     def load(cls, values: Sequence[object], shift_ms: int, latest_ms: int) -> Table:
-        """Of dumped pages; see `Page.load`. Raises ValueError."""
+        """Rebuild a table from dumped pages; see `Page.load`. Raises ValueError."""
         table = cls()
         last = -1
         for value in values:
@@ -202,7 +205,7 @@ class Table:
         return table
 
     def check(self, reserved: Mapping[int, object]) -> None:
-        """Assert every invariant. `reserved`: those that are to have the flag, as far as they are kept. O(n)."""
+        """Assert every invariant. `reserved` are the seqs that must have the flag if they are kept. O(n)."""
         totals = [0] * STATES
         bounds = self._due.bounds()
         flagged = set()
@@ -225,13 +228,13 @@ class Table:
     # -- within ------------------------------------------------------------------------------------------------------
 
     def _numbers(self, first: int, end: int) -> list[int]:
-        """Of the pages from `first` to before `end` those that are kept, ascending."""
+        """Return the numbers of the kept pages from `first` to before `end`, ascending."""
         if end - first <= len(self._pages):
             return [number for number in range(first, end) if number in self._pages]
         return sorted(number for number in self._pages if first <= number < end)
 
     def _take(self, number: int, add: bool = False) -> Page:
-        """A page to be changed, and then to be put back: meanwhile it is not in the totals."""
+        """Return a page to be changed and then given to `_put_back`. Until then it is not counted in the totals."""
         page = self._pages.get(number)
         if page is None:
             if not add:

@@ -1,19 +1,19 @@
-"""Lease events: what can happen to jobs, as the projection takes it and as a Lease frame keeps it
+"""Lease events: the changes of jobs, as the projection applies them and as a Lease frame stores them
 (`docs/spec/storage.md` 2).
 
-An event says what was decided about some seqs; it takes effect in `leases.Leases.apply`, at its commit point and again
-in replay. Times are pairs: leases run on the monotonic clock, which means nothing after a restart, and the clock of
-windows is for the frame. Only the latter is written; reading a frame finds the former again.
+An event is a decision about some seqs. `leases.Leases.apply` carries it out, at its commit point and again in replay.
+Times are pairs: leases run on the monotonic clock, which is meaningless after a restart, and frames hold times of the
+window clock. Only the latter is written; reading a frame computes the former again.
 
-A frame's payload is one map. Seqs and lease ids in it are little-endian u64, times ms of the clock of windows:
+A frame's payload is one map. Seqs and lease ids in it are little-endian u64, times ms of the window clock:
 
-    {"op": "claimed",       "seqs", "lease_ids", "node", "deadline"}     a lease each, `lease_ids[i]` that of `seqs[i]`
-    {"op": "extended",      "seqs", "deadline"}                          whoever holds them
-    {"op": "released",      "seqs", "available_at"}                      0: at once; nacked, let go, or parked no more
+    {"op": "claimed",       "seqs", "lease_ids", "node", "deadline"}     `lease_ids[i]` is the lease of `seqs[i]`
+    {"op": "extended",      "seqs", "deadline"}                          for whichever node holds them
+    {"op": "released",      "seqs", "available_at"}                      0: at once; nacked, let go, or unparked
     {"op": "parked",        "seqs"}                                      due for the dead-letter topic
-    {"op": "dead_lettered", "seqs"}                                      they are there; gone from here
+    {"op": "dead_lettered", "seqs"}                                      moved there; deleted here
 
-An ack has no frame of its own, it is the deletion of the record.
+An ack has no frame of its own: it is the deletion of the record.
 """
 
 from __future__ import annotations
@@ -27,7 +27,8 @@ from topics.runtime.instant import Instant
 
 
 class Claimed(NamedTuple):
-    """`node` holds `seqs`, each under its lease id (u64), until `deadline` has passed. One more delivery of each."""
+    """`node` gets a lease on each of `seqs`, under its lease id (u64), until `deadline` has passed. Counts a delivery
+    of each."""
 
     node: str
     seqs: array[int]
@@ -35,7 +36,7 @@ class Claimed(NamedTuple):
     deadline: Instant
 
     def to_wire(self) -> dict[str, Any]:
-        """The payload of its frame."""
+        """Return the payload of the Lease frame."""
         return {
             "op": "claimed",
             "node": self.node,
@@ -52,18 +53,18 @@ class Extended(NamedTuple):
     deadline: Instant
 
     def to_wire(self) -> dict[str, Any]:
-        """The payload of its frame."""
+        """Return the payload of the Lease frame."""
         return {"op": "extended", "seqs": little_endian(self.seqs), "deadline": self.deadline.window}
 
 
 class Released(NamedTuple):
-    """Nobody holds `seqs` any more, nor are they parked; to be claimed from `available_at` on, None for at once."""
+    """`seqs` are no longer leased, delayed or parked. They can be claimed from `available_at` on, None for at once."""
 
     seqs: array[int]
     available_at: Instant | None
 
     def to_wire(self) -> dict[str, Any]:
-        """The payload of its frame."""
+        """Return the payload of the Lease frame."""
         at = 0 if self.available_at is None else self.available_at.window
         return {"op": "released", "seqs": little_endian(self.seqs), "available_at": at}
 
@@ -74,36 +75,39 @@ class Parked(NamedTuple):
     seqs: array[int]
 
     def to_wire(self) -> dict[str, Any]:
-        """The payload of its frame."""
+        """Return the payload of the Lease frame."""
         return {"op": "parked", "seqs": little_endian(self.seqs)}
 
 
 class DeadLettered(NamedTuple):
-    """`seqs` have been moved: their copies are synced, and here they are deleted in the same commit."""
+    """`seqs` have been moved to the dead-letter topic: the copies there are synced, and the same commit deletes them
+    here."""
 
     seqs: array[int]
 
     def to_wire(self) -> dict[str, Any]:
-        """The payload of its frame."""
+        """Return the payload of the Lease frame."""
         return {"op": "dead_lettered", "seqs": little_endian(self.seqs)}
 
 
 class Acked(NamedTuple):
-    """The holder is done with `seqs`: their deletion, at its commit point. Replay meets the Delete frame instead."""
+    """The holder has finished `seqs`: their records are deleted. Has no Lease frame; replay meets the Delete frame
+    instead."""
 
     seqs: array[int]
 
 
 LeaseEvent = Claimed | Extended | Released | Parked | DeadLettered
-"""What a Lease frame can hold."""
+"""The events that a Lease frame can hold."""
 
 Event = LeaseEvent | Acked
 
 
 def event_from_wire(value: Mapping[str, Any], now: Instant) -> LeaseEvent:
-    """The inverse of `to_wire`. `now` is the moment of loading, the same for all events of a replay.
+    """Return the event that `to_wire` was called on. `now` is the moment of loading, the same for all events of a
+    replay.
 
-    Raises ValueError if `value` is not something `to_wire` returned.
+    Raises ValueError if `value` is not what `to_wire` returns.
     """
     seqs = from_little_endian("Q", value.get("seqs"))
     if not seqs or 0 in seqs:

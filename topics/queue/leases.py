@@ -1,19 +1,19 @@
-"""Who holds what in a queue: the projection of its lease events (`docs/spec/semantics.md` section 6, `docs/spec/api.md`
-section 9).
+"""Which node holds which job of a queue: the projection of the queue's lease events (`docs/spec/semantics.md` section
+6, `docs/spec/api.md` section 9).
 
-Pure: it is told the time, what is live in the jobs log, and what goes from there. When events are logged and synced,
-who waits for jobs, and what a lease id looks like, is the engine's.
+Pure: the caller passes the time, the live records of the jobs log, and which of them die. The engine decides when
+events are logged and synced, keeps the claims that wait for jobs, and encodes lease ids.
 
 Theory of operation
 -------------------
 
-**The states of a job.** A job is a live record of the jobs log, in exactly one of five states. Of a fresh one nothing
-is kept here; a cursor says where they begin.
+**The states of a job.** A job is a live record of the jobs log, in exactly one of five states. Nothing is kept here for
+a fresh job; a cursor says where the fresh ones begin.
 
     fresh     never leased
-    free      was leased and is nobody's: on the freelist, which is served before fresh ones, smallest seq first
-    leased    somebody's (a node, a lease id), until its deadline has passed
-    delayed   nobody's, and not to be claimed before its time
+    free      was leased and is not any more: on the freelist, which is served before fresh jobs, smallest seq first
+    leased    held by a node under a lease id, until its deadline has passed
+    delayed   not held, and not to be claimed before its time
     parked    has had all its deliveries, and is to be moved to the dead-letter topic; claims never see it
 
     fresh --Claimed--> leased --Acked--> gone
@@ -28,60 +28,59 @@ is kept here; a cursor says where they begin.
                        v  |
                       parked --DeadLettered--> gone
 
-Extended gives a lease another deadline. From every state a job also goes when its record is deleted, evicted or
-expires (`gone`, `gone_below`). Of the counters, `in_flight` is leased jobs, `delayed` is delayed and parked ones, and
-`ready` is the rest of the live records: fresh and free ones.
+Extended gives a lease another deadline. A job in any state also goes when its record is deleted, evicted or expires
+(`gone`, `gone_below`). Of the counters, `in_flight` is leased jobs, `delayed` is delayed and parked jobs, and `ready`
+is the rest of the live records: fresh and free jobs.
 
-**Time.** Two arrows are drawn by time alone, and nothing is logged for them: `sweep` follows those that are due. The
-log therefore shows a job leased that is claimed again, or parked: in replay, where no time passes, Claimed and Parked
-apply to whatever the state is. Nothing has a timer. A lease is over when `now > deadline`, so it is due a millisecond
+**Time.** Two of the arrows happen by time alone, and nothing is logged for them: `sweep` carries out those that are
+due. The log may therefore show a leased job that is claimed again, or parked: in replay, where no time passes, Claimed
+and Parked apply in any state. There are no timers. A lease is over when `now > deadline`, so it is due a millisecond
 later; a delay is over at its time.
 
-Every decision begins with a sweep, but of so many jobs only (`SWEEP_MOST`) that a step of the event loop stays short.
-Where a multitude is due together, whoever is about to decide sweeps in slices, and takes pauses, until it is not
-`behind`: for otherwise claims and counters do not see all that is free. What is right does not depend on that: a lease
-that is over is nobody's, swept or not.
+Every decision begins with a sweep, but of at most `SWEEP_MOST` jobs, so that a step of the event loop stays short.
+Where many jobs are due together, a caller that is about to decide sweeps in slices, with pauses, until the projection
+is not `behind`: otherwise claims and counters would miss free jobs. Correctness does not depend on it: a lease that is
+over does not count as held, swept or not.
 
 **Deliveries.** Claimed adds one, nothing takes one away. A free job that has had `max_deliveries` of them is not
-claimed again but parked, by the claim that comes across it; parked and released, if the limit still holds, it will be
-parked again.
+claimed again; the claim that meets it parks it instead. A parked job that is released is parked again if the limit
+still holds.
 
-**Deciding and applying.** A `decide_*` method returns the event that is to happen and changes no state: until the event
-is applied, which is when it is committed (with `leases_durable`: synced), the holder holds and the counters count as
-before. What it does is to *reserve* the seqs of the event, and reserved seqs are let alone by everything else:
+**Deciding and applying.** A `decide_*` method returns the event that is to happen and changes no state. Until the event
+is applied, which is when it is committed (with `leases_durable`: synced), the holder still holds and the counters stay
+as they were. A decision *reserves* the seqs of its event, and reserved seqs are left alone by everything else:
 
 - no other decision takes them: claims pass over them, and a holder gets them back as `busy`;
-- no time runs: a lease whose event was decided in time does not end while the event is on its way;
-- `apply` of the event ends it, or `abort`, if nothing comes of it. Then it is as if nothing had been decided, only that
-  fresh seqs have become free ones, with no delivery.
+- time does not free them: a lease whose event was decided in time does not end before the event is applied;
+- `apply` of the event ends the reservation, or `abort`, if the event will not be committed. Then it is as if nothing
+  had been decided, except that fresh seqs have become free ones, with no delivery.
 
 So a seq never has two events in flight, and each is applied to the state in which it was decided. Events about
-different seqs do not touch one another, so in which order those are committed does not matter.
+different seqs do not affect one another, so the order in which they are committed does not matter.
 
-**Records that go.** Their jobs are forgotten at once. If a reserved seq goes, its event passes it over. In replay it
-may come to be claimed after it has gone: for that the log of live records is asked once at the end (`reconcile`), and
-about some of them when it turns out later that records are lost (`forget_dead`).
+**Records that die.** Their jobs are forgotten at once. If a reserved seq dies, its event passes it over. In replay a
+record may be claimed after it has died: therefore the log of live records is asked once at the end (`reconcile`), and
+for a range of seqs when records turn out later to be lost (`forget_dead`).
 
-**Replay.** Events of a log, or of any beginning of it, in its order, on the projection as it was dumped or on an empty
-one. Where the log is cut off, the last events have not happened, and their jobs are still, or again, to be claimed. An
-event that does not fit (its predecessors were in a damaged part of the log) is passed over for those seqs.
+**Replay.** Replay applies the events of a log, or of any prefix of it, in order, to the projection as it was dumped or
+to an empty one. Where the log is cut off, the last events have not happened, and their jobs can still, or again, be
+claimed. An event that does not fit (earlier ones were in a damaged part of the log) skips the seqs concerned.
 
-The cursor is a lower bound: every live seq up to it is known here (in the table, or reserved), and what is known above
-it is not fresh either. That is exact in replay too, which cannot tell a seq that nobody was given from one that was
-gone by then: it leaves the cursor before both, and the next claim that comes past them finds out.
+The cursor is a lower bound: every live seq up to it is known here (in the table, or reserved), and known seqs above it
+are not fresh either. That holds in replay too, which cannot tell a seq that was never claimed from one that was already
+gone: it leaves the cursor below both, and the next claim that passes them finds out.
 
 What can never happen: a seq is in two states, or reserved for two events; a lease that has not ended is claimed; a live
 job cannot be claimed, is not leased, delayed or parked, and not about to be one of these; a counter disagrees with the
-states; `ready < 0`, if whoever counts live records tells of those that go when they are counted off.
+states; `ready < 0`, provided that the caller reports dead records at the moment it stops counting them as live.
 
-The structure: the jobs that are kept are in pages of neighbours (`job_pages`), in a table that knows which pages have
-free jobs and when which one is due (`job_table`, `due_pages`). There is no object or entry per job, and no heap that
-has to be tidied.
+The structure: kept jobs are in pages of neighbours (`job_pages`), in a table that knows which pages have free jobs and
+when each is due (`job_table`, `due_pages`). There is no object or entry per job, and no heap that needs tidying.
 
 Costs: nothing per fresh job; 26 bytes for each of many neighbours, 6.7 KB for a job that is alone on its page. A job
 that is claimed and acked takes 4 us in calls of 32, and 40 us alone, however many others there are. A million leased
-jobs are frozen in 0.2 ms, swept in steps of 1 ms, evicted in 4 ms (later sweeps give back their memory), dumped in
-40 ms and loaded in 300 ms.
+jobs are frozen in 0.2 ms, swept in steps of 1 ms, evicted in 4 ms (later sweeps give back their memory), dumped in 40
+ms and loaded in 300 ms.
 """
 
 from __future__ import annotations
@@ -99,37 +98,38 @@ from topics.queue.job_table import Table
 from topics.queue.lease_events import Acked, Claimed, DeadLettered, Event, Extended, Parked, Released
 from topics.runtime.instant import MAX_AHEAD_MS, Instant
 
-# One claim parks no more than that: as many as a call can claim. A step of the loop stays short, and so does the frame.
+# Jobs that one claim parks at most: as many as a call can claim. It keeps a step of the loop and the frame short.
 MAX_PARKED: Final = 1000
 
-# A decision frees no more than that of what is due: 1 ms. Nearly always it is all.
+# Due jobs that a decision frees at most: 1 ms. Nearly always that is all of them.
 SWEEP_MOST = 2000
 
-# What looking at a page in vain counts for in a sweep, in jobs: it takes as long as freeing so many.
+# Examining a page on which nothing is due counts as freeing so many jobs, because it takes as long.
 _LOOK: Final = 32
 
-# So many pages may be looked at to find out what is due next: 1 ms.
+# Pages that may be examined to find the job that is due next: 1 ms.
 _LOOKS: Final = 64
 
-# The most seqs that a claim asks for at a time when it has to pass over known ones, after a replay: 32 KiB. And so many
-# it passes over at most: 2 ms.
+# After a replay a claim has to pass over known seqs. `_SCAN`: live seqs that it asks for at a time (32 KiB);
+# `_SCAN_MOST`: seqs that it passes over before it stops early (2 ms).
 _SCAN: Final = 4096
 _SCAN_MOST: Final = 16_384
 
 _MOST_SEQ: Final = (1 << 64) - 1
 
 NextLive = Callable[[int, int], Sequence[int]]
-"""`next_live(after, limit)`: the first `limit` live seqs above `after`, ascending. Fewer is fine, none means that there
-are none. Whatever it raises passes through."""
+"""`next_live(after, limit)`: the first `limit` live seqs above `after`, ascending. It may return fewer; none means that
+there are no more. Its exceptions are not caught."""
 
 E = TypeVar("E", bound=Event)
 
 
 class Selection(NamedTuple):
-    """What a claim can have: `seqs` (ascending), for `Claimed`, and `exhausted`, for `Parked`. All are reserved.
+    """The jobs that a claim can have: `seqs` (ascending), for `Claimed`, and `exhausted`, for `Parked`. All are
+    reserved.
 
-    `more`: it ended early because there were so many exhausted ones, or known ones to be passed over, and should be
-    repeated at once. There may be nothing in it then.
+    `more`: the search stopped early, at many exhausted or known seqs, and should be repeated at once. Both arrays may
+    be empty then.
     """
 
     seqs: array[int]
@@ -138,9 +138,9 @@ class Selection(NamedTuple):
 
 
 class Decision(NamedTuple, Generic[E]):
-    """What a call about some seqs comes to: `event` about those it is right about, ascending and reserved; None if
-    there are none. `skipped` are not the caller's (any more); `busy` are, but an event about them is on its way.
-    """
+    """The outcome of a call about some seqs. `event` is about the seqs that the caller holds, ascending and reserved;
+    None if there are none. `skipped` are not (or no longer) the caller's. `busy` are, but another event about them is
+    in flight."""
 
     event: E | None
     skipped: list[int]
@@ -148,33 +148,36 @@ class Decision(NamedTuple, Generic[E]):
 
 
 class Leases:
-    """See the module. `dead_lettered` counts over the topic's life. Methods that say *array* return ascending seqs or,
-    where events are concerned, in the order of the event."""
+    """The lease projection of one queue. The engine makes one for each queue topic, decides with `decide_*`, logs the
+    event, and then calls `apply`, or `abort` if the event was not committed.
+
+    `dead_lettered` counts over the topic's life. The seqs in answers ascend, or have the order of the event.
+    """
 
     __slots__ = ("_cursor", "_floor", "_reconciled", "_reserved", "_table", "dead_lettered")
 
     def __init__(self) -> None:
         self.dead_lettered = 0
         self._table = Table()
-        # Every live seq up to it is in the table or in _reserved.
+        # The cursor: every live seq up to it is in the table or in _reserved.
         self._cursor = 0
-        # Everything below it is gone.
+        # All records below this seq are gone.
         self._floor = 1
-        # Seqs with an event on its way, and whether their records are still there, as far as `gone` was told. The kept
-        # ones are flagged in the table.
+        # Seqs with an event in flight, and True while their records are live, as far as `gone` was told. Those that are
+        # kept have the flag in the table.
         self._reserved: dict[int, bool] = {}
-        # Where `reconcile` is: those up to it were asked for.
+        # Progress of `reconcile`: seqs up to this one have been asked for.
         self._reconciled = 0
 
     # -- as of now ---------------------------------------------------------------------------------------------------
 
     def __len__(self) -> int:
-        """How many jobs are kept: all that are not fresh."""
+        """Return how many jobs are kept: all but the fresh ones."""
         return len(self._table)
 
     @property
     def in_flight(self) -> int:
-        """Leased jobs, as of the last sweep; the next three likewise."""
+        """Leased jobs, as of the last sweep; `delayed` and `ready` likewise."""
         return self._table.totals[LEASED]
 
     @property
@@ -183,45 +186,45 @@ class Leases:
         return self._table.totals[DELAYED] + self._table.totals[PARKED]
 
     def ready(self, count: int) -> int:
-        """What can be claimed, or is about to be, of `count` live records."""
+        """Return how many of `count` live records can be claimed, or are about to be."""
         ready = count - self.in_flight - self.delayed
         assert ready >= 0, (count, self.in_flight, self.delayed)
         return ready
 
     def holds(self, seq: int, lease_id: int) -> bool:
-        """Whether `seq` is leased under `lease_id`."""
+        """Return True if `seq` is leased under `lease_id`."""
         page, slot = self._table.at(seq)
         return page.holder(slot) is not None and page.lease_ids[slot] == lease_id
 
     def deliveries(self, seq: int) -> int:
-        """How often `seq` was claimed, a claim that holds included and one on its way not. 0 if it is not kept."""
+        """Return how often `seq` was claimed, including a claim that holds, but not one in flight. 0 if it is not
+        kept."""
         page, slot = self._table.at(seq)
         return page.deliveries[slot]
 
     def parked(self) -> array[int]:
-        """The parked jobs, an array. For taking up the moves after a restart, and for giving them up."""
+        """Return the parked jobs. For resuming their moves after a restart, and for giving the moves up."""
         return self._table.seqs_in(PARKED)
 
     # -- time --------------------------------------------------------------------------------------------------------
 
     def next_due_ms(self) -> int | None:
-        """When, by the monotonic clock, the next job comes free by time alone; None if none will.
+        """Return when (monotonic ms) the next job becomes free by time alone, None if none will.
 
-        It may be a time before that, even one that has passed, where many leases were extended or have ended: sweep
-        then, and ask again.
+        The answer may be too early, even in the past, where many leases were extended or have ended: then sweep and ask
+        again.
         """
         return self._table.next_due(_LOOKS)
 
     def behind(self, now_ms: int) -> bool:
-        """Whether a sweep until `now_ms` has something to do. It may come to free nothing."""
+        """Return True if a sweep until `now_ms` has something to examine. It may free nothing."""
         return self._table.is_due(now_ms)
 
     def sweep(self, now_ms: int, most: int | None = None) -> array[int]:
-        """Free what time has freed until `now_ms` (monotonic): leases and delays that are over. Returns an array of
-        them, in no order.
+        """Free the jobs whose lease or delay is over at `now_ms` (monotonic), and return them, in no order.
 
-        With `most` it frees at most as many, or fewer when there is much to look at for it, so that a long sweep can
-        take pauses: until it is not `behind`.
+        `most` bounds how many are freed, and how much is examined, so that a long sweep can be done in slices: repeat
+        until the projection is not `behind`.
         """
         freed: array[int] = array("Q")
         self._table.let_go()
@@ -235,11 +238,11 @@ class Leases:
     # -- decisions ---------------------------------------------------------------------------------------------------
 
     def decide_claim(self, limit: int, now: Instant, next_live: NextLive, max_deliveries: int) -> Selection:
-        """Choose up to `limit` jobs to be claimed, by one claimer or a cohort: the free ones first, then fresh ones.
+        """Choose up to `limit` jobs to be claimed, by one claimer or a cohort: free ones first, then fresh ones.
 
-        `max_deliveries` is 0 where jobs are delivered for ever (also without a dead-letter topic). The caller makes the
-        events: `Claimed` for each claimer, of seqs as it likes, and `Parked`; what it leaves over, it aborts.
-        Raises what `next_live` raises, and then nothing has changed.
+        `max_deliveries` is 0 for no limit (also without a dead-letter topic). The caller makes the events: `Claimed`
+        for each claimer, with any share of the seqs, and `Parked`; the rest it aborts. Raises what `next_live` raises,
+        and then nothing has changed.
         """
         self.sweep(now.mono, SWEEP_MOST)
         seqs: array[int] = array("Q")
@@ -261,16 +264,17 @@ class Leases:
         self._reserve(seqs)
         self._reserve(exhausted)
         self._reserved.update(zip(fresh, repeat(True)))
-        # After a replay, fresh ones may be among and before the free ones.
+        # After a replay, fresh seqs may be between and below the free ones.
         seqs = array("Q", sorted(seqs + fresh))
         return Selection(seqs, exhausted, more)
 
     def decide_ack(
         self, node: str, seqs: Sequence[int], lease_ids: Sequence[int] | None, now: Instant
     ) -> Decision[Acked]:
-        """Who says that it is done with `seqs` holds some of them. `lease_ids`, if given, has one per seq.
+        """Decide the ack of those of `seqs` that `node` holds. `lease_ids`, if given, has one for each seq.
 
-        A seq that is repeated counts once, and is right if it is right anywhere. So in the next two.
+        A seq that is repeated counts once, and counts as held if one of its lease ids matches. The same goes for
+        `decide_nack` and `decide_extend`.
         """
         held, skipped, busy = self._held(node, seqs, lease_ids, now)
         return Decision(Acked(held) if held else None, skipped, busy)
@@ -278,7 +282,7 @@ class Leases:
     def decide_nack(
         self, node: str, seqs: Sequence[int], lease_ids: Sequence[int] | None, now: Instant, delay_ms: int
     ) -> Decision[Released]:
-        """What of `seqs` its holder gives back, to be claimed again in `delay_ms`."""
+        """Decide the release of those of `seqs` that `node` holds; they can be claimed again after `delay_ms`."""
         held, skipped, busy = self._held(node, seqs, lease_ids, now)
         available_at = now.after(delay_ms) if delay_ms else None
         return Decision(Released(held, available_at) if held else None, skipped, busy)
@@ -286,28 +290,30 @@ class Leases:
     def decide_extend(
         self, node: str, seqs: Sequence[int], lease_ids: Sequence[int] | None, now: Instant, lease_ms: int
     ) -> Decision[Extended]:
-        """Which of `seqs` its holder holds until `lease_ms` from now."""
+        """Decide a new deadline, `lease_ms` from now, for those of `seqs` that `node` holds."""
         held, skipped, busy = self._held(node, seqs, lease_ids, now)
         return Decision(Extended(held, now.after(lease_ms)) if held else None, skipped, busy)
 
     def decide_release(self, leases: Mapping[int, int], now: Instant) -> Decision[Released]:
-        """What of `leases` (seq to lease id) still holds and comes free, because their connection has ended."""
+        """Decide the release of those of `leases` (seq to lease id) that still hold, because their connection has
+        ended."""
         held, skipped, busy = self._held(None, list(leases), list(leases.values()), now)
         return Decision(Released(held, None) if held else None, skipped, busy)
 
     def decide_unpark(self, seqs: Sequence[int]) -> Decision[Released]:
-        """Which of `seqs` need not go to the dead-letter topic any more; `skipped` are not parked."""
+        """Decide which of `seqs` need not go to the dead-letter topic any more; `skipped` are not parked."""
         parked, skipped, busy = self._choose(seqs, lambda seq: self._table.state(seq) == PARKED)
         return Decision(Released(parked, None) if parked else None, skipped, busy)
 
     def decide_dead_letter(self, seqs: Sequence[int]) -> Decision[DeadLettered]:
-        """Which of `seqs`, of all of which there are synced copies, are to be deleted; `skipped` are not parked."""
+        """Decide the deletion of those of `seqs` that are parked. All of them must have synced copies. `skipped` are
+        not parked."""
         parked, skipped, busy = self._choose(seqs, lambda seq: self._table.state(seq) == PARKED)
         return Decision(DeadLettered(parked) if parked else None, skipped, busy)
 
     def abort(self, seqs: Iterable[int]) -> None:
-        """Nothing comes of what was decided about `seqs`, which are reserved: all of an event's, or of a selection's
-        those that make no event."""
+        """End the reservation of `seqs`, whose event will not be committed: all seqs of an event, or those of a
+        selection that went into no event."""
         seqs = list(seqs)
         there = {seq for seq in seqs if self._reserved.pop(seq) and seq >= self._floor}
         for page, slot, seq in self._table.each(seqs, add=True):
@@ -320,7 +326,7 @@ class Leases:
     # -- events ------------------------------------------------------------------------------------------------------
 
     def apply(self, event: Event) -> array[int]:
-        """Let `event` happen: at its commit point, or in replay. Returns an array of the seqs that it happened to."""
+        """Carry out `event`, at its commit point or in replay. Return the seqs that it changed."""
         match event:
             case Claimed():
                 done = self._claim(event)
@@ -331,8 +337,8 @@ class Leases:
             case Parked():
                 done = self._park(event)
             case DeadLettered():
-                # What is gone meanwhile is dead-lettered all the same, there is a copy of it; and in replay the
-                # deletion, which is in the same batch, may have been met first.
+                # Seqs whose records have died since count as dead-lettered too, because their copies are there. And in
+                # replay the deletion, which is in the same batch, may have been applied first.
                 self.dead_lettered += len(event.seqs)
                 done = self._end(event.seqs)
             case Acked():
@@ -341,8 +347,8 @@ class Leases:
         return done
 
     def gone(self, seqs: Iterable[int]) -> array[int]:
-        """The records of `seqs` are gone, by somebody's deletion or for good: not by an ack or a move from here, which
-        are events. Returns an array of those whose lease has ended by that."""
+        """Forget the jobs of `seqs`, whose records were deleted or lost, but not by an ack or a dead-letter move, which
+        are events. Return the seqs whose lease has ended by that."""
         ended: array[int] = array("Q")
         for page, slot, seq in self._table.each(seqs):
             if seq in self._reserved:
@@ -356,7 +362,7 @@ class Leases:
         return ended
 
     def gone_below(self, seq: int) -> None:
-        """All records below `seq` are gone, and their leases have ended: whoever wants to know which asks `holds`."""
+        """Forget all jobs below `seq`, whose records are gone. Their leases end; `holds` tells which."""
         if seq <= self._floor:
             return
         self._table.drop_below(self._floor, seq)
@@ -365,8 +371,11 @@ class Leases:
         self._pass_known()
 
     def reconcile(self, live_among: Callable[[array[int]], array[int]]) -> None:
-        """The end of a replay: forget jobs whose records are gone. `live_among` picks the live ones out of ascending
-        seqs, some thousands at a time. What it raises passes through; called again, this goes on with the same ones."""
+        """Forget jobs whose records are gone, at the end of a replay.
+
+        `live_among` picks the live ones out of ascending seqs, some thousands at a time. Its exceptions are not caught;
+        called again, this continues with the same seqs.
+        """
         assert not self._reserved, "a replay decides nothing"
         for run in self._table.runs(self._reconciled + 1, _MOST_SEQ, _SCAN):
             self._gone_unless(live_among, run)
@@ -374,10 +383,11 @@ class Leases:
         self._reconciled = 0
 
     def forget_dead(self, first: int, last: int, live_among: Callable[[array[int]], array[int]]) -> array[int]:
-        """Some records from `first` to `last` were lost: those of them that are not live any more are `gone`. Returns
-        the same. At any time, also while events are on their way.
+        """Forget the jobs from `first` to `last` that are no longer live, because records of that range were lost.
+        Return the same as `gone`. May be called at any time, also while events are in flight.
 
-        Asks `live_among` once, with whatever is known there; what it raises passes through, and nothing has changed.
+        Calls `live_among` once, with all known seqs of the range. Its exceptions are not caught, and then nothing has
+        changed.
         """
         known = {seq for seq in self._reserved if first <= seq <= last}
         known.update(*self._table.runs(first, last, _SCAN))
@@ -386,8 +396,9 @@ class Leases:
     # -- keeping -----------------------------------------------------------------------------------------------------
 
     def freeze(self, now: Instant) -> Frozen:
-        """Everything applied, as of now, to be dumped at leisure. O(pages), well below 1 ms for a million jobs."""
-        # What is reserved has not happened: fresh seqs are still that.
+        """Return the applied state, never to change, to be dumped later. O(pages), well below 1 ms for a million
+        jobs."""
+        # Events in flight have not happened: fresh seqs that they reserve are still fresh.
         fresh = (
             seq
             for seq, there in self._reserved.items()
@@ -397,14 +408,15 @@ class Leases:
         return Frozen(cursor, self.dead_lettered, now.window - now.mono, self._table.freeze())
 
     def dump(self, now: Instant) -> dict[str, Any]:
-        """`freeze` and `Frozen.dump` at once: for few jobs."""
+        """Freeze and dump at once: for few jobs."""
         return self.freeze(now).dump()
 
     @classmethod
     def load(cls, value: Mapping[str, Any], now: Instant) -> Leases:
-        """The inverse, at the moment `now`, which tells what the times are on the monotonic clock of this life.
+        """Rebuild the projection from a dump. `now` is used to convert the times to the monotonic clock of this
+        process.
 
-        Raises ValueError if `value` cannot have come from a dump.
+        Raises ValueError if `value` is not a dump.
         """
         match value:
             case {
@@ -444,8 +456,8 @@ class Leases:
         return self.gone([seq for seq in seqs if seq not in live] if len(live) < len(seqs) else ())
 
     def _find_fresh(self, limit: int, next_live: NextLive) -> tuple[array[int], int, bool]:
-        """Up to `limit` fresh seqs, ascending, where the cursor is after them, and whether there may be more, which it
-        was too far to look for."""
+        """Return up to `limit` fresh seqs, ascending, the cursor after them, and True if there may be more beyond the
+        scan limit."""
         found: array[int] = array("Q")
         cursor = self._cursor
         ask = limit
@@ -460,14 +472,14 @@ class Leases:
                     if len(found) == limit:
                         break
             passed += len(live)
-            # Once is enough, but where there are known ones to be passed over.
+            # One call is enough, unless known seqs have to be passed over.
             ask = max(limit - len(found), min(2 * ask, _SCAN))
         return found, cursor, False
 
     def _held(
         self, node: str | None, seqs: Sequence[int], lease_ids: Sequence[int] | None, now: Instant
     ) -> tuple[array[int], list[int], list[int]]:
-        """See `_choose`. What is held by `node` (None: by anybody) under the lease ids, if there are any."""
+        """Call `_choose` for the seqs that `node` (None: any node) holds under the lease ids, if any are given."""
         assert lease_ids is None or len(lease_ids) == len(seqs)
         self.sweep(now.mono, SWEEP_MOST)
         right = set()
@@ -478,14 +490,15 @@ class Leases:
                 holder is not None
                 and (node is None or holder == node)
                 and (lease_id is None or page.lease_ids[slot] == lease_id)
-                # It may not have been swept yet.
+                # The lease may be over without having been swept.
                 and (page.due_ms[slot] > now.mono or seq in self._reserved)
             ):
                 right.add(seq)
         return self._choose(seqs, right.__contains__)
 
     def _choose(self, seqs: Sequence[int], is_right: Callable[[int], bool]) -> tuple[array[int], list[int], list[int]]:
-        """Reserve those of `seqs` that are right, ascending; the others, and those that are right but reserved."""
+        """Reserve those of `seqs` for which `is_right`. Return them ascending, then the others, then those that are
+        right but reserved already."""
         chosen: list[int] = []
         skipped: list[int] = []
         busy: list[int] = []
@@ -501,7 +514,7 @@ class Leases:
         return array("Q", chosen), skipped, busy
 
     def _reserve(self, seqs: Sequence[int]) -> None:
-        """Of kept jobs."""
+        """Reserve kept jobs."""
         for page, slot, seq in self._table.each(seqs):
             self._reserved[seq] = True
             page.reserve(slot)
@@ -514,7 +527,7 @@ class Leases:
         changes = self._table.each(event.seqs, add=True, due_ms=due_ms)
         for (page, slot, seq), lease_id in zip(changes, event.lease_ids, strict=True):
             there = self._reserved.pop(seq, None)
-            # Not reserved: this is replay, and what is not known up to the cursor is gone.
+            # Not reserved, so this is replay; unknown seqs up to the cursor are gone.
             if page.states[slot] == ABSENT and (
                 there is False or seq < self._floor or (there is None and seq <= self._cursor)
             ):
@@ -555,30 +568,30 @@ class Leases:
         return array("Q", [seq for page, slot, seq in self._events(seqs) if page.forget(slot) != ABSENT])
 
     def _events(self, seqs: array[int], due_ms: int | None = None) -> Iterator[tuple[Page, int, int]]:
-        """As `Table.each`. The events about `seqs` are not on their way any more."""
+        """Like `Table.each`, and end the reservations of the seqs."""
         for seq in seqs:
             self._reserved.pop(seq, None)
         return self._table.each(seqs, due_ms=due_ms)
 
     def _pass_known(self) -> None:
-        """Move the cursor over what is known right behind it: in replay, where no claim does it."""
+        """Move the cursor over the known seqs right behind it. In replay, where no claim does it."""
         self._cursor = self._table.end_of_run(self._cursor + 1) - 1
 
 
 @dataclass(frozen=True, slots=True)
 class Frozen:
-    """What `Leases.freeze` has found. Nothing changes it any more, whatever happens to the `Leases`."""
+    """The state that `Leases.freeze` returned. It never changes, whatever happens to the `Leases`."""
 
     cursor: int
     dead_lettered: int
     to_epoch_ms: int
-    """What makes times of the clock of windows of monotonic ones, as of that moment."""
+    """The window clock minus the monotonic one (ms) at that moment."""
     pages: Mapping[int, Page]
 
     def dump(self) -> dict[str, Any]:
-        """It as ints, strings, bytes and lists that CBOR takes, for `Leases.load`. In whatever thread.
+        """Return the state as ints, strings, bytes and lists that CBOR takes, for `Leases.load`. May run in any thread.
 
-        `cursor`, `dead_lettered`, `to_epoch_ms`; `page`, the slots of a page; `pages`, which see.
+        The form is described in `job_pages`.
         """
         return {
             "cursor": self.cursor,
