@@ -1,22 +1,22 @@
 """Which originals a dest has taken, so that `exactly_once` takes each only once (`docs/spec/semantics.md` section 5).
 
-An original is an origin: the id of the topic instance in which the record was first appended, and its seq there. The
-set only grows. When to ask it, and when an origin counts as taken, is the forwarder's affair.
+An original is named by its origin: the id of the topic instance in which the record was first appended, and its seq
+there. The set only grows. The forwarder decides when to ask it, and when an origin counts as taken.
 
-Per origin topic, seqs are cut into *chunks* of 4096 (1 to 4096, 4097 to 8192, ...), and a chunk is held in one of
-three forms:
+Per origin topic, seqs are cut into *chunks* of 4096 (1 to 4096, 4097 to 8192, ...), and a chunk is kept in one of three
+forms:
 
 - **full**: all seqs are taken. Only the ends of runs of full chunks are kept.
 - **runs**: the ascending offsets at which "taken" begins and ends, in turn, two bytes each. An offset is taken if the
-  number of ends at or before it is odd. A few lone seqs, a chunk with a few holes and the chunk that is being filled
-  are a few bytes each.
+  number of ends at or before it is odd. A few single seqs, a chunk with a few holes and the chunk that is being filled
+  take a few bytes each.
 - **bits**: a bit per seq, as soon as runs would take more than that.
 
 So a dest that takes everything costs the same after a million records as after one, and one that takes every other
 record costs a bit per seq of the origin, and about a quarter on top for the objects.
 
-A chunk goes from runs to bits at once, and back only in `dump` (it may have become nearly full since). Hence what is
-dumped depends on what is in the set alone, and not on the order in which it got there.
+A chunk changes from runs to bits at once, and back only in `dump` (it may have become nearly full since). So a dump
+depends only on what is in the set, and not on the order in which it was added.
 """
 
 from __future__ import annotations
@@ -31,24 +31,25 @@ from topics.log.dumped_values import from_little_endian, little_endian
 
 _SHIFT: Final = 12
 CHUNK_SEQS: Final = 1 << _SHIFT
-"""Seqs of a chunk. A bitmap of them is 512 bytes: several times what the objects around it take."""
+"""Seqs of a chunk. A bitmap of them is 512 bytes: several times as much as the objects around it."""
 
 _MASK: Final = CHUNK_SEQS - 1
 _CHUNK_BYTES: Final = CHUNK_SEQS // 8
 _ALL_SET: Final = b"\xff" * _CHUNK_BYTES
 _END_OF_CHUNKS: Final = 1 << (64 - _SHIFT)
 
-# Two bytes each, and fewer than a bitmap's: the two forms of a chunk in a dump are told apart by their length.
+# Ends that a chunk in the form of runs has at most. They take two bytes each, and all together less than a bitmap: a
+# dump tells the two forms apart by their length.
 _MAX_ENDS: Final = _CHUNK_BYTES // 2 - 2
 
-# What CPython takes for the objects themselves, for `nbytes`.
+# Bytes that CPython takes for the objects themselves, for `nbytes`.
 _ORIGIN_OVERHEAD: Final = 500
 _CHUNK_OVERHEAD: Final = 160
 _END_OVERHEAD: Final = 40
 
 
 class OriginSet:
-    """Pairs of origin topic id and origin seq (u64, from 1). See the module for what it costs."""
+    """Pairs of origin topic id and origin seq (u64, from 1). The module says how much memory they take."""
 
     __slots__ = ("_origins",)
 
@@ -56,7 +57,7 @@ class OriginSet:
         self._origins: dict[int, _Seqs] = {}
 
     def add(self, topic_id: int, seq: int) -> None:
-        """Seq `seq` of topic `topic_id` is taken. Again is the same as once; ascending order is the fastest."""
+        """Add seq `seq` of topic `topic_id`. Adding it again changes nothing; ascending order is fastest."""
         assert seq > 0, "seqs begin at 1"
         origin = self._origins.get(topic_id)
         if origin is None:
@@ -64,8 +65,8 @@ class OriginSet:
         number = (seq - 1) >> _SHIFT
         offset = (seq - 1) & _MASK
         ends = origin.runs.get(number)
-        # Here is what nearly always happens: a run goes on, a chunk gets a further run, or a bit is set. Whatever may
-        # change the form of a chunk goes the long way.
+        # The fast path, for nearly every call: a run grows, a chunk gets another run, or a bit is set. If the form of
+        # the chunk may change, `add_to_chunk` does it.
         if ends is not None:
             last = ends[-1]
             if last == offset and offset < _MASK:
@@ -83,8 +84,8 @@ class OriginSet:
         origin.add_to_chunk(number, offset, offset + 1)
 
     def add_run(self, topic_id: int, first: int, last: int) -> None:
-        """Seqs `first` to `last`, both included, of topic `topic_id` are taken. The cost does not grow with their
-        number, but for chunks held in part that become full."""
+        """Add seqs `first` to `last` (inclusive) of topic `topic_id`. The cost does not grow with their number, except
+        for partly filled chunks that become full."""
         assert 0 < first <= last, "seqs begin at 1, and a run has at least one"
         origin = self._origins.get(topic_id)
         if origin is None:
@@ -92,28 +93,28 @@ class OriginSet:
         origin.add_run(first - 1, last)
 
     def __contains__(self, origin: tuple[int, int]) -> bool:
-        """Whether this `(topic_id, seq)` is taken."""
+        """Return True if this `(topic_id, seq)` is taken."""
         topic_id, seq = origin
         seqs = self._origins.get(topic_id)
         return seqs is not None and seqs.holds((seq - 1) >> _SHIFT, (seq - 1) & _MASK)
 
     @property
     def nbytes(self) -> int:
-        """An estimate of the memory held. Looks at every chunk that is not full."""
+        """An estimate of the memory in use, in bytes. Looks at every chunk that is not full."""
         return sum(seqs.nbytes for seqs in self._origins.values())
 
     def dump(self) -> list[Any]:
-        """`[topic_id, full, chunks]` of each origin topic, for `load`; equal for equal sets.
+        """Return `[topic_id, full, chunks]` for each origin topic, for `load`; equal for equal sets.
 
         Topic ids ascend. `full` has the numbers of chunks at which runs of full ones begin and end, in turn. `chunks`
-        has number and content of the others, in turn, ascending: 512 bytes are a bitmap, fewer are the ends of runs
-        in little-endian u16. Takes some microseconds for each chunk that is not full.
+        has number and content of the others, in turn, ascending: 512 bytes are a bitmap, fewer are the ends of runs in
+        little-endian u16. Takes some microseconds for each chunk that is not full.
         """
         return [[topic_id, *self._origins[topic_id].dump()] for topic_id in sorted(self._origins)]
 
     @classmethod
     def load(cls, value: object) -> OriginSet:
-        """The inverse of `dump`. Raises ValueError if `value` is not something `dump` returned."""
+        """Rebuild the set from what `dump` returned. Raises ValueError if `value` is not that."""
         loaded = cls()
         if not isinstance(value, list):
             raise ValueError("origins: not a list")
@@ -131,7 +132,8 @@ class OriginSet:
 
 
 class _Seqs:
-    """What is taken of one origin topic, by chunk number and offset. A chunk has one form at most, none if empty."""
+    """The taken seqs of one origin topic, by chunk number and offset. A chunk has one form at most, none if it is
+    empty."""
 
     __slots__ = ("bits", "full", "runs")
 
@@ -151,9 +153,9 @@ class _Seqs:
         return bisect_right(self.full, number) & 1 == 1
 
     def add_run(self, start: int, end: int) -> None:
-        """Positions from `start` up to but without `end`; the first seq has position 0."""
-        # Chunks from `low` up to but without `high` are full afterwards. If both ends are inside one chunk, `high` is
-        # that chunk and `low` the next.
+        """Add the positions from `start` to before `end`; the first seq has position 0."""
+        # Chunks from `low` to before `high` are full afterwards. If both ends are inside one chunk, `high` is that
+        # chunk and `low` the next.
         low, high = (start + _MASK) >> _SHIFT, end >> _SHIFT
         if low > high:
             self.add_to_chunk(high, start & _MASK, end & _MASK)
@@ -166,7 +168,7 @@ class _Seqs:
             self.add_to_chunk(high, 0, end & _MASK)
 
     def add_to_chunk(self, number: int, start: int, end: int) -> None:
-        """Offsets from `start` up to but without `end` of one chunk."""
+        """Add the offsets from `start` to before `end` of one chunk."""
         bits = self.bits.get(number)
         if bits is not None:
             if end - start == 1:
@@ -192,7 +194,7 @@ class _Seqs:
 
     def _add_full(self, low: int, high: int) -> None:
         for held in (self.runs, self.bits):
-            # Whichever is less: the chunks there are, or the chunks of the run.
+            # Go through the chunks of the run or through all known ones, whichever are fewer.
             numbers = range(low, high) if high - low < len(held) else [n for n in held if low <= n < high]
             for number in numbers:
                 held.pop(number, None)
@@ -220,7 +222,7 @@ class _Seqs:
 
     @classmethod
     def load(cls, full: list[Any], chunks: list[Any]) -> _Seqs:
-        """Raises ValueError for anything that `dump` does not return."""
+        """Rebuild from the two lists of `dump`. Raises ValueError if they are not that."""
         seqs = cls()
         if not all(type(number) is int for number in full) or not _are_ends(full, _END_OF_CHUNKS):
             raise ValueError("origins: bad runs of full chunks")
@@ -242,10 +244,10 @@ class _Seqs:
 
 
 def _union(ends: Sequence[int], start: int, end: int) -> tuple[int, int, list[int]]:
-    """What puts `start` up to but without `end` into the runs of `ends`: replace the slice from the first number to
-    the second by the list. Runs that touch become one."""
+    """Return how to add `start` to before `end` to the runs of `ends`: the slice from the first number to the second is
+    replaced by the list. Runs that touch are joined."""
     low, high = bisect_left(ends, start), bisect_right(ends, end)
-    # An odd place is within a run, or at its end, and that run is the one that goes on.
+    # An odd index means that the place is inside a run, or at its end: that run is continued.
     return low, high, [*([] if low & 1 else [start]), *([] if high & 1 else [end])]
 
 
@@ -262,7 +264,7 @@ def _bits_of(ends: array[int]) -> bytearray:
 
 
 def _changes(bits: bytes | bytearray) -> int:
-    """The ends of the runs of a bitmap, as bits of a number."""
+    """Return the ends of the runs of a bitmap, as the bits of a number."""
     value = int.from_bytes(bits, "little")
     return value ^ (value << 1)
 
@@ -277,7 +279,7 @@ def _ends_of(changes: int) -> array[int]:
 
 
 def _are_ends(ends: Sequence[int], limit: int) -> bool:
-    """Whether these can be the ends of runs below `limit` that do not touch."""
+    """Return True if these can be the ends of runs below `limit` that do not touch."""
     if not ends:
         return True
     return len(ends) % 2 == 0 and ends[0] >= 0 and ends[-1] <= limit and all(a < b for a, b in pairwise(ends))

@@ -1,8 +1,8 @@
 """A router's configuration: how a patch changes it, and its form in snapshots and the WAL (`docs/spec/api.md` section
 7).
 
-What needs to know other routers is `router_graph`'s, what needs to know topics (whether a dest may be created) the
-engine's.
+Rules that concern other routers are in `router_graph`; rules that concern topics (whether a dest may be created) in the
+engine.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from topics.log.names import check_topic_name
 from topics.log.tag_match import Match, parse_match
 from topics.model import Guarantee, RouterPatch, RouterStart
 
-# By the names of the fields here; `start` is `from` to clients.
+# Keyed by the field names here; clients call `start` `from`.
 _CHOICES: Final[Mapping[str, tuple[str, ...]]] = {
     "guarantee": ("at_least_once", "exactly_once"),
     "start": ("tail", "earliest"),
@@ -30,7 +30,7 @@ _TOPICS: Final = ("source", "dest")
 class RouterConfig(msgspec.Struct, frozen=True, kw_only=True):
     """What a router copies, from where to where, and how. The defaults are those of the API.
 
-    `start` says where it began; it means nothing once the router has a cursor.
+    `start` says where it began; it has no effect once the router has a cursor.
     """
 
     source: str
@@ -45,12 +45,13 @@ class RouterConfig(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def resolve_router(current: RouterConfig | None, patch: RouterPatch, *, router: str) -> RouterConfig:
-    """What `router` is configured to after `patch`: merged over `current`, or over the defaults on creation (None).
+    """Return the configuration of `router` after `patch`: merged over `current`, or over the defaults on creation
+    (None).
 
-    A creation without `source` or `dest`, a bad name, filter or choice, and a source that is the dest too are
-    `400 invalid_request` naming the field. An update to another `source` or `dest` is `409
-    topic_exists_incompatible`; its `from` has to be a valid one and changes nothing. What is bad in itself is refused
-    before what does not fit `current`.
+    `400 invalid_request` naming the field: a creation without `source` or `dest`, a bad name, filter or choice, or a
+    source that is also the dest. `409 topic_exists_incompatible`: an update to another `source` or `dest`. The `from`
+    of an update must be valid and changes nothing. Values that are bad in themselves are refused before those that do
+    not fit `current`.
     """
     present: dict[str, Any] = {
         name: value for name in patch.__struct_fields__ if (value := getattr(patch, name)) is not UNSET
@@ -77,17 +78,18 @@ def resolve_router(current: RouterConfig | None, patch: RouterPatch, *, router: 
 
 
 def router_to_wire(config: RouterConfig) -> dict[str, Any]:
-    """All fields by the names that clients know, as CBOR and JSON take them. A new dict that the caller may keep."""
+    """Return all fields by the names that clients know, as CBOR and JSON take them. A new dict that the caller may
+    keep."""
     fields = msgspec.structs.asdict(config)
     fields["filter"] = None if config.filter is None else config.filter.to_wire()
     return {_WIRE_NAMES.get(name, name): value for name, value in fields.items()}
 
 
 def router_from_wire(value: Mapping[str, Any]) -> RouterConfig:
-    """A configuration read back from a snapshot or the WAL. A missing key has its default, an unknown one is ignored.
+    """Return a configuration read from a snapshot or the WAL. A missing key has its default, an unknown one is ignored.
 
-    Names are not checked, nor fields against each other: they were, when it was written. Raises ValueError on wrong
-    types, and without a source or a dest.
+    Names are not checked again, nor fields against each other: they were when they were written. Raises ValueError on
+    wrong types, and without a source or a dest.
     """
     if not isinstance(value, Mapping):
         raise ValueError("not a router config: not a map")

@@ -1,14 +1,13 @@
-"""Which routers lead where, which further one is refused, and in which order a read catches up (`docs/spec/api.md`
-section 7).
+"""Which routers lead where, which new one is refused, and in which order a read brings topics up to date
+(`docs/spec/api.md` section 7).
 
-Topics are the vertices and routers the edges; two topics may have several routers between them, with different
-filters. The graph knows names only: whether a topic exists, and what a router copies, is not its business. A topic
-that no router touches is not in here and is asked about as freely as any other.
+Topics are the vertices and routers the edges; two topics may have several routers between them, with different filters.
+The graph knows names only, not whether a topic exists or what a router copies. A topic without routers is not in the
+graph, and every question about it has an answer all the same.
 
-Every question costs what the routers that it concerns cost, not what all of them do: a refusal looks at the dest's
-routers and at what is reachable from the dest, an order at what is upstream. All searches have their own stack, so a
-chain may be as long as it likes. Routers of a topic are kept sorted by name, hence every answer depends on the graph
-alone and not on the order in which it came about.
+A question costs as much as the routers that it concerns: a refusal looks at the dest's routers and at what is reachable
+from the dest, an order at what is upstream. Searches use their own stack, so a chain may have any length. The routers
+of a topic are sorted by name, so answers depend on the graph alone and not on the order in which it was built.
 """
 
 from __future__ import annotations
@@ -30,29 +29,29 @@ class Edge(NamedTuple):
 
 
 class Graph:
-    """The routers by name. `add` does not refuse anything; `check` does, and whoever creates a router asks it first.
+    """The routers by name. `add` refuses nothing; `check` does, and is called before a router is created.
 
-    The two are separate because refusals come before anything is created, and because recovery adds what was once
-    allowed in an order of its own.
+    They are separate because a refusal must come before anything is created, and because recovery adds routers that
+    were allowed once in any order.
     """
 
     __slots__ = ("_edges", "_into", "_out_of")
 
     def __init__(self) -> None:
         self._edges: dict[str, Edge] = {}
-        # Per topic, sorted names; no topic has an empty list.
+        # Sorted router names for each topic; no list is empty.
         self._into: dict[str, list[str]] = {}
         self._out_of: dict[str, list[str]] = {}
 
     def __len__(self) -> int:
-        """The number of routers."""
+        """Return the number of routers."""
         return len(self._edges)
 
     def __contains__(self, router: str) -> bool:
         return router in self._edges
 
     def add(self, router: str, source: str, dest: str, allow_cycle: bool) -> None:
-        """`router` leads from `source` to `dest` from now on, and nowhere else if it was here before."""
+        """Let `router` lead from `source` to `dest`, in place of the edge that it had before, if any."""
         assert source != dest, "a router has two topics"
         self.remove(router)
         self._edges[router] = Edge(source, dest, allow_cycle)
@@ -60,37 +59,37 @@ class Graph:
         insort(self._into.setdefault(dest, []), router)
 
     def remove(self, router: str) -> None:
-        """Forget `router`. One that is not in here stays away."""
+        """Forget `router`. Does nothing if it is not in the graph."""
         edge = self._edges.pop(router, None)
         if edge is not None:
             _discard(self._out_of, edge.source, router)
             _discard(self._into, edge.dest, router)
 
     def into(self, topic: str) -> list[str]:
-        """The routers whose dest `topic` is, sorted by name. A list that the caller may keep."""
+        """Return the routers whose dest is `topic`, sorted by name. A list that the caller may keep."""
         return self._into.get(topic, [])[:]
 
     def out_of(self, topic: str) -> list[str]:
-        """The routers whose source `topic` is, sorted by name. A list that the caller may keep."""
+        """Return the routers whose source is `topic`, sorted by name. A list that the caller may keep."""
         return self._out_of.get(topic, [])[:]
 
     def routers_of(self, topic: str) -> list[str]:
-        """The routers whose source or dest `topic` is, sorted by name: those that go when the topic is deleted."""
+        """Return the routers whose source or dest is `topic`, sorted by name: those that are deleted with the topic."""
         return sorted(self._into.get(topic, []) + self._out_of.get(topic, []))
 
     def check(self, router: str, source: str, dest: str, allow_cycle: bool) -> None:
-        """Refuse a creation or update of `router` that the rest of the graph does not allow; the graph stays as it is.
+        """Refuse a creation or update of `router` that the rest of the graph does not allow. Does not change the graph.
 
         First cycles: `409 router_cycle` if there is a way from `dest` back to `source` and `router` has no
         `allow_cycle`. `detail.cycle` is a shortest one, `source` first and last, and of several always the same.
 
         Then fan-in: `409 topic_exists_incompatible`, `detail.reason: "router_dest_fan_in"`, if `dest` has routers from
-        other sources, unless `router` and all of those have `allow_cycle`. `detail.routers` are those in the way,
+        other sources, unless `router` and all of those have `allow_cycle`. `detail.routers` are the routers in the way,
         sorted: all from other sources if `router` itself has no `allow_cycle`, else those of them without it.
 
-        The edge that `router` has already counts neither as a way back nor as fan-in. If the new one is equal to it
-        there is no refusal: it closes nothing, even if another router with `allow_cycle` has since led a way back. So
-        what was accepted once may be said again.
+        The present edge of `router` counts neither as a way back nor as fan-in. If the new edge equals it there is no
+        refusal, even if another router with `allow_cycle` has since led a way back: a request that was accepted once
+        may be repeated.
         """
         if self._edges.get(router) == (source, dest, allow_cycle):
             return
@@ -117,15 +116,15 @@ class Graph:
             )
 
     def upstream_first(self, topic: str) -> list[str]:
-        """All topics from which `topic` can be reached, and `topic` itself as the last, each once.
+        """Return all topics from which `topic` can be reached, and `topic` itself as the last, each once.
 
-        A source comes before its dests, unless there is a way back from the dest to it. So one pass of forwarding in
-        this order brings everything through where there are no cycles.
+        A source comes before its dests, unless there is a way back from the dest to it. So, without cycles, one pass of
+        forwarding in this order brings everything up to date.
         """
         order: list[str] = []
         seen = {topic}
-        # The topics on the way down from `topic`, each with the routers into it that are still to be looked at. A
-        # topic is put in order once its sources are.
+        # The path of the search from `topic` upstream, each topic with the routers into it that are still to be
+        # examined. A topic is added to the order after its sources.
         stack = [(topic, self._sources(topic))]
         while stack:
             below, sources = stack[-1]
@@ -140,7 +139,7 @@ class Graph:
         return order
 
     def is_in_cycle(self, router: str) -> bool:
-        """Whether what goes through a router may come back to it."""
+        """Return True if records that leave through a router may come back to it."""
         edge = self._edges.get(router)
         return edge is not None and self._cycle(router, edge.source, edge.dest) is not None
 
@@ -148,8 +147,7 @@ class Graph:
         return (self._edges[router].source for router in self._into.get(topic, ()))
 
     def _cycle(self, router: str, source: str, dest: str) -> list[str] | None:
-        # Most new routers come from where nothing arrives: then there is nothing to search, however much is
-        # downstream of the dest.
+        # Most new routers have a source that no router leads to: then there is no cycle, and nothing to search.
         if source not in self._into:
             return None
         previous = {dest: source}

@@ -1,7 +1,6 @@
-"""A router as its dest knows it: the durable part of it, which travels with the dest's log (`docs/spec/crash.md` 18 to
-20).
+"""A router as its dest knows it: the durable part of it, which is logged with the dest (`docs/spec/crash.md` 18 to 20).
 
-What it is configured to is `router`'s business, which copies come of it is decided by whoever forwards.
+Its configuration is in `router`; the forwarder decides which copies it makes.
 """
 
 from __future__ import annotations
@@ -15,7 +14,8 @@ from topics.routing.router import RouterConfig, router_from_wire, router_to_wire
 
 
 class Router:
-    """One router between two topic instances. `cursor` and `forwarded` are as of what the dest has published."""
+    """One router between two topic instances. `cursor` and `forwarded` are as of the last commit that the dest
+    published."""
 
     __slots__ = ("config", "cursor", "forwarded", "name", "source_id")
 
@@ -23,25 +23,25 @@ class Router:
         self.name = name
         self.source_id = source_id
         self.cursor = cursor
-        """The last seq of the source that it has dealt with."""
+        """The last seq of the source that it has copied or skipped."""
         self.forwarded = forwarded
-        """Copies made."""
+        """How many copies it has made."""
         self.config = config
 
     def dump(self) -> list[Any]:
-        """As parts and RouterCreate frames have it."""
+        """Return the form that parts and RouterCreate frames have."""
         return [self.name, self.source_id, self.cursor, self.forwarded, router_to_wire(self.config)]
 
     @classmethod
     def load(cls, value: Sequence[Any]) -> Router:
-        """The inverse. Raises ValueError."""
+        """Rebuild a router from what `dump` returned. Raises ValueError."""
         name, source_id, cursor, forwarded, config = value
         return cls(str(name), whole(source_id), whole(cursor), whole(forwarded), router_from_wire(config))
 
 
 def kept_origins(known: OriginSet | None, routers: Iterable[Router]) -> OriginSet | None:
-    """What a dest remembers of origins, given the routers that feed it: something as long as one of them brings each
-    record only once."""
+    """Return the origins that a dest must remember, given the routers that lead into it: None unless one is
+    `exactly_once`."""
     if not any(router.config.guarantee == "exactly_once" for router in routers):
         return None
     return known if known is not None else OriginSet()
