@@ -1,9 +1,9 @@
-"""Who is served next, and what is done when there is too much to do.
+"""Which topic is served next, and what is done when there is too much to do.
 
-priority    the bands
+priority    the effective priority of a topic
 ready_set   the topics that wait, and which of them is next; pure
 audience    the consumers of one topic, and which of them are due
 workers     the tasks that serve topics in that order
-pressure    how pressed the daemon is, and which steps follow; pure
-governor    the task that measures it and takes the steps
+pressure    how loaded the daemon is, and which measures follow; pure
+governor    the task that measures pressure and takes the measures
 """

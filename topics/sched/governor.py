@@ -1,8 +1,8 @@
-"""The governor: measures how pressed the daemon is, ten times a second, and sees to what the ladder says.
+"""The governor: measures ten times a second how loaded the daemon is, and carries out the steps of the ladder.
 
-What pressure is and which step follows from it is `topics.sched.pressure`'s; here are the signals, and the hands: the
-scheduler is told to coalesce and to pause, the shard writers how long a group gathers, admission that nobody need wait.
-Changes of rungs are lines in the log, and all of it is in the metrics.
+`topics.sched.pressure` defines the pressure and the steps that follow from it. This module collects the signals and
+acts: it tells the scheduler to coalesce and to pause, the shard writers how long a group gathers, and admission to
+refuse at once. Changes of rungs are logged, and the metrics have all of it.
 """
 
 from __future__ import annotations
@@ -19,37 +19,41 @@ from topics.telemetry.logs import get_logger
 log = get_logger(__name__)
 
 PERIOD_S: Final = 0.1
+"""Time between two ticks (s)."""
 
 LATENCY_WEIGHT: Final = 0.2
-"""Of a new sample: a lasting change is two thirds through after half a second."""
+"""Weight of a new latency sample in the mean: after half a second it has followed two thirds of a lasting change."""
 
 HARMFUL: Final = frozenset({"pausing", "saturated"})
-"""Rungs on which somebody gets less than was promised: a warning. The others only put things together."""
+"""Rungs on which clients get less than was promised: they are logged as warnings. The others only combine work."""
 
 TOLD_EVERY_S: Final = 1.0
 QUIET_LINES: Final = 4
 QUIET_EVERY_S: Final = 10.0
-"""Changes are logged once a second at most. Those of the rungs that harm nobody come and go with the load: a few of
-them at once, and then one in ten seconds."""
+"""Changes of rungs are logged at most once in `TOLD_EVERY_S`. Harmless rungs come and go with the load: of their
+changes `QUIET_LINES` are logged at once, and then one in `QUIET_EVERY_S`."""
 
 CALM: Final = Steps(0.0, 0.0, False, False, False)
 
 
 class Hands(NamedTuple):
-    """What the governor looks at and acts on beside the scheduler."""
+    """The functions of the daemon that the governor calls, besides those of the scheduler."""
 
     busy_share: Callable[[], float]
-    """Of worker threads, 0..1."""
+    """The share of worker threads that are busy, 0..1."""
     set_commit_window: Callable[[float], None]
-    """In milliseconds."""
+    """Set how long a group commit gathers (ms)."""
     set_saturated: Callable[[bool], None]
-    """Whether an append that finds its queue full is refused at once."""
+    """If True, an append that finds its queue full is refused at once."""
     announce_pause: Callable[[], None]
     """Tell watchers of topics that are paused."""
 
 
 class Governor:
-    """See the module. `pressure` and `steps` are as of the last tick."""
+    """The task that measures the pressure and takes the steps. The daemon makes one and runs `run`.
+
+    `pressure` (0..1) and `steps` are those of the last tick.
+    """
 
     def __init__(self, scheduler: Scheduler[Any], hands: Hands) -> None:
         self.pressure = 0.0
@@ -59,12 +63,12 @@ class Governor:
         self._ladder = Ladder()
         self._latency = Ewma(LATENCY_WEIGHT)
         self._told: tuple[str, ...] = ()
-        """The rungs as of the last line in the log, and when that was."""
+        """The rungs in the last log line, and its time."""
         self._told_at = -TOLD_EVERY_S
         self._quiet_left = float(QUIET_LINES)
 
     async def run(self) -> None:
-        """Tick until cancelled; then everything is at its ease again."""
+        """Tick every `PERIOD_S` until cancelled; then undo all steps."""
         try:
             while True:
                 due = trio.current_time() + PERIOD_S
@@ -74,7 +78,7 @@ class Governor:
             self._carry_out(CALM)
 
     def tick(self, lag_ms: float) -> None:
-        """Look at the signals and act. `lag_ms` is how late the loop was to call this."""
+        """Read the signals and act. `lag_ms` is how late the event loop called this."""
         self._latency.add(max(lag_ms, self._scheduler.take_mean_wait()))
         depth = self._scheduler.servable_depth / self._scheduler.shards
         self.pressure = pressure_of(Signals(depth, self._latency.value, self._hands.busy_share()))
@@ -82,8 +86,8 @@ class Governor:
         self._tell(depth)
 
     def _tell(self, depth: float) -> None:
-        """Log how the rungs have changed since the last line. What changes too often is told as it is when its time
-        has come, if it differs by then."""
+        """Log how the rungs have changed since the last line. A change that comes too soon is logged later, if it still
+        differs by then."""
         rungs, now = self._ladder.rungs, trio.current_time()
         if rungs == self._told or now - self._told_at < TOLD_EVERY_S:
             return

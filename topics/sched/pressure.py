@@ -1,8 +1,7 @@
-"""How pressed the daemon is, and what is done about it at which pressure: the governor's pure part
-(`docs/spec/runtime.md` 4).
+"""How loaded the daemon is, and which steps follow: the pure part of the governor (`docs/spec/runtime.md` 4).
 
-Signals go in, a pressure in 0..1 comes out, and the ladder makes steps of it. Only when things are done is decided
-here, never whether. To measure the signals, to call every 100 ms and to carry the steps out is the governor's.
+Signals become a pressure of 0..1, and the ladder turns pressures into steps. The steps change when work is done, never
+whether. The governor measures the signals, calls every 100 ms and carries out the steps.
 """
 
 from __future__ import annotations
@@ -10,16 +9,16 @@ from __future__ import annotations
 from math import log2
 from typing import Final, NamedTuple
 
-# The knees: where a signal counts 0.2, the pressure at which the first step begins. The 5 ms are the specification's;
-# 16 topics take a worker as long, at 0.3 ms each.
+# The knees: the values at which a signal counts `_AT_KNEE`, the pressure of the first step. The 5 ms are those of the
+# specification; 16 topics take a worker as long, at 0.3 ms each.
 _LATENCY_KNEE_MS: Final = 5.0
 _DEPTH_KNEE: Final = 16.0
 _AT_KNEE: Final = 0.2
-# Above the knee: 0.3 for each factor of four, so 0.5 at 4 knees, 0.8 at 16, and 1.0 at 40.
+# Above the knee a signal counts 0.15 more for each doubling: 0.5 at 4 knees, 0.8 at 16, and 1.0 at 40.
 _PER_DOUBLING: Final = 0.15
 _BUSY_PEAK: Final = 0.55
 
-# The rungs of coalescing, widening and saturation are off 0.05 below where they are on: so that the log does not flap.
+# Coalescing, widening and saturation end 0.05 below the pressure at which they begin, so that the log does not flap.
 _COALESCE_ABOVE: Final = 0.2
 _COALESCE_OFF_BELOW: Final = 0.15
 _COALESCE_MAX_MS: Final = 20.0
@@ -37,37 +36,37 @@ RUNGS: Final = ("coalescing", "widening", "pausing", "saturated")
 
 
 class Signals(NamedTuple):
-    """What pressure is made of."""
+    """The measurements that make up the pressure."""
 
     depth_per_worker: float
-    """Waiting topics per delivery worker, without the paused: these would keep up the pressure that pauses them."""
+    """Waiting topics per delivery worker, without paused ones, which would keep up the pressure that pauses them."""
     latency_ms: float
-    """Scheduling latency, averaged, the lag of the event loop included."""
+    """Mean scheduling latency (ms), including the lag of the event loop."""
     busy_share: float
-    """How many of the worker threads are busy, 0..1."""
+    """The share of worker threads that are busy, 0..1."""
 
 
 class Steps(NamedTuple):
-    """What is to be done at a pressure."""
+    """The measures that are taken at a pressure."""
 
     coalesce_ms: float
-    """How long a topic's records are collected into one frame, 0..20."""
+    """How long a topic's records are collected into one frame (ms), 0..20."""
     commit_window_ms: float
-    """How long a group commit stays open for more; 0 means the configured window."""
+    """How long a group commit gathers (ms); 0 means the configured window."""
     lowest_paused: bool
-    """Nothing for topics of a priority below 0."""
+    """Topics of a priority below 0 are not served."""
     routers_lowered: bool
-    """Routers one band lower."""
+    """Routers are served one band lower."""
     saturated: bool
-    """With a full shard queue besides, appends get 429 without the admission wait."""
+    """An append that finds its shard queue full gets 429 without the admission wait."""
 
 
 def pressure_of(signals: Signals) -> float:
-    """The pressure, 0..1: the greatest of three parts, since any one of them alone is reason enough.
+    """Return the pressure, 0..1: the greatest of three parts, because each alone is reason enough to act.
 
-    Latency and depth count by their logarithm, as what matters is how many times too much there is. Busy threads are a
-    weak sign, and hence squared and 0.55 at most: readers that wait for a slow disk keep threads busy without anything
-    being short for others, so they alone never pause anybody, and keep nobody paused.
+    Latency and depth count by their logarithm: what matters is how many times too high they are. Busy threads are a
+    weak sign, and so squared and at most 0.55: readers that wait for a slow disk keep threads busy although nothing is
+    short for others. They alone never pause a topic or keep it paused.
     """
     latency = _against(_LATENCY_KNEE_MS, signals.latency_ms)
     depth = _against(_DEPTH_KNEE, signals.depth_per_worker)
@@ -82,14 +81,14 @@ def _against(knee: float, value: float) -> float:
 
 
 class Ladder:
-    """Makes steps of pressures, and remembers what hysteresis needs."""
+    """Turns pressures into steps, and keeps the state for the hysteresis."""
 
     def __init__(self) -> None:
         self._on: set[str] = set()
         self._high_since_ms: float | None = None
 
     def step(self, pressure: float, now_ms: float) -> Steps:
-        """The steps at this pressure, 0..1. To be called every 100 ms, with milliseconds of a monotonic clock."""
+        """Return the steps at this pressure, 0..1. Must be called every 100 ms, with ms of a monotonic clock."""
         assert 0.0 <= pressure <= 1.0
         saturated = pressure >= _SATURATED_AT
         self._turn("coalescing", pressure > _COALESCE_ABOVE, pressure < _COALESCE_OFF_BELOW)
@@ -101,9 +100,9 @@ class Ladder:
 
     @property
     def rungs(self) -> tuple[str, ...]:
-        """The names out of `RUNGS` that are on, from the lowest up: worth a line in the log when it changes.
+        """The names out of `RUNGS` that are on, lowest first; logged when they change.
 
-        It is steadier than the steps: what began above a pressure is off only 0.05 below it.
+        They change less often than the steps: a rung that came on above a pressure goes off 0.05 below it.
         """
         return tuple(rung for rung in RUNGS if rung in self._on)
 
@@ -133,8 +132,8 @@ def _commit_window_ms(pressure: float) -> float:
 class Ewma:
     """An exponentially weighted moving mean.
 
-    Each value added moves it by `weight` (above 0, at most 1) of the way there: after 1/weight values a lasting change
-    is two thirds through. It begins at 0, so that the first value is no more believed than any other.
+    Each value moves it by `weight` (above 0, at most 1) of the difference: after 1/weight values it has followed two
+    thirds of a lasting change. It begins at 0, so that the first value has no more weight than any other.
     """
 
     __slots__ = ("_weight", "value")
@@ -145,5 +144,5 @@ class Ewma:
         self.value = 0.0
 
     def add(self, value: float) -> None:
-        """Take one more value into the mean."""
+        """Add a value to the mean."""
         self.value += self._weight * (value - self.value)

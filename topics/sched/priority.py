@@ -1,4 +1,4 @@
-"""The priority that orders delivery, and nothing else (`docs/spec/semantics.md` section 7)."""
+"""The priority of a topic, which orders deliveries and has no other effect (`docs/spec/semantics.md` section 7)."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ MAX_PRIORITY: Final = 1000
 
 _AUTO_PEAK: Final = 500
 _HALF_LIFE_MS: Final = 30_000
-# After ten half-lives the formula is below one half anyway; the cut makes it exactly 0, and spares the power.
+# After ten half-lives the formula is below one half; it is cut to exactly 0, which also saves computing the power.
 _FORGOTTEN_MS: Final = 300_000
-# +100 per second since enqueued, i.e. one for every 10 ms, at most +1000: nothing waits longer than 10 s unboosted.
+# One point for every 10 ms of waiting, at most 1000: after 10 s even the lowest priority has been raised by 1000.
 _WAITING_MS_PER_POINT: Final = 10
 _MAX_WAITING_BONUS: Final = 1000
 
@@ -18,11 +18,11 @@ _MAX_WAITING_BONUS: Final = 1000
 def effective_priority(
     config_priority: int | None, auto: bool, last_consumed_ms: int | None, now_ms: int, waiting_ms: int = 0
 ) -> int:
-    """The priority of a topic now, an integer; higher is served first.
+    """Return the current priority of a topic, an integer; higher is served first.
 
     `config_priority` if set, clamped to -1000..1000; else, if `auto`, 500 at the moment of the last consumption and
-    half of that every 30 s after it (`last_consumed_ms`, None = never); else 0. `waiting_ms`, the time since the
-    topic was enqueued, is for the scheduler alone and adds up to 1000; what the wire reports is without it.
+    half of that every 30 s after it (`last_consumed_ms`, None = never); else 0. `waiting_ms`, the time since the topic
+    was enqueued, adds up to 1000. Only the scheduler passes it; priorities in answers are without it.
     """
     if config_priority is not None:
         base = max(-MAX_PRIORITY, min(MAX_PRIORITY, config_priority))

@@ -1,43 +1,44 @@
 """Which topics wait to be served, and which of them is next (`docs/spec/runtime.md` section 4).
 
-Pure: it is told the time, and decides; workers and the governor act. What is served, how, and what it cost is theirs.
+Pure: the caller passes the time, and workers and the governor act. What serving a topic means, and what it costs, is
+known to them alone.
 
 Theory of operation
 -------------------
 
 **Bands.** A waiting item is in exactly one of six bands. Bands 0..4 hold effective priorities, waiting time included:
-below 0, then from 0, 250, 500 and 750 up. Band 5 holds the overdue: what has waited for 5 s, whatever its priority,
-because from -1000 waiting lifts an item no further than 0. Within a band the longest waiting item is first, that is
-the one added first.
+below 0, then from 0, 250, 500 and 750 up. Band 5 holds overdue items, which have waited for 5 s, whatever their
+priority: from -1000, waiting lifts an item no further than 0. Within a band the item that has waited longest, that is
+the one added first, is served first.
 
 **Aging.** Waiting adds a point per 10 ms, in whole steps of 50 ms. An item enters by its priority alone, and from then
-on only ever moves up. For each item there is one crossing on a heap: when it moves next, and where to. So nothing is
-scanned, an item costs nothing while it stays where it is, and it crosses three times at most (from -1: at 50 ms, at
-2550 ms, and at 5 s into the overdue; the bonus is never above 500 when that happens, so its limit of 1000 needs no code
-here). Crossings are carried out by the next `pop`.
+on only ever moves up. Each item has one crossing on a heap: the time of its next move, and the band it moves to. So
+nothing is scanned, an item costs nothing while it stays where it is, and it crosses three times at most (from -1: at 50
+ms, at 2550 ms, and at 5 s into the overdue band; the bonus is never above 500 when that happens, so its limit of 1000
+needs no code here). Crossings are carried out by the next `pop`.
 
-**Two groups.** Items whose own priority is below 0 are a group apart, with lines and a clock of their own. Pausing
-them is to stop that clock and to pass over that group: they are neither served nor do they age, in whichever band they
-have got to, and when the clock runs on they are where they were. Band 0 holds only items of that group, since nothing
-moves down; the other bands may hold items of both, and serve first what has waited longer, a pause not counted.
+**Two groups.** Items whose own priority is below 0 are a group apart, with lines and a clock of their own. Pausing them
+stops that clock and passes over that group: they are neither served nor do they age, in whichever band they are, and
+when the clock runs on they are where they were. Band 0 holds only items of that group, since nothing moves down; the
+other bands may hold items of both, and serve first the one that has waited longer, a pause not counted.
 
-**Turns.** Deficit weighted round robin. The turn goes from the top band down and round again; a band whose turn it is
-gets its weight in units, serves while it has at least one left, and pays one unit per item at once, and the rest of the
-cost when that is known (`charge`), if need be into debt. So over whole rounds what bands with waiting items get is in
-the ratio of their weights, in units, not in items.
+**Turns.** Deficit weighted round robin. The turn goes from the top band down and round again. A band whose turn it is
+gets its weight in units and serves while it has at least one left. It pays one unit per item at once, and the rest of
+the cost when that is known (`charge`), if need be into debt. So over whole rounds the service of bands with waiting
+items is in the ratio of their weights, in units, not in items.
 
 - Credit: only the band whose turn it is has any, at most its weight. If it has nothing to serve, the turn and the
   credit are gone at the next `pop`, not before: a single item that is served and added again at once does not lose its
   band the turn.
 - Debt: at most what the items of one turn can cost. It is paid off by a weight a round, whether items wait or not, so
-  there is nothing to gain by being empty for an instant, and nothing is held against a band for long. When every band
-  with items is in debt, rounds go by at once. When a `pop` finds nothing, capacity is idle, nobody was kept waiting
-  by anyone, and all debts are forgiven.
+  there is nothing to gain by being empty for an instant, and no debt lasts long. When every band with items is in debt,
+  rounds pass at once. When a `pop` finds nothing, there is idle capacity and no item was kept waiting, so all debts are
+  forgiven.
 
 What can never happen: an item is in twice; an item moves to a lower band; a paused item is served or ages; an item is
 passed over while it is the first of a band whose turn it is and which has credit; a worker gets nothing while something
-servable waits. Half of all units are the overdue's, if there are any, in the order they were added. That is what
-"served within 10 s" rests on, and it needs capacity: the service that is due must fit into the time.
+servable waits. Half of all units go to overdue items, if there are any, in the order they were added. The promise
+"served within 10 s" rests on that, and on capacity: the service that is due must fit into the time.
 """
 
 from __future__ import annotations
@@ -52,16 +53,18 @@ from topics.sched.priority import MAX_PRIORITY
 
 
 class Band(NamedTuple):
-    """A range of effective priorities: from `at_least` to the next band's, with `weight` units of service a round."""
+    """A range of effective priorities, from `at_least` to that of the next band, with `weight` units of service a
+    round."""
 
     at_least: int
     weight: int
 
 
-# By index, the lowest first. With these weights no band gets less than a sixteenth, or a thirty-second beside overdue.
+# By index, the lowest first. With these weights every band gets at least a sixteenth of the units, or a thirty-second
+# while items are overdue.
 BANDS: Final = (Band(-MAX_PRIORITY, 1), Band(0, 1), Band(250, 2), Band(500, 4), Band(750, 8))
-# The band of what has waited for too long. As much as all the others together: an item waits 5 s to become overdue,
-# and may then wait 5 s more.
+# The band of overdue items. It gets as much as all the others together: an item waits 5 s to become overdue, and may
+# then wait 5 s more.
 OVERDUE: Final = len(BANDS)
 OVERDUE_WEIGHT: Final = sum(band.weight for band in BANDS)
 OVERDUE_MS: Final = 5000
@@ -75,19 +78,19 @@ _WEIGHTS: Final = (*(band.weight for band in BANDS), OVERDUE_WEIGHT)
 # As in `effective_priority`.
 _WAITING_MS_PER_POINT: Final = 10
 _GONE: Final = -1
-# Below this a line is not worth tidying.
+# A line with fewer items is not tidied.
 _TIDY_MIN: Final = 64
 
 T = TypeVar("T")
 
 
 def band_of(priority: int) -> int:
-    """The band of an effective priority: 0 (below 0) to 4 (from 750 up)."""
+    """Return the band of an effective priority: 0 (below 0) to 4 (from 750 up)."""
     return bisect_right(_BOUNDS, priority)
 
 
 class ReadySet(Generic[T]):
-    """Items (hashable) that wait to be served, each once. `now_ms` is in milliseconds, of one monotonic clock."""
+    """Items (hashable) that wait to be served, each once. `now_ms` is in ms of one monotonic clock."""
 
     def __init__(self) -> None:
         self._lowest: _Group[T] = _Group()
@@ -104,7 +107,7 @@ class ReadySet(Generic[T]):
 
     @property
     def servable(self) -> bool:
-        """Whether `pop` would return something: an item waits, and not only paused ones do."""
+        """Return True if `pop` would return an item: at least one waits that is not paused."""
         return any(group.waiting for group in self._running())
 
     @property
@@ -113,7 +116,7 @@ class ReadySet(Generic[T]):
         return len(self._lowest.waiting) if self._lowest.clock.stopped else 0
 
     def add(self, item: T, priority: int, now_ms: float) -> bool:
-        """Let `item` wait from now on; False if it does already, and then nothing changes, its priority neither.
+        """Let `item` wait from now on. Return False, and change nothing, if it waits already.
 
         `priority` is the effective one as of now, without waiting time (`docs/spec/semantics.md` section 7).
         """
@@ -125,15 +128,15 @@ class ReadySet(Generic[T]):
         return True
 
     def discard(self, item: T) -> None:
-        """Forget `item`, if it waits."""
+        """Remove `item` if it waits."""
         self._lowest.discard(item)
         self._others.discard(item)
 
     def pop(self, now_ms: float) -> tuple[T, float, int] | None:
-        """Take the next item: it, how long it has waited in ms, pauses not counted, and the band that served it.
+        """Take the next item. Return it, how long it has waited (ms, without pauses), and the band that served it.
 
-        None if nothing is servable; a worker should ask until then before it sleeps, for that ends all debts. It costs
-        one unit; what it costs beyond that is to be told with `charge`.
+        None if no item can be served; a worker should ask until then before it sleeps, because that forgives all debts.
+        The band pays one unit; `charge` tells the rest of the cost.
         """
         if not self.servable:
             self._become_idle()
@@ -148,21 +151,22 @@ class ReadySet(Generic[T]):
         return item, group.waited_ms(first, now_ms), band
 
     def charge(self, band: int, cost: int) -> None:
-        """Tell that serving an item popped from `band` cost `cost` units, 1..`MAX_COST`, the one of the pop included.
+        """Tell that serving an item popped from `band` cost `cost` units, 1..`MAX_COST`, including the unit paid at
+        `pop`.
 
-        To be called when it is served, before it is added again. Charges that come later than a whole turn of the band
-        are cut to what one turn can cost.
+        Must be called when the item has been served, before it is added again. Charges that come later than a whole
+        turn of the band are cut to the most that one turn can cost.
         """
         assert 1 <= cost <= MAX_COST
         most_debt = _WEIGHTS[band] * (MAX_COST - 1)
         self._deficits[band] = max(-most_debt, self._deficits[band] - (cost - 1))
 
     def pause_lowest(self, now_ms: float) -> None:
-        """Serve nothing that was added with a priority below 0, and stop its waiting time. O(1), idempotent."""
+        """Serve no item that was added with a priority below 0, and stop its waiting time. O(1), idempotent."""
         self._lowest.clock.stop(now_ms)
 
     def resume_lowest(self, now_ms: float) -> None:
-        """End the pause, if there is one. What was added during it begins to wait now; the rest goes on."""
+        """End the pause, if there is one. Items added during it begin to wait now; the others go on."""
         self._lowest.clock.start(now_ms)
 
     def _running(self) -> tuple[_Group[T], ...]:
@@ -188,7 +192,7 @@ class ReadySet(Generic[T]):
         assert self._deficits[self._turn] <= _WEIGHTS[self._turn]
 
     def _pass_rounds(self) -> None:
-        """All bands with items are in debt: let go by at once the rounds in which nothing would be served."""
+        """Skip the rounds in which nothing would be served, because all bands with items are in debt."""
         lines = [any(group.first(band) is not None for group in self._running()) for band in range(len(_WEIGHTS))]
         rounds = min(-self._deficits[band] // _WEIGHTS[band] for band, has_items in enumerate(lines) if has_items)
         if rounds > 0:
@@ -197,24 +201,24 @@ class ReadySet(Generic[T]):
             ]
 
     def _become_idle(self) -> None:
-        """No debts, and the next turn is the top band's."""
+        """Forgive all debts, and give the next turn to the top band."""
         self._deficits = [0] * len(_WEIGHTS)
         self._turn = 0
 
 
 @dataclass(slots=True, eq=False)
 class _Waiting(Generic[T]):
-    """An item that waits. `added_ms` is on the clock of its group, `order` counts over both groups."""
+    """A waiting item. `added_ms` is on the clock of its group, `order` counts over both groups."""
 
     item: T | None
-    """None once it waits no more: what a line has not dropped yet keeps nothing alive."""
+    """None once it no longer waits, so that entries that a line has not dropped yet keep no item alive."""
     priority: int
     added_ms: float
     order: int
     band: int
 
     def next_crossing(self) -> tuple[float, int]:
-        """When it moves on, on the clock of its group, and into which band."""
+        """Return when it moves next, on the clock of its group, and into which band."""
         after_ms = OVERDUE_MS
         if self.band < len(_BOUNDS):
             needed_ms = (_BOUNDS[self.band] - self.priority) * _WAITING_MS_PER_POINT
@@ -224,7 +228,7 @@ class _Waiting(Generic[T]):
         return self.added_ms + after_ms, self.band + 1
 
     def rise(self, clock_ms: float) -> None:
-        """Do all crossings that are due, in one go if nobody asked for long."""
+        """Carry out all crossings that are due, at once if there are several."""
         while self.band != OVERDUE:
             due_ms, band = self.next_crossing()
             if due_ms > clock_ms:
@@ -258,7 +262,7 @@ class _Group(Generic[T]):
         return max(0.0, self.clock.read(now_ms) - it.added_ms)
 
     def age(self, now_ms: float) -> None:
-        """Carry out the crossings that are due. Each leads up, so this ends."""
+        """Carry out the crossings that are due. Each leads to a higher band, so this ends."""
         clock_ms = self.clock.read(now_ms)
         while (it := self._crossings.take_until(clock_ms)) is not None:
             it.rise(clock_ms)
@@ -275,10 +279,10 @@ def _is_in(band: int) -> Callable[[_Waiting[T]], bool]:
 
 
 class _Line(Generic[T]):
-    """A heap of waiting items by a time and their order. Items do not leave it, they cease to be `live` in it.
+    """A heap of waiting items by a time and their order. Items are not removed from it; they cease to be `live` in it.
 
     Such items are dropped when they come to the front, and all of them when a push finds the heap twice as long as
-    after the last tidying: so it never holds more than twice what lived in it then, at constant cost per push.
+    after the last tidying. So it never holds more than twice the items that were live then, at constant cost per push.
     """
 
     def __init__(self, live: Callable[[_Waiting[T]], bool]) -> None:
@@ -302,7 +306,7 @@ class _Line(Generic[T]):
         return None
 
     def take_until(self, until_ms: float) -> _Waiting[T] | None:
-        """Take the first item out, if its time is not after `until_ms`."""
+        """Remove and return the first item if its time is not after `until_ms`, else None."""
         it = self.first()
         if it is None or self._heap[0][0] > until_ms:
             return None
@@ -311,7 +315,7 @@ class _Line(Generic[T]):
 
 
 class _StoppableClock:
-    """A clock that can be stopped, and then runs behind by the time it stood."""
+    """A clock that can be stopped. When started again it is late by the time for which it was stopped."""
 
     def __init__(self) -> None:
         self._behind_ms = 0.0

@@ -1,12 +1,12 @@
 """The delivery workers: they serve topics that have news, in the order of the ready set (`docs/spec/runtime.md` section
 4).
 
-Theory of operation. A topic with news is *marked* ready, once; it waits in the ready set of its shard, which is one of
-`S`, each with a worker. The worker takes the topic that is next, has it served for a bounded piece of work, and marks
-it again if there is more. What serving means is not known here: it is a function of the topic that tells what it cost.
+Theory of operation. A topic with news is *marked* ready, once. It waits in the ready set of its shard, one of `S`, each
+with a worker. The worker takes the next topic, calls `serve` for a bounded piece of work, and marks the topic again if
+there is more. This module does not know what serving means: `serve` returns what it cost.
 
-Under pressure a topic that was served a moment ago is *held* until its coalescing window is over, so that what comes
-meanwhile makes one frame; the first of a quiet topic is never held. The lowest band may be paused: its topics stay
+Under pressure a topic that was served a moment ago is *held* until its coalescing window is over, so that the news of
+that time makes one frame; the first news of a quiet topic is never held. The lowest band may be paused: its topics stay
 where they are, and do not age.
 
 At the bound: a topic is in one ready set at most once, so the sets hold at most all topics.
@@ -24,7 +24,7 @@ from topics.sched.ready_set import ReadySet
 from topics.telemetry.figures import SCHEDULING_BOUNDS_MS, Histogram
 
 TURN_MS: Final = 1.0
-"""A worker lets others run after so long."""
+"""After so long (ms) a worker lets other tasks run."""
 
 
 def _now_ms() -> float:
@@ -32,7 +32,7 @@ def _now_ms() -> float:
 
 
 class Item(Protocol):
-    """What is scheduled."""
+    """What is scheduled: anything hashable with an id, here a topic."""
 
     id: int
 
@@ -41,8 +41,8 @@ T = TypeVar("T", bound=Item)
 
 
 class Served(NamedTuple):
-    """What serving an item came to: its cost in units (at least 1), whether there is more to do, and for how long that
-    may wait."""
+    """The outcome of serving an item: its cost in units (at least 1), whether there is more to do, and how long (ms)
+    that may wait."""
 
     cost: int
     more: bool
@@ -50,14 +50,19 @@ class Served(NamedTuple):
 
 
 class Scheduler(Generic[T]):
-    """See the module. `priority_of` is without waiting time; `serve` does one bounded piece of work and never waits."""
+    """The ready sets and their workers. The engine makes one and runs `run`; items that are marked while it does not
+    run wait.
+
+    `priority_of` returns the effective priority of an item without waiting time. `serve` does one bounded piece of work
+    and never waits.
+    """
 
     def __init__(self, shards: int, priority_of: Callable[[T], int], serve: Callable[[T], Served]) -> None:
         self._priority_of = priority_of
         self._serve = serve
         self._shards = [_Shard[T]() for _ in range(shards)]
         self.coalesce_ms = 0.0
-        """For how long a topic is held after it was served; set by the governor."""
+        """How long a topic is held after it was served (ms); set by the governor."""
         self.waits_ms = Histogram(SCHEDULING_BOUNDS_MS)
         self.lowest_paused = False
         self._waited_sum = 0.0
@@ -65,21 +70,22 @@ class Scheduler(Generic[T]):
 
     @property
     def shards(self) -> int:
-        """How many workers there are."""
+        """The number of workers."""
         return len(self._shards)
 
     @property
     def depth(self) -> int:
-        """How many topics are waiting."""
+        """The number of waiting topics."""
         return sum(len(shard.ready) for shard in self._shards)
 
     @property
     def servable_depth(self) -> int:
-        """The same without those that are paused: they must not keep up the pressure that pauses them."""
+        """The number of waiting topics that are not paused: paused ones must not keep up the pressure that pauses
+        them."""
         return self.depth - sum(shard.ready.paused for shard in self._shards)
 
     def mark(self, item: T) -> None:
-        """There is news of a topic: it will be served. Costs nothing if it is known already."""
+        """Note that a topic has news: it will be served. Does nothing if it waits already."""
         shard = self._shards[item.id % len(self._shards)]
         if item in shard.ready or item in shard.held:
             return
@@ -95,7 +101,7 @@ class Scheduler(Generic[T]):
         shard.wake.set()
 
     async def run(self) -> None:
-        """All workers; until cancelled."""
+        """Run all workers until cancelled."""
         async with trio.open_nursery() as nursery:
             for shard in self._shards:
                 nursery.start_soon(self._work, shard)
@@ -129,17 +135,17 @@ class Scheduler(Generic[T]):
         if served.more and served.rest_ms:
             shard.hold(item, _now_ms() + served.rest_ms)
         elif served.more:
-            self._make_ready(shard, item)  # what is left over is not held: it is of before
+            self._make_ready(shard, item)  # the rest of the same news is not held
         return True
 
     def take_mean_wait(self) -> float:
-        """How long topics have waited on average since this was last asked, in ms; 0 if none had to."""
+        """Return how long topics have waited on average (ms) since the last call; 0 if none had to."""
         mean = self._waited_sum / self._waited_count if self._waited_count else 0.0
         self._waited_sum, self._waited_count = 0.0, 0
         return mean
 
     def pace(self, coalesce_ms: float) -> None:
-        """Set the coalescing window. At 0 nothing is held any more."""
+        """Set the coalescing window (ms). At 0 no topic is held any more."""
         self.coalesce_ms = coalesce_ms
         if not coalesce_ms:
             for shard in self._shards:
@@ -154,14 +160,14 @@ class Scheduler(Generic[T]):
     # -- the lowest band ---------------------------------------------------------------------------------------------
 
     def pause_lowest(self) -> None:
-        """Topics of negative priority get nothing from here on, and do not age."""
+        """Stop serving topics of negative priority. They do not age either."""
         if not self.lowest_paused:
             self.lowest_paused = True
             for shard in self._shards:
                 shard.ready.pause_lowest(_now_ms())
 
     def resume_lowest(self) -> None:
-        """They go on."""
+        """Serve topics of negative priority again."""
         if self.lowest_paused:
             self.lowest_paused = False
             for shard in self._shards:
@@ -169,7 +175,7 @@ class Scheduler(Generic[T]):
                 shard.wake.set()
 
     def is_paused(self, item: T) -> bool:
-        """Whether a topic gets nothing now."""
+        """Return True if the topic is not served now because it is paused."""
         return self.lowest_paused and self._priority_of(item) < 0
 
 
@@ -180,7 +186,7 @@ class _Shard(Generic[T]):
         self.ready: ReadySet[T] = ReadySet()
         self.wake = trio.Event()
         self.served_ms: dict[T, float] = {}
-        """When topics were last served; kept only while there is a coalescing window, and no longer than that."""
+        """When topics were last served; kept only while there is a coalescing window, and for no longer than it."""
         self.held: dict[T, None] = {}
         self._releases: list[tuple[float, int, T]] = []
 
@@ -190,7 +196,7 @@ class _Shard(Generic[T]):
         self.wake.set()
 
     def released(self, now_ms: float) -> list[T]:
-        """Those whose window is over."""
+        """Return the held topics whose window is over."""
         items = []
         while self._releases and self._releases[0][0] <= now_ms:
             item = heapq.heappop(self._releases)[2]
@@ -199,7 +205,7 @@ class _Shard(Generic[T]):
         return items
 
     async def wait_for_work(self) -> None:
-        """Until something is ready, or the next one that is held is due."""
+        """Wait until a topic is ready, or the next held one is due."""
         if self.wake.is_set():
             self.wake = trio.Event()
         if self.ready.servable:
