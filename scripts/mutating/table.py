@@ -304,7 +304,7 @@ CEILINGS: Final = (
         "late-raise-undoes-the-lowering",
         "ceilings",
         "topics/engine/ceilings.py",
-        "if self.ceiling <= self.topic.ceiling_queued:  # else it was lowered again behind this frame",
+        "if self.ceiling <= self.topic.ceiling_queued:  # else a later frame has lowered it again",
         "if self.ceiling:",
         "rule 1: after the step that lowers a ceiling the next append waits for a new raise",
         "unit",

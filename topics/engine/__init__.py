@@ -1,17 +1,17 @@
-"""The live daemon: the topics in memory, their commits on the way to disk, and what callers may ask of them.
+"""The live daemon: the topics in memory, their commits on the way to disk, and the calls that read or change them.
 
-engine             puts the parts below together, and decides what is ready; callers use the parts
+engine             puts the parts below together, and orders start and stop; callers use the parts
 topic_states       the state of a topic, and the list of them
-engine_metrics     figures for whoever scrapes
-restoration        what recovery has found becomes live topics
-registry           which topics there are, and what they hold together
+engine_metrics     figures for a scrape of the metrics
+restoration        makes live topics of what recovery has found
+registry           the live topics by name and id, their totals, and the clocks that they are judged by
 topic              a live topic, and `Commit`: a change on its way through its shard
-commits            a decided change into its shard's queue
-doubts             names whose last change has failed, so that only a restart tells what is there
+commits            queues a decided change at its shard, after checking that the shard can take it
+doubts             names whose last change has failed, so that only a restart tells its outcome
 ceilings           the seqs that a topic may give out before the next synced reserve
 idempotency_keys   keys of appends over all topics
 record_columns     the records of an append, column by column
-loader             records and index columns that are not in memory
+loader             loads records and index columns that are not in memory
 record_collector   the deliverable records after a position
 job_queue          the jobs of one queue, its claimers and its streams
 operations/        append, read, export, delete, topics and stages as a whole

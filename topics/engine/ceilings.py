@@ -1,10 +1,9 @@
 """The reserve of seqs that topics keep ahead of their head (`docs/spec/semantics.md` section 1): raised, lowered, given
 back.
 
-`memory`, `disk` and `ephemeral` topics hand out seqs below a synced ceiling, so that no crash can make one be given out
-twice. Whether an append then waits for a sync is answered here (`gate`); which seqs it gets is
-`topics.engine.operations.append`'s business, and what a ceiling means after a crash is
-`topics.storage.recovery.replay`'s.
+`memory`, `disk` and `ephemeral` topics give out seqs below a synced ceiling, so that no crash can make a seq be given
+out twice. `gate` decides whether a commit has to wait for a sync. Which seqs an append gets is the business of
+`topics.engine.operations.append`; recovery applies ceilings after a crash (`topics.storage.recovery.replay`).
 """
 
 from __future__ import annotations
@@ -18,12 +17,13 @@ from topics.storage.wal.frames import FrameType, encode_control
 from topics.storage.wal.wal_files import WalFile
 
 IDLE_MS = 1000
-"""A topic without an append for so long gives its reserve back; raises closer together than this double the block."""
+"""A topic without an append for this long (ms) gives its reserve back. Raises closer together than this double the
+block."""
 
 
 class CeilingBatch:
-    """A HeadWatermark on its way: when a sync has covered it, the topic may hand out seqs up to `ceiling` without
-    waiting."""
+    """A HeadWatermark frame on its way to disk. Once a sync covers it, the topic may give out seqs up to `ceiling`
+    without waiting."""
 
     __slots__ = ("ceiling", "data", "frames", "last_seq", "topic", "topic_id", "wants_sync")
 
@@ -37,43 +37,45 @@ class CeilingBatch:
         self.data = encode_control(FrameType.HEAD_WATERMARK, {"ceiling": ceiling}, topic_id=topic.id, ts=ts)
 
     def on_written(self, file: WalFile, offset: int) -> None:
-        """Nothing hangs on it."""
+        """Do nothing: only the sync counts."""
 
     def on_synced(self) -> None:
-        if self.ceiling <= self.topic.ceiling_queued:  # else it was lowered again behind this frame
+        if self.ceiling <= self.topic.ceiling_queued:  # else a later frame has lowered it again
             self.topic.ceiling = max(self.topic.ceiling, self.ceiling)
 
     def on_failed(self, error: ApiError) -> None:
-        """The shard is read-only; no more seqs are handed out."""
+        """Do nothing: the shard is read-only now and gives out no more seqs."""
 
     def on_delayed(self, error: ApiError) -> None:
-        """No client waits for it."""
+        """Do nothing: no client waits for this frame."""
 
 
 class Ceilings:
-    """See the module. Knows which topics have a reserve."""
+    """Raises and lowers the ceilings of all topics. Made once by the engine; it keeps a list of the topics with a
+    reserve."""
 
     def __init__(self, clock: Clock, registry: Registry, commits: Commits) -> None:
         self._clock = clock
         self._registry = registry
         self._commits = commits
         self._raised: dict[int, Topic] = {}
-        """Topics whose ceiling stands above their head."""
+        """Topics whose ceiling is above their head."""
 
     def watch(self, topic: Topic) -> None:
-        """The topic is new here, or its ceiling was set by somebody else."""
+        """Note a topic that is new to the registry, or whose ceiling was set elsewhere (by recovery or a
+        ConfigUpdate)."""
         if topic.ceiling > topic.assigned:
             self._raised[topic.id] = topic
         else:
             self._raised.pop(topic.id, None)
 
     def forget(self, topic: Topic) -> None:
-        """The topic is gone."""
+        """Forget a topic that was deleted."""
         self._raised.pop(topic.id, None)
 
     def gate(self, topic: Topic, last_seq: int, ts: int) -> Gate:
-        """What a commit of records up to `last_seq` waits for: what its class says, and for a sync where the ceiling
-        has to be raised first (`docs/spec/semantics.md` section 1). Keeps the ceiling ahead."""
+        """Return what a commit of records up to `last_seq` must wait for: the gate of the topic's class, or a sync if
+        the ceiling has to be raised first (`docs/spec/semantics.md` section 1). Queues the next raise ahead of need."""
         gate = topic.gate
         if gate is Gate.SYNCED:
             return gate
@@ -89,11 +91,11 @@ class Ceilings:
         return gate if last_seq <= topic.ceiling else Gate.SYNCED
 
     def lower_idle(self) -> None:
-        """Called every second: topics that have had no append for one and are synced give their reserve back."""
+        """Give back the reserves of synced topics that have had no append for `IDLE_MS`. Called every second."""
         now = self._clock.monotonic_ms()
         for topic in list(self._raised.values()):
             if topic.barrier is not None:
-                continue  # a ConfigUpdate with a ceiling of its own may be on its way
+                continue  # a ConfigUpdate with a ceiling of its own may be in flight
             synced = (
                 topic.ephemeral or topic.synced_seq >= topic.assigned or topic.assigned == topic.log.earliest_seq - 1
             )
@@ -104,13 +106,13 @@ class Ceilings:
                 self._lower(topic)
 
     def lower_all(self) -> None:
-        """Before a clean stop: no seq stays reserved."""
+        """Give back all reserves, before a clean stop."""
         for topic in list(self._raised.values()):
             self._lower(topic)
 
     def _lower(self, topic: Topic) -> None:
-        """Fall back to the head. Only while everything assigned is synced, and in the step that queues the frame
-        (`docs/spec/crash.md` 1)."""
+        """Lower the ceiling to the head. Only while everything assigned is synced, and in the step that queues the
+        frame (`docs/spec/crash.md` 1)."""
         topic.ceiling = topic.ceiling_queued = topic.assigned
         topic.ceiling_block = MIN_CEILING_BLOCK
         topic.mark_changed()

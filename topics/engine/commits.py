@@ -1,8 +1,8 @@
-"""The way of a decided change into its shard: is the shard there, is there room, into the queue, how long it took.
+"""How a decided change gets into its shard: check that the shard is writable and has room, queue it, measure it.
 
 Used by everything that writes. What a change consists of is decided by `topics.engine.operations.append`,
-`topics.engine.operations.delete` and `topics.engine.operations.topic_lifecycle`; what becomes of a commit from then on
-is said in `topics.engine.topic` and `topics.storage.wal.shard_writer`.
+`topics.engine.operations.delete` and `topics.engine.operations.topic_lifecycle`; what happens to a queued commit is
+described in `topics.engine.topic` and `topics.storage.wal.shard_writer`.
 """
 
 from __future__ import annotations
@@ -22,36 +22,36 @@ from topics.storage.wal.shard_writer import ShardWriter
 
 
 class Commits:
-    """See the module."""
+    """The door to the shard writers. Made once by the engine. Only `admit`, `sync_shard` and `sync_all` wait."""
 
     def __init__(self, store: Store, registry: Registry) -> None:
         self._store = store
         self._registry = registry
         self.saturated = False
-        """Set by the governor: nobody need wait for room, the answer is 429 at once."""
+        """If True, a full queue is answered with 429 at once. Set by the governor."""
 
     def writer(self, topic: Topic) -> ShardWriter:
         """The writer of the topic's shard."""
         return self._store.writers[topic.shard]
 
     def check_writable(self, topic: Topic) -> ShardWriter:
-        """The writer of the topic's shard. Raises `503 read_only` when the shard has failed."""
+        """Return the writer of the topic's shard. Raises `503 read_only` if the shard has failed."""
         writer = self._store.writers[topic.shard]
         if writer.failed is not None:
             raise writer.failed
         return writer
 
     def check_all_writable(self) -> None:
-        """Before topics are made of which nobody knows yet where they will be. Raises `503 read_only` when a shard has
-        failed or the disk is nearly full."""
+        """Refuse while a new topic's shard is still undecided: raises `503 read_only` if any shard has failed, or the
+        disk is nearly full."""
         for writer in self._store.writers:
             if writer.failed is not None:
                 raise writer.failed
         self.check_space(*self._store.writers)
 
     def check_space(self, *writers: ShardWriter) -> None:
-        """Before anything is appended: raises `503 read_only` when the disk is nearly full, or has no room for what
-        one of these shards needs."""
+        """Refuse an append if there is no room on disk: raises `503 read_only` if the disk is nearly full, or one of
+        these shards cannot get the room it needs."""
         shortage = self._store.space.shortage
         if shortage is not None:
             raise read_only(shortage)
@@ -60,10 +60,10 @@ class Commits:
                 raise writer.stall.refusal
 
     async def admit(self, writer: ShardWriter, budget_ms: int | None) -> float:
-        """Wait for room in a shard's queue; the milliseconds that took. Raises 429 after `budget_ms` (None = never), or
-        at once when the daemon is saturated; 401 or 403 when the caller's key is withdrawn meanwhile.
+        """Wait for room in a shard's queue, and return how long that took (ms). Raises 429 after `budget_ms` (None = no
+        limit), or at once while the daemon is saturated; 401 or 403 if the caller's key is withdrawn meanwhile.
 
-        Whoever has waited has to look at the topic again. Cancelling leaves nothing.
+        After waiting, the caller must check the topic again. Cancelling leaves nothing behind.
         """
         if self.saturated and budget_ms is not None:
             budget_ms = 0
@@ -90,27 +90,27 @@ class Commits:
             topic.settle()
 
     def set_window(self, window_ms: float) -> None:
-        """How long every shard's groups gather before they are written."""
+        """Set how long every shard's groups gather before they are written (ms)."""
         for writer in self._store.writers:
             writer.commit_window_ms = window_ms
 
     def set_saturated(self, saturated: bool) -> None:
-        """Whether nobody waits for room any more."""
+        """Set whether an append that finds its queue full is refused at once."""
         self.saturated = saturated
 
     async def sync_shard(self, topic: Topic) -> None:
-        """Everything of this topic's shard so far is on disk when it returns."""
+        """Return once everything queued so far in this topic's shard is on disk."""
         batch = ControlBatch(NOTHING, 0, wants_sync=True)
         self.writer(topic).submit(batch)
         await batch.wait_synced()
 
     async def sync_all(self) -> None:
-        """Everything that any shard has taken so far is on disk when it returns."""
+        """Return once everything queued so far in any shard is on disk."""
         await self._store.sync_shards()
 
 
 def time_commit(commit: Commit, perf: Performance) -> None:
-    """Fill in what the commit cost: `fsync_ms` only where the ack waited for a sync."""
+    """Fill in the durations of the commit; `fsync_ms` only if the ack waited for a sync."""
     if commit.written_ns:
         perf.wal_append_ms = (commit.written_ns - commit.submitted_ns) / 1e6
     else:
@@ -120,10 +120,11 @@ def time_commit(commit: Commit, perf: Performance) -> None:
 
 
 def unlogged_floor(topic: Topic) -> dict[str, Any] | None:
-    """The EvictWatermark for what ttl has taken and the log does not know; it counts as logged from here on.
+    """Return the EvictWatermark for records that ttl has evicted and the log does not show, None for none. It counts as
+    logged from here on.
 
-    ttl moves floors without a frame of its own. A change that takes records has to be preceded by it in the same batch:
-    what has expired is lost for its age, and replay has to know that before it sees who took the rest.
+    ttl moves floors without a frame of its own. A deletion must be preceded, in the same batch, by this watermark:
+    replay has to know that expired records were lost before it sees the deletion of the others.
     """
     floor = topic.log.losses.evict_floor
     if not topic.config.ttl_ms or floor <= topic.floor_logged:
@@ -135,7 +136,8 @@ def unlogged_floor(topic: Topic) -> dict[str, Any] | None:
 def deletion_batch(
     topic: Topic, selector: Mapping[str, Any], ts: int, lead: Sequence[tuple[FrameType, Mapping[str, Any]]] = ()
 ) -> tuple[Unsealed, int]:
-    """The batch that replay repeats a deletion from, and how many frames it has. `lead` comes before the deletion."""
+    """Return the batch from which replay repeats a deletion, and its number of frames. `lead` comes before the
+    deletion."""
     entries = [*lead, (FrameType.DELETE, selector)]
     mark = unlogged_floor(topic)
     if mark is not None:

@@ -1,8 +1,9 @@
-"""`Doubts`: names whose last change has failed on its way to the disk, so that only a restart tells what is there.
+"""`Doubts`: names whose last change has failed on its way to the disk, so that only a restart tells whether it
+happened.
 
-What is in memory may be what is on the disk, or may not. A change that logs anew is refused by the failed shard itself
-(`docs/spec/crash.md` 27), or goes to another shard and counts from then on. An answer that needs no log ("there is
-none", "it is so already") would promise what nobody knows: whoever gives one asks here first.
+Memory and disk may differ for such a name. A change that writes to the log again is refused by the failed shard
+(`docs/spec/crash.md` 27), or goes to another shard and is the last word from then on. But an answer that needs no log
+("there is none", "it is so already") could be wrong after a restart, so the code that gives one asks here first.
 """
 
 from __future__ import annotations
@@ -14,21 +15,22 @@ from topics.errors import ApiError
 
 
 class Doubts:
-    """See the module. There are no more of them than changes that were on their way when a shard failed."""
+    """The names in doubt, with the error of each. One for topics and one for routers; it holds at most as many names as
+    changes were in flight when a shard failed."""
 
     def __init__(self) -> None:
         self._errors: dict[str, ApiError] = {}
 
     def check(self, name: str) -> None:
-        """Raises the `ApiError` that a change of `name` has failed with, if nothing has been decided since."""
+        """Raise the `ApiError` with which a change of `name` has failed, unless a later change has succeeded."""
         error = self._errors.get(name)
         if error is not None:
             raise error
 
     @contextmanager
     def deciding(self, name: str) -> Iterator[None]:
-        """The body waits for a change of `name` to be synced. An ApiError leaves the name in doubt, success ends all
-        doubt about it. Cancelling changes nothing."""
+        """Run a body that waits for a change of `name` to be synced. An ApiError puts the name in doubt, success ends
+        the doubt. Cancelling changes nothing."""
         try:
             yield
         except ApiError as error:

@@ -1,8 +1,9 @@
-"""The idempotency keys of all topics together: who is first, what a repeat is told, how many there may be.
+"""The idempotency keys of all topics together: which append came first, what a repeat is told, how many keys there may
+be.
 
-Which keys a topic remembers, and for how long, is `topics.log.dedupe_window`'s business. Here are the appends that are
-still on their way, and the limit: a key counts from the moment its append is decided until it has failed or is
-forgotten.
+`topics.log.dedupe_window` decides which keys a topic remembers, and for how long. This module keeps the appends that
+are still in flight, and the limit: a key counts from the moment its append is decided until that has failed or the key
+is forgotten.
 """
 
 from __future__ import annotations
@@ -18,7 +19,8 @@ from topics.log.dedupe_window import DedupeWindow
 
 
 class IdempotencyKeys:
-    """See the module."""
+    """The keys in flight and the number of keys of all topics. Made once by the engine; `expire` must be called
+    regularly."""
 
     def __init__(self, settings: Settings, registry: Registry) -> None:
         self.count = 0
@@ -28,33 +30,35 @@ class IdempotencyKeys:
         """Topics that remember idempotency keys."""
 
     def adopt(self, topic: Topic) -> None:
-        """Count what a recovered topic remembers."""
+        """Count the keys of a recovered topic."""
         if topic.keys:
             self._keyed[topic.id] = topic
             self.count += len(topic.keys)
 
     def forget(self, topic: Topic) -> None:
-        """The topic is gone, and its keys."""
+        """Forget the keys of a deleted topic."""
         if topic.keys is not None and self._keyed.pop(topic.id, None) is not None:
             self.count -= len(topic.keys)
 
     def known(self, topic: Topic, key: str) -> tuple[int, int] | None:
-        """First seq and count of the append that was published under a key, within the topic's window."""
+        """Return first seq and count of the append that was published under a key within the topic's window, else
+        None."""
         if not topic.keys:
             return None
         return topic.keys.lookup(key, self._registry.windows.now_ms(), topic.config.idempotency_window_ms)
 
     def in_flight(self, topic: Topic, key: str) -> trio.Event | None:
-        """The end of the append that is on its way under a key."""
+        """Return the event that the append in flight under a key will set at its end, None if there is none."""
         return topic.keys_in_flight.get(key) if topic.keys_in_flight else None
 
     def check_room(self) -> None:
-        """Raises 429 when another key would be one too many."""
+        """Raise 429 if there are as many keys as are allowed."""
         if self._max and self.count >= self._max:
             raise self._registry.throttle("max_idempotency_keys", self._max)
 
     def begin(self, commit: Commit, key: str) -> None:
-        """An append was decided: repeats of it wait for its end. `remember` at its publication, or it fails."""
+        """Note that an append was decided: repeats of it wait for its end, which is `remember` at its publication, or
+        its failure."""
         topic = commit.topic
         if topic.keys_in_flight is None:
             topic.keys_in_flight = {}
@@ -63,7 +67,7 @@ class IdempotencyKeys:
         commit.on_fail = partial(self._fail, topic, key)
 
     def remember(self, topic: Topic, key: str, first_seq: int, count: int, at: int) -> None:
-        """The append that was decided at `at` (clock of windows) was published."""
+        """Note that the append decided at `at` (ms of the window clock) was published."""
         if topic.keys is None:
             topic.keys = DedupeWindow()
         before = len(topic.keys)
@@ -74,13 +78,13 @@ class IdempotencyKeys:
 
     async def expire(self) -> None:
         """Forget the keys whose window is over, a few thousand at a time. Costs a look at each topic that has keys, and
-        what is forgotten. Cancelling leaves the rest for the next call."""
+        the keys forgotten. Cancelling leaves the rest for the next call."""
         for topic in list(self._keyed.values()):
             while topic.keys is not None and self._keyed.get(topic.id) is topic and self._forget_some(topic):
                 await trio.lowlevel.checkpoint()
 
     def _forget_some(self, topic: Topic) -> bool:
-        """Whether there may be more."""
+        """Forget a slice of a topic's expired keys. Return True if there may be more."""
         assert topic.keys is not None
         forgotten = topic.keys.expire(self._registry.windows.now_ms(), topic.config.idempotency_window_ms)
         self.count -= forgotten

@@ -1,8 +1,9 @@
-"""The jobs of one queue topic as the daemon keeps them: who holds what, who waits, which streams they went to.
+"""The jobs of one queue topic in the live daemon: the lease projection, the claimers that wait, and the streams that
+hold jobs.
 
-Every change of the projection (`topics.queue.leases`) passes here, so that a stream hears of jobs that are not its any
-more, whatever has become of them. Nothing here waits or is logged: that is `topics.engine.queues.queue_calls`'s
-business.
+Every change of the projection (`topics.queue.leases`) goes through here, so that a stream is told of every job that it
+no longer holds, for whatever reason. Nothing here waits or writes to the log: that is the business of
+`topics.engine.queues.queue_calls`.
 """
 
 from __future__ import annotations
@@ -20,45 +21,45 @@ from topics.runtime.instant import Instant
 from topics.storage.snapshots.queue_dump import FrozenQueue
 
 SWEEP_SLICE: Final = 2000
-"""Leases and delays that end in one step: what has ended together with many others takes several."""
+"""Leases and delays that one step frees at most. If more end together, it takes several steps."""
 
 
 class Claimer:
-    """Somebody who wants up to `most` jobs, and stands in line until there are some.
+    """A claim or stream that wants up to `most` jobs, and stands in line until there are some.
 
-    `hand` has the jobs it was dealt. They are reserved for it, and it has to claim or to abort them.
+    `hand` has the jobs that it was dealt. They are reserved for it, and it has to claim or abort them.
     """
 
     __slots__ = ("asks_again", "ended", "hand", "most", "node", "passed", "woken")
 
     def __init__(self, node: str, most: int, *, asks_again: bool = False) -> None:
         self.asks_again = asks_again
-        """It wants to hear when the disk does not answer, and comes back. Others wait for the disk in line."""
+        """If True, it is told when the disk does not answer, and asks again. Otherwise it waits in line."""
         self.node = node
         self.most = most
         self.hand: array[int] = array("Q")
         self.woken = trio.Event()
-        """It was dealt something, or there will be nothing any more (`ended`)."""
+        """Set when it was dealt jobs, or will never be (`ended`)."""
         self.passed = trio.Event()
-        """Its window is over, whatever it was dealt."""
+        """True once its window is over, whether it was dealt jobs or not."""
         self.ended: ApiError | None = None
 
     def deal(self, seqs: array[int]) -> None:
-        """Give it some jobs."""
+        """Add jobs to its hand."""
         self.hand = seqs
         self.woken.set()
         self.passed.set()
 
     def end(self, why: ApiError) -> None:
-        """There is nothing to be had any more."""
+        """Tell it that it will get no jobs, and why."""
         self.ended = why
         self.woken.set()
         self.passed.set()
 
 
 class Holder:
-    """The jobs that a stream holds: their lease ids, by seq. `changed` is set when it holds fewer of them than before,
-    when they may end at another time, and when its topic is gone."""
+    """The jobs that a stream holds: their lease ids, by seq. `changed` is set when it loses jobs, when leases may end
+    at another time, and when its topic is deleted."""
 
     __slots__ = ("changed", "leases")
 
@@ -68,31 +69,33 @@ class Holder:
 
 
 class JobQueue:
-    """See the module."""
+    """The lease projection of one queue topic, its line of claimers and its streams. Made with the topic, which keeps
+    it."""
 
     __slots__ = ("_held", "attended", "bell", "leases", "line", "moving", "newcomers", "now", "parked_more")
 
     def __init__(self, leases: Leases) -> None:
         self.leases = leases
         self.line: dict[Claimer, None] = {}
-        """Who wants jobs, in the order of their arrival."""
+        """The claimers that want jobs, in the order of their arrival."""
         self.newcomers: dict[Claimer, None] = {}
-        """Those of them that no pass has come to yet."""
+        """The claimers in line that no pass has reached yet."""
         self.attended = False
-        """There is a task that serves the line."""
+        """True while a task serves the line."""
         self.moving = False
-        """There is a task that moves what is parked to the dead-letter topic."""
+        """True while a task moves parked jobs to the dead-letter topic."""
         self.parked_more = trio.Event()
-        """Set when there may be more for it to move, or another place to move it to."""
+        """Wakes that task: there may be more parked jobs, or another dead-letter topic."""
         self.now = Instant(0, 0)
-        """When it was last swept. Decisions are as of then, so that no lease ends by one without its stream hearing."""
+        """The time of the last sweep. Decisions use it, so that no lease ends by a decision unknown to its stream."""
         self.bell = trio.Event()
-        """Set when no window is to be waited for any more."""
+        """Set when claimers should not wait for a window any more."""
         self._held: dict[int, Holder] = {}
-        """Which stream has a job."""
+        """The stream that holds a job, by seq."""
 
     def freeze(self, now: Instant, *, keeps_jobs: bool = True) -> FrozenQueue:
-        """What a part of a snapshot has of it. An `ephemeral` queue keeps no jobs, but counts over its life."""
+        """Return the state for the queue's part of a snapshot. An `ephemeral` queue keeps no jobs, but a count over its
+        life."""
         leases = self.leases
         if not keeps_jobs:
             leases = Leases()
@@ -102,16 +105,16 @@ class JobQueue:
     # -- the line ----------------------------------------------------------------------------------------------------
 
     def join(self, claimer: Claimer) -> None:
-        """Stand in line, behind all others."""
+        """Add a claimer to the end of the line."""
         self.line[claimer] = self.newcomers[claimer] = None
 
     def leave(self, claimer: Claimer) -> bool:
-        """Not any more; whether it was there."""
+        """Take a claimer out of the line. Return True if it was in it."""
         self.newcomers.pop(claimer, None)
         return self.line.pop(claimer, self) is None
 
     def passed(self) -> None:
-        """A pass has come to all who stand in line."""
+        """Note that a pass has reached all claimers in line."""
         for claimer in self.newcomers:
             claimer.passed.set()
         self.newcomers.clear()
@@ -119,25 +122,25 @@ class JobQueue:
     # -- streams -----------------------------------------------------------------------------------------------------
 
     def give(self, holder: Holder, seq: int, lease_id: int) -> None:
-        """A stream holds `seq` from here on."""
+        """Note that a stream holds `seq` from here on."""
         self._freed((seq,))
         self._held[seq] = holder
         holder.leases[seq] = lease_id
 
     def give_up(self, holder: Holder) -> dict[int, int]:
-        """A stream has ended: what it held."""
+        """Forget a stream that has ended. Return the jobs that it held."""
         for seq in holder.leases:
             del self._held[seq]
         leases, holder.leases = holder.leases, {}
         return leases
 
     def ring(self) -> None:
-        """Windows end at once: the topic is gone, has another config, or the daemon stops."""
+        """End windows at once: the topic was deleted or has another config, or the daemon stops."""
         self.bell.set()
         self.bell = trio.Event()
 
     def end(self) -> None:
-        """The topic is gone: everybody is to look."""
+        """Wake all claimers and streams, because the topic is deleted."""
         self.ring()
         for holder in self._held.values():
             holder.changed.set()
@@ -154,7 +157,7 @@ class JobQueue:
     # -- changes -----------------------------------------------------------------------------------------------------
 
     def apply(self, event: Event) -> array[int]:
-        """Let an event happen, at its commit point; the seqs that it happened to."""
+        """Carry out an event, at its commit point. Return the seqs that it changed."""
         done = self.leases.apply(event)
         if isinstance(event, Extended):
             self._look_again(done)
@@ -163,39 +166,41 @@ class JobQueue:
         return done
 
     def abort(self, seqs: Sequence[int]) -> None:
-        """Nothing comes of what was decided about `seqs`."""
+        """End the reservation of `seqs`: their event will not be committed."""
         self.leases.abort(seqs)
         self._look_again(seqs)
 
     def _look_again(self, seqs: Sequence[int]) -> None:
-        """Leases may end at another time than before."""
+        """Wake the streams that hold `seqs`, because their leases may end at another time than before."""
         if self._held:
             for seq in seqs:
                 if seq in self._held:
                     self._held[seq].changed.set()
 
     def sweep(self, now: Instant) -> bool:
-        """Free what time has freed, as much as fits into a step; whether there is more."""
+        """Free jobs whose lease or delay is over, as many as fit into a step. Return True if there are more."""
         self.now = now
         self._freed(self.leases.sweep(now.mono, SWEEP_SLICE))
         return self.leases.behind(now.mono)
 
     def due_in_ms(self, now: Instant) -> float:
-        """How long it is until a sweep may have something to do; infinity if nothing ends by time alone."""
+        """Return how long (ms) until a sweep may have something to do; infinity if no job becomes free by time
+        alone."""
         due_ms = self.leases.next_due_ms()
         return float("inf") if due_ms is None else max(due_ms - now.mono, 0)
 
     def gone(self, seqs: Sequence[int]) -> None:
-        """Records are gone: deleted, or lost."""
+        """Forget jobs whose records were deleted or lost."""
         self._freed(self.leases.gone(seqs))
 
     def gone_below(self, seq: int) -> None:
-        """All records below `seq` are."""
+        """Forget all jobs below `seq`, whose records are gone."""
         before = self.leases.in_flight
         self.leases.gone_below(seq)
         if self._held and self.leases.in_flight < before:
             self._freed([held for held in self._held if held < seq])
 
     def lost(self, first: int, last: int, live_among: Callable[[array[int]], array[int]]) -> None:
-        """Some records from `first` to `last` were found damaged: those that are not live are gone."""
+        """Forget the jobs from `first` to `last` that are not live any more, because records there were found
+        damaged."""
         self._freed(self.leases.forget_dead(first, last, live_among))

@@ -1,7 +1,7 @@
-"""Records and index columns that are not in memory: read back from the files, verified, put into the caches.
+"""Loads records and index columns that are not in memory: reads them from the files, verifies them, fills the caches.
 
-Where a record's frame lies is known to `topics.log`, how one is read to `topics.storage`; that the topic may change
-while the disk is waited for is dealt with here.
+`topics.log` says where a frame is, `topics.storage` reads it. This module copes with topics that change while it waits
+for the disk.
 """
 
 from __future__ import annotations
@@ -46,22 +46,22 @@ log = get_logger(__name__)
 T = TypeVar("T")
 
 TOLD_TRIES: Final = (1, 10, 60)
-"""Which attempts to read columns that cannot be read are logged; after the last of these each so many (a minute)."""
+"""Which failed attempts to read a topic's columns are logged; beyond the last of these every 60th (one a minute)."""
 
 LOAD_RECORDS: Final = 1000
-"""Records one read from disk brings in at most."""
+"""Records that one read from disk loads at most."""
 
 DECODE_RECORDS: Final = 250
 COLD_DECODE_RECORDS: Final = 100
-"""Records taken apart and encoded before others run: a third of a millisecond, and less for what is cold."""
+"""Records decoded and encoded before other tasks run: a third of a millisecond, and less for cold records."""
 
 COLD_SHARE: Final = 10
-"""While somebody appends, all readers of the cold store together get one part in so many of
-the loop to decode what they have read; otherwise half of it. Replaying the past may be slow, what is live may not."""
+"""While appends arrive, all readers of cold segments together get one part in so many of the loop to decode records;
+otherwise half of it. Reading the past may be slow, live traffic may not."""
 
 
 class OpenedRun(NamedTuple):
-    """Records of one segment as their frames have them; `offsets` are those of the frames in it."""
+    """Decoded records of one segment; `offsets` are those of their frames in it."""
 
     seqs: array[int]
     records: list[OpenedRecord]
@@ -70,7 +70,7 @@ class OpenedRun(NamedTuple):
     frame_lens: array[int]
 
     def part(self, first: int, last: int) -> OpenedRun | None:
-        """Those from `first`, which has to be one of them, up to `last`; None if it is not."""
+        """Return the records from `first` up to `last`; None if `first` is not among them."""
         a, b = bisect_left(self.seqs, first), bisect_right(self.seqs, last)
         if a == b or self.seqs[a] != first:
             return None
@@ -78,7 +78,8 @@ class OpenedRun(NamedTuple):
 
 
 class Loader:
-    """See the module."""
+    """Reads records and columns from disk for all other parts. Made once by the engine; its methods wait for worker
+    threads, and cancelling them leaves nothing behind unless they say otherwise."""
 
     def __init__(
         self,
@@ -92,11 +93,11 @@ class Loader:
         offload: Offload,
     ) -> None:
         self.notes = DamageNotes(lambda: store.writers, clock.now_ms)
-        """Where damage is noted as soon as it is found."""
+        """The log in which damage is noted as soon as it is found."""
         self.spans = SpanLoader(store.tiers, indexes, self.notes, offload)
         self._registry = registry
         self._cold_lane = trio.Lock()
-        """Held while records of cold segments are decoded, and while that is paid for."""
+        """Held while cold records are decoded, and during the pause after it."""
         self._store = store
         self._indexes = indexes
         self._background = background
@@ -109,10 +110,11 @@ class Loader:
     # -- columns -----------------------------------------------------------------------------------------------------
 
     async def prepared(self, topic: Topic, operation: Callable[[], T]) -> T:
-        """Call `operation`, as often as it asks for columns; its result.
+        """Call `operation`, load the columns that it raises NotLoaded for, and repeat until it succeeds. Return its
+        result.
 
-        Nothing waits between its success and the return. Raises `503 not_ready` if the disk does not answer, and
-        `404 topic_not_found` when the topic is gone: nothing of it is loaded any more.
+        There is no await between its success and the return. Raises `503 not_ready` if the disk does not answer, and
+        `404 topic_not_found` if the topic is deleted.
         """
         needed: dict[Span, None] = {}
         while True:
@@ -121,21 +123,21 @@ class Loader:
             except NotLoaded as missing:
                 if topic.deleted:
                     raise topic_not_found(topic.name) from None
-                # All it has asked for so far: loading one must not drop another.
+                # Load all columns that it has needed so far, because loading some may drop others.
                 needed.update(dict.fromkeys(missing.spans))
                 await self.columns(topic, tuple(needed))
 
     async def columns(self, topic: Topic, spans: Sequence[Span]) -> None:
-        """Load columns that an operation has asked for."""
+        """Load the columns of `spans`. Raises like `prepared`."""
         try:
             await self.spans.load(topic, spans)
         except OSError as error:
             raise _unavailable(topic, error) from error
         if topic in self._registry.changed:
-            self._registry.account(topic)  # what was damaged is lost
+            self._registry.account(topic)  # damaged records are lost now
 
     async def tags(self, topic: Topic, segment: Segment) -> SegmentTags:
-        """The tags of a segment of the topic. Raises `503 not_ready` if the disk does not answer."""
+        """Return the tags of a segment of the topic. Raises `503 not_ready` if the disk does not answer."""
         try:
             return await self.spans.tags(segment)
         except OSError as error:
@@ -146,15 +148,15 @@ class Loader:
         await self.prepared(topic, partial(self._registry.expire, topic))
 
     async def candidates(self, topic: Topic, match: Match, bound: int) -> array[int]:
-        """Seqs that match according to segment files (`SpanLoader.candidates`)."""
+        """Return the seqs that match according to segment files (`SpanLoader.candidates`)."""
         try:
             return await self.spans.candidates(topic, match, bound)
         except OSError as error:
             raise _unavailable(topic, error) from error
 
     def _fetch(self, topic: Topic, spans: tuple[Span, ...]) -> None:
-        """A commit cannot be published before these columns are there."""
-        # If that is what comes of having loaded others for it: loading these must not drop those.
+        """Load, in the background, columns without which a commit cannot be published."""
+        # Together with those loaded for it before, because loading some may drop others.
         known = [span for span in self._resuming.get(topic, ()) if topic.log.stored.holds(span)]
         self._background.start_soon(self._fetch_and_resume, topic, (*known, *spans))
 
@@ -166,7 +168,7 @@ class Loader:
                 await self.spans.load(topic, spans)
                 break
             except OSError as error:
-                # The commit is in the log and has to take effect; there is nobody to tell that it cannot.
+                # The commit is in the log and has to take effect: no caller is left to report the failure to.
                 tries += 1
                 if tries in TOLD_TRIES or tries % TOLD_TRIES[-1] == 0:
                     log.error("columns_unreadable", topic=topic.name, error=str(error), tries=tries)
@@ -177,7 +179,7 @@ class Loader:
         del self._resuming[topic]
 
     async def provide(self, found: Collector, need: Need, perf: Performance) -> None:
-        """See to what a read needs. Reads of the cold store are counted in `perf`.
+        """Load what a `Collector` needs to go on. Reads of cold segments are counted in `perf`.
 
         Raises `503 not_ready` if the disk does not answer.
         """
@@ -193,11 +195,11 @@ class Loader:
     # -- payloads ----------------------------------------------------------------------------------------------------
 
     async def load(self, topic: Topic, first: int, last: int, perf: Performance | None = None) -> list[Block]:
-        """Read live records from disk into blocks, of which the first begins at `first`.
+        """Read live records from disk into blocks. The first block begins at `first`.
 
-        The caller looks at the state again, as it may have changed: then there may be no block, and what is live now of
-        the range of one is all there. Records whose bytes do not verify become `corrupt` holes, never data.
-        Raises `503 not_ready` if the disk does not answer. Reads of the cold store are counted in `perf`.
+        The caller must check the state again, which may have changed: there may be no block. Each block has all records
+        of its range that are live now. Records whose bytes do not verify become `corrupt` holes and are never returned.
+        Raises `503 not_ready` if the disk does not answer. Reads of cold segments are counted in `perf`.
         """
         following = topic.blocks.next_first(first)
         last = min(last, first + LOAD_RECORDS - 1, following - 1 if following is not None else last)
@@ -222,8 +224,8 @@ class Loader:
         return blocks
 
     async def open_stored(self, topic: Topic, first: int, last: int, max_bytes: int) -> OpenedRun | None:
-        """Live records that are in a segment, with their origins, of which the first has seq `first`; None if the
-        caller has to look at the topic again. Raises `503 not_ready` if the disk does not answer."""
+        """Read and decode live records that are in a segment, with their origins, beginning with seq `first`. Return
+        None if the caller has to check the topic again. Raises `503 not_ready` if the disk does not answer."""
         located = await self.prepared(topic, partial(locate, topic.log.index, first, last, max_bytes))
         if not located or not isinstance(located[0].segment, Segment):
             return None
@@ -238,18 +240,18 @@ class Loader:
         try:
             window = await self._offload.run(Kind.COLD_READ if cold else Kind.HOT_READ, read)
         except FileNotFoundError:
-            window = b""  # it was replaced; if it was not, the look at it says so
+            window = b""  # the segment was replaced; if it was not, decoding fails and says so
         except OSError as error:
             raise _unavailable(topic, error) from error
         records = await (self._open_cold(window, wanted, topic) if cold else self._open(window, wanted, topic))
         if len(records) < len(wanted.seqs):
-            await self.load(topic, first, last)  # finds out what is the matter
+            await self.load(topic, first, last)  # this deals with damage, or finds the records moved
             return None
         offsets = array("I", [wanted.offset + at for at in wanted.starts])
         return OpenedRun(wanted.seqs, records, segment, offsets, wanted.frame_lens)
 
     async def _open(self, window: bytes, wanted: FrameRange, topic: Topic) -> list[OpenedRecord]:
-        """Take records apart, letting others run in between; not all of them if one does not verify."""
+        """Decode records, letting other tasks run in between. Stops at the first one that does not verify."""
         records: list[OpenedRecord] = []
         salt = _salt_of(wanted)
         for at in range(0, len(wanted.seqs), COLD_DECODE_RECORDS):
@@ -261,7 +263,7 @@ class Loader:
         return records
 
     async def _open_cold(self, window: bytes, wanted: FrameRange, topic: Topic) -> list[OpenedRecord]:
-        """The same for those of the cold store, which get their share of the loop and no more."""
+        """Decode records of cold segments like `_open`, within their share of the loop."""
         async with self._cold_lane:
             began = self._clock.perf_ns()
             records = await self._open(window, wanted, topic)
@@ -269,13 +271,13 @@ class Loader:
             return records
 
     async def _pay_for_cold(self, began_ns: int) -> None:
-        """Leave the loop to others for some times what decoding has taken of it."""
+        """Leave the loop to others for a multiple of the time that decoding has taken."""
         taken_ns = self._clock.perf_ns() - began_ns
         await trio.sleep(taken_ns / 1e9 * (COLD_SHARE - 1 if self._registry.lively else 1))
 
     @staticmethod
     def is_current(topic: Topic, opened: OpenedRun) -> bool:
-        """Whether those records are still there, live and in the same place. Raises NotLoaded."""
+        """Return True if those records are still live and in the same place. Raises NotLoaded."""
         at = 0
         for found in locate(topic.log.index, opened.seqs[0], opened.seqs[-1]):
             n = len(found.seqs)
@@ -287,7 +289,7 @@ class Loader:
         return at == len(opened.seqs)
 
     async def _read(self, topic: Topic, wanted: FrameRange) -> tuple[list[Block], list[int]]:
-        """The records of one range as blocks, and the seqs that do not verify."""
+        """Return the records of one range as blocks, and the seqs that do not verify."""
         segment = wanted.segment
         if wanted.derived:
             return await self._read_copies(topic, wanted)
@@ -299,7 +301,7 @@ class Loader:
                 )
                 return [block_of_records(records)] if records else [], damaged
             except FileNotFoundError:
-                # Dropped while we were about to read it; if the index still points there, the file is missing.
+                # The file was dropped before the read; if the index still points to it, the file is missing.
                 return [], [seq for seq in wanted.seqs if topic.log.stored.at(seq) is None]
         cold = segment.tier == "cold"
         name = segment_name(segment.first, "data")
@@ -317,7 +319,7 @@ class Loader:
             return await self._decode(window, wanted, COLD_DECODE_RECORDS, cold=True)
 
     async def _read_copies(self, topic: Topic, wanted: FrameRange) -> tuple[list[Block], list[int]]:
-        """The same for copies that are made of another topic's frames."""
+        """Like `_read`, for copies whose frames are those of another topic's records."""
         assert topic.copies is not None
         runs = list(topic.copies.runs)
         times = [topic.log.index.ts_of(seq) for seq in wanted.seqs]
@@ -325,7 +327,7 @@ class Loader:
         try:
             records, damaged = await self._offload.run(Kind.HOT_READ, read)
         except (FileNotFoundError, KeyError):
-            # They are in a segment of their own topic by now; if the index still points there, the file is missing.
+            # The copies are in a segment of their own by now; if the index still points there, the file is missing.
             records, damaged = [], list(wanted.seqs)
         damaged = [seq for seq in damaged if topic.log.stored.at(seq) is None]
         return [block_of_records(records)] if records else [], damaged
@@ -333,7 +335,7 @@ class Loader:
     async def _decode(
         self, window: bytes, wanted: FrameRange, most: int, *, cold: bool
     ) -> tuple[list[Block], list[int]]:
-        """Take records apart and encode them as blocks of at most `most`, letting others run in between."""
+        """Decode records and encode them as blocks of at most `most`, letting other tasks run in between."""
         blocks: list[Block] = []
         damaged: list[int] = []
         salt = _salt_of(wanted)
@@ -352,15 +354,15 @@ class Loader:
         return blocks, damaged
 
     async def _read_again(self, topic: Topic, wanted: FrameRange, damaged: list[int]) -> tuple[list[Block], list[int]]:
-        """What looked damaged may have been replaced while it was read, or its index may be wrong: once more with
-        nobody at work on the files, by columns that come from `.data` itself."""
+        """Read damaged-looking records again, with no other task at work on the files, and by columns taken from
+        `.data` itself: the segment may have been replaced during the read, or its index may be wrong."""
         shelf = topic.shelf
         assert shelf is not None
         while not topic.deleted and any(topic.log.stored.at(seq) is not None for seq in damaged):
             cold = _is_cold(topic, damaged)
             async with shelf.cold if cold else shelf.upkeep:
                 if _is_cold(topic, damaged) is not cold:
-                    continue  # moved while it was waited for
+                    continue  # it moved while the lock was waited for
                 if topic.deleted or not any(topic.log.stored.at(seq) is not None for seq in damaged):
                     return [], []
                 await self.spans.rescan(topic, damaged)
@@ -375,7 +377,7 @@ class Loader:
         return [], []
 
     async def _give_up(self, topic: Topic, damaged: Sequence[int]) -> None:
-        """Records that are not what was written are lost, and announced."""
+        """Make damaged records `corrupt` holes, which readers are told of."""
         for first, last in runs_of(damaged):
             alive = partial(_live_within, topic, first, last)
             if topic.deleted or not await self.prepared(topic, alive):
@@ -387,7 +389,7 @@ class Loader:
 
 
 def _is_cold(topic: Topic, seqs: Sequence[int]) -> bool:
-    """Whether any of these records is in a cold segment."""
+    """Return True if any of these records is in a cold segment."""
     segments = (span.segment for seq in seqs if (span := topic.log.stored.at(seq)) is not None)
     return any(isinstance(segment, Segment) and segment.tier == "cold" for segment in segments)
 
@@ -398,8 +400,8 @@ def _live_within(topic: Topic, first: int, last: int) -> bool:
 
 
 def _salt_of(wanted: FrameRange) -> int | None:
-    """The salt of the segment that records are read from. If the segment is replaced meanwhile, they do not verify, and
-    are read again."""
+    """Return the salt of the segment that records are read from. If the segment is replaced meanwhile, they do not
+    verify, and are read again."""
     assert isinstance(wanted.segment, Segment)
     return wanted.segment.read_salt
 

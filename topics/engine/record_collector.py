@@ -1,10 +1,9 @@
-"""What is deliverable of a topic after a position, gathered in single steps of the loop.
+"""The deliverable records of a topic after a position, gathered in single steps of the loop.
 
 A `Collector` is one read: a diff (`topics.engine.operations.read`), one frame for watchers (`topics.engine.delivery`)
-or one slice of an export (`topics.engine.operations.export`). It never waits. Where it cannot go on without something,
-`advance` says what, and is called again when that has been seen to; a reader who would rather not wait takes what has
-been gathered so far. Which seqs are live, gone or announced is `topics.log`'s answer; the bytes of a run are cut from
-its blocks.
+or one slice of an export (`topics.engine.operations.export`). It never waits. If it needs something that is not in
+memory, `advance` returns that need, and is called again when it has been met. A reader that does not want to wait takes
+the records gathered so far. `topics.log` says which seqs are live, deleted or lost; the bytes are cut from blocks.
 """
 
 from __future__ import annotations
@@ -27,15 +26,15 @@ from topics.log.tag_match import Match
 from topics.model import Tombstone
 
 SCAN_SLICE: Final = 10_000
-"""Records a read passes over (filtered) before it lets others run."""
+"""Records that a read skips (filters out) before it lets other tasks run."""
 
 MOST_RUNS: Final = 500
-"""Runs that a read gives at most, whatever it may hold: each costs some microseconds."""
+"""Runs that a read returns at most, because each costs some microseconds."""
 
 
 class Wish(NamedTuple):
-    """What a reader wants of a topic's records. `limit` counts records, `max_bytes` their JSON; at least one record is
-    given whatever its size. `nodes` are the writers to leave out, `match` is what tags have to be like."""
+    """The records that a reader wants. `limit` counts records, `max_bytes` their JSON; at least one record is given
+    whatever its size. `nodes` are the writers to leave out, `match` is the condition on tags."""
 
     limit: int
     max_bytes: int
@@ -45,39 +44,39 @@ class Wish(NamedTuple):
     separator: bytes = b","
     """One byte, between the records of a piece."""
     runs: bool = False
-    """Whether records are wanted as runs, of which columns can be made; the projection is the default one then."""
+    """True for records as runs, from which columns can be made; the projection must be the default one then."""
 
 
 class Run(NamedTuple):
-    """Records that follow each other in a block, as the block has them; None for what none of the block has."""
+    """Consecutive records of a block, in the block's own form. A column that no record of the block has is None."""
 
     text: bytes
     """Their JSON with commas between them, without tags."""
     starts: array[int]
-    """Where each begins, and after the comma of the last one: differences count, the first is not 0."""
+    """Where each record begins, and the end of the last one. The first is not 0: only differences count."""
     tags: bytes
     tag_starts: array[int] | None
-    """The same of their tags."""
+    """Where each tag begins, like `starts`."""
     meta_lens: array[int] | None
     nodes: Sequence[str]
     node_ids: array[int] | None
 
 
 class Columns(NamedTuple):
-    """Needed: these columns of the index."""
+    """The read needs these columns of the index."""
 
     spans: tuple[Span, ...]
 
 
 class Records(NamedTuple):
-    """Needed: the bytes of the live records from `first` to `last`, read from disk."""
+    """The read needs the live records from `first` to `last`, which are on disk."""
 
     first: int
     last: int
 
 
 class Pause(Enum):
-    """Needed: that others get a turn."""
+    """The read needs a pause in which other tasks run."""
 
     PAUSE = "pause"
 
@@ -87,7 +86,8 @@ Need = Columns | Records | Pause | trio.Event
 
 
 class Collector:
-    """See the module. Made for one read; everything found so far can be looked at after each `advance`."""
+    """One read. Its results so far (`tombstone`, records, position) may be used after each `advance`. Nothing has to be
+    closed."""
 
     __slots__ = (
         "_from_seq",
@@ -130,18 +130,18 @@ class Collector:
         self.pieces: list[bytes] = []
         """JSON of the records found, to be joined by the separator."""
         self.runs: list[Run] = []
-        """The same as runs, if that is wished for."""
+        """The records found, as runs, if the wish is for runs."""
         self.count = 0
         self.scanned = 0
         self.room = wish.max_bytes
         self.loaded: Sequence[Block] = ()
-        """Blocks that were read for it and need not be in the cache."""
+        """Blocks that were loaded for this read, which the cache may have evicted."""
         self.up_to = up_to
-        """Where visibility ends, if before the head."""
+        """The last seq that this read may see, if below the head."""
         self._registry = registry
         self._wish = wish
         self._tag = _beginning_of(wish.match) if wish.match is not None else b""
-        """What a block's text of a tag that is wanted begins with; empty: no tag is looked at."""
+        """The beginning of a wanted tag's text in a block; empty if any tag will do."""
         self._from_seq = from_seq
         self._same_epoch = same_epoch
         self._started = False
@@ -155,8 +155,9 @@ class Collector:
         return head if self.up_to is None else min(head, self.up_to)
 
     def advance(self) -> Need | None:
-        """Gather as much as is at hand, in the order floor, hole, ttl, deleted, node, deliver; None: there is no more,
-        or a limit is reached. Raises `404 topic_not_found` if the topic is gone."""
+        """Gather what is in memory, in the order floor, hole, ttl, deleted, node, deliver. Return what is needed to go
+        on, None if there are no more records or a limit is reached. Raises `404 topic_not_found` if the topic is
+        deleted."""
         if self.topic.deleted:
             raise topic_not_found(self.topic.name)
         if self.topic.working is not None:
@@ -169,7 +170,7 @@ class Collector:
                 self._started = True
             need = self._gather()
         except NotLoaded as missing:
-            # All it has asked for so far: loading one must not drop another.
+            # All columns that it has needed so far, because loading some may drop others.
             self._needed.update(dict.fromkeys(missing.spans))
             return Columns(tuple(self._needed))
         self._needed.clear()
@@ -184,7 +185,7 @@ class Collector:
         hidden = wish.nodes if self.topic.config.dedupe_node else frozenset()
         end = self.end
         while self.count < wish.limit and self.room > 0:
-            if self.position + 1 < log.losses.evict_floor:  # the front has come by since the last step
+            if self.position + 1 < log.losses.evict_floor:  # the front has passed the position since the last step
                 if self.count:
                     return None
                 self._begin()
@@ -195,7 +196,7 @@ class Collector:
                 return None
             if isinstance(step, Gap):
                 if self.count or self.tombstone is not None:
-                    self.position = step.first - 1  # what is deleted before it has been examined
+                    self.position = step.first - 1  # the deleted seqs before it have been examined
                     return None
                 self.tombstone = log.tombstone_of(step)
                 self.position = self.after_tombstone = step.last
@@ -211,7 +212,7 @@ class Collector:
         return None
 
     def _take(self, block: Block, first: int, last: int, hidden: frozenset[str]) -> bool:
-        """Those of records `first`..`last` of a block that are wanted. False: there is no room for all of them."""
+        """Take the wanted records of `first` to `last` of a block. Return False if there is no room for all of them."""
         for run_first, run_last in self._wanted(block, first, last, hidden):
             if not self._cut(block, run_first, run_last):
                 break
@@ -224,7 +225,7 @@ class Collector:
         return self.position == last
 
     def _wanted(self, block: Block, first: int, last: int, hidden: frozenset[str]) -> Iterator[tuple[int, int]]:
-        """Runs of records that are not of hidden nodes and have a tag that is wanted."""
+        """Yield runs of records whose node is not hidden and whose tag is wanted."""
         tag, tags, tag_starts = self._tag, block.tags, block.tag_starts
         if tag and (tags is None or tag_starts is None or tag not in tags):
             return
@@ -265,7 +266,8 @@ class Collector:
 
 
 def _separated(block: Block, wish: Wish, first: int, last: int, taken: bytes) -> bytes:
-    """What was cut of a block, records `first`..`last`, with the wanted separator in the place of the commas."""
+    """Return the records `first` to `last` that were cut from a block, with the wanted separator in place of the
+    commas."""
     _, starts = block.view(wish.projection)
     i, j = first - block.first_seq, last - block.first_seq + 1
     text, separator = bytearray(taken), wish.separator[0]
@@ -276,7 +278,8 @@ def _separated(block: Block, wish: Wish, first: int, last: int, taken: bytes) ->
 
 
 def run_of(block: Block, first: int, last: int, text: bytes) -> Run:
-    """Records `first`..`last` of a block, whose JSON is `text`. Nothing of the block is held."""
+    """Return records `first` to `last` of a block, whose JSON is `text`, as a run that keeps no reference to the
+    block."""
     i, j = first - block.first_seq, last - block.first_seq + 1
     tags, tag_starts = b"", None
     if block.tags is not None and block.tag_starts is not None:
@@ -294,7 +297,7 @@ def run_of(block: Block, first: int, last: int, text: bytes) -> Run:
 
 
 def _beginning_of(match: Match) -> bytes:
-    """What the text of a matching tag begins with in a block. Text is escaped character by character, so what begins
-    with the pattern does so escaped as well."""
+    """Return the beginning of a matching tag's text in a block. Text is escaped character by character, so a tag that
+    begins with the pattern begins with the escaped pattern."""
     pattern = msgspec.json.encode(match.pattern)
     return b'"$tag":%b' % (pattern[:-1] if match.prefix else pattern)

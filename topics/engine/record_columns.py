@@ -1,6 +1,6 @@
-"""The records of an append column by column, and what is made of the columns: blocks, index flags, UTF-8.
+"""The records of an append column by column, and their further forms: blocks, index flags, UTF-8.
 
-Taken apart once per request; from here on nothing in an append is done record by record in Python.
+A request is taken apart once; after that no step of an append handles single records in Python.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class Columns(NamedTuple):
 
 
 def columns_of(request: AppendRequest) -> Columns:
-    """Take the records of a request apart, with its node for records without one."""
+    """Return the columns of a request. Records without a node get the request's."""
     nodes: list[str | None] | None
     tags: list[str | None] | None
     metas: list[bytes] | None
@@ -57,12 +57,12 @@ def columns_of(request: AppendRequest) -> Columns:
 
 
 def utf8(texts: Sequence[str | None] | None) -> list[bytes] | None:
-    """A column of texts as frames have it: empty where a record has none."""
+    """Return a column of texts as frames have it: empty bytes where a record has none."""
     return None if texts is None else [text.encode() if text else b"" for text in texts]
 
 
 def index_flags(count: int, nodes: Sequence[str | None] | None, tags: Sequence[str | None] | None) -> bytes:
-    """What the index keeps of each record's frame flags, for records that have no frame."""
+    """Return the index flags of records that have no frame: the same bits that their frames would have."""
     has_node = [frames.HAS_NODE if node else 0 for node in nodes] if nodes is not None else [0] * count
     has_tag = [frames.HAS_TAG if tag else 0 for tag in tags] if tags is not None else [0] * count
     return bytes(map(add, has_node, has_tag))
@@ -78,7 +78,7 @@ def encode_blocks(
     *,
     pinned: bool,
 ) -> list[Block]:
-    """A batch as blocks of bounded size."""
+    """Encode a batch as blocks of bounded size. `pinned` blocks stay in the cache."""
     blocks = []
     for at in range(0, len(datas), BLOCK_RECORDS):
         part = slice(at, at + BLOCK_RECORDS)

@@ -1,8 +1,7 @@
-"""What is known across topics: which there are, what they hold together, what time it is for them.
+"""The live topics: finding them by name or id, their totals, and the clocks that they are judged by.
 
-Responsible for finding a topic by its name or id, for the totals that limits and metrics go by, for the clock of
-retention, and for counting refusals. How a topic comes into being, changes and goes is
-`topics.engine.operations.topic_lifecycle`'s business.
+Responsible for the totals that limits and metrics use, for the clock of retention, and for counting refusals. Creating,
+changing and deleting topics is the business of `topics.engine.operations.topic_lifecycle`.
 """
 
 from __future__ import annotations
@@ -27,13 +26,15 @@ from topics.storage.cache.payload_cache import PayloadCache
 from topics.storage.segments.topic_segments import Shelf
 
 LIVE_MS: Final = 100
+"""How long after an append (ms) the daemon counts as busy (`Registry.lively`)."""
 
 LAST_HEADS: Final = 10_000
-"""Deleted topics whose heads are remembered, for watchers who hear of it late."""
+"""Deleted topics whose heads are remembered, for watchers that are told of the deletion late. The oldest are
+forgotten."""
 
 
 def names_with(names: SortedDict[str, Any], prefixes: Iterable[str], after: str | None) -> Iterator[str]:
-    """The names that start with one of `prefixes` (ascending, disjoint) and come after `after`, in order."""
+    """Yield the names that start with one of `prefixes` (ascending, disjoint) and come after `after`, in order."""
     for prefix in prefixes:
         exclusive = after is not None and after >= prefix
         low = after if after is not None and exclusive else prefix
@@ -45,10 +46,10 @@ def names_with(names: SortedDict[str, Any], prefixes: Iterable[str], after: str 
 
 async def settled(*topics: Topic) -> bool:
     """Return True if none of these topics is being changed; then nothing was waited for, and no other task has run.
-    Otherwise wait for the end of one change and return False: the topic may be gone by then, or have another config, so
-    it has to be looked up again.
+    Otherwise wait for the end of one change and return False: the topic may be deleted by then, or have another config,
+    so the caller must look it up again.
 
-    To be asked in the step of a decision about a topic, before it. Cancelling leaves nothing.
+    Must be called in the step of a decision about a topic, before it. Cancelling leaves nothing behind.
     """
     for topic in topics:
         if topic.barrier is not None:
@@ -58,7 +59,8 @@ async def settled(*topics: Topic) -> bool:
 
 
 class EngineStatus:
-    """Where the daemon is in its life; HTTP asks it before every request."""
+    """The phase of the daemon's life, the progress of replay (0..1), and whether a shard is read-only. HTTP asks before
+    every request."""
 
     __slots__ = ("phase", "read_only", "replay_progress", "started_ms")
 
@@ -70,29 +72,29 @@ class EngineStatus:
 
 
 class Registry:
-    """The live topics, and the sums over them. Changed only in single steps of the loop."""
+    """The live topics, and the sums over them. Changed only in single steps of the loop. Made once by the engine."""
 
     def __init__(self, clock: Clock, windows: WindowClock, cache: PayloadCache) -> None:
         self.cache = cache
         self.topics: SortedDict[str, Topic] = SortedDict()
         self.by_id: dict[int, Topic] = {}
-        """Stages too, which have no name that anybody could ask for."""
+        """The topics by id, including stages, which clients cannot find by name."""
         self.stages: dict[int, Topic] = {}
-        """By their ids."""
+        """Stages by id."""
         self.next_topic_id = 1
         self.committed: set[Topic] = set()
         """Topics that remember commits of stages."""
         self.time_floor = 0
-        """The highest time that was persisted or given out: retention never judges by less."""
+        """The highest time that was persisted or given out (ms): the clock of retention never shows less."""
         self.total_records = 0
         self.total_bytes = 0
         self.windows = windows
-        """By which keys, stages, leases and delays end."""
+        """The clock by which keys, stages, leases and delays end."""
         self.common = Common()
         self.on_removed: Callable[[int, Shelf | None], None] | None = None
-        """Told of topics whose files may go."""
+        """Called with topics whose files may be deleted."""
         self.on_added: Callable[[Topic], None] | None = None
-        """Told of each topic that can be found from now on."""
+        """Called with each topic that has just been added."""
         self.throttled: dict[str, int] = {}
         """How many requests each limit has refused (429)."""
         self._last_heads: dict[int, int] = {}
@@ -110,21 +112,22 @@ class Registry:
         return self.common.attention
 
     def pin(self, files: set[int]) -> None:
-        """What is in these files is going to be copied: they must stay until `unpin` is called with the same set."""
+        """Keep these files until `unpin` is called with the same set, because copies will be made of records in
+        them."""
         self._pinned[id(files)] = files
 
     def unpin(self, files: set[int]) -> None:
-        """Nobody needs them for that any more."""
+        """Release files that were pinned."""
         self._pinned.pop(id(files), None)
 
     @property
     def delayed(self) -> Iterable[Topic]:
-        """Topics with something in the log that does not show in them yet."""
+        """Topics that lag behind their log: a commit is ready but not published, or a deletion is being worked off."""
         return self.common.delayed
 
     def copied_files(self) -> set[int]:
-        """Ids of the files that copies are made of: they must stay as they are until the copies are in segments of
-        their own (`docs/spec/crash.md` 18)."""
+        """Return the ids of the files that copies point to: they must stay as they are until the copies are in segments
+        of their own (`docs/spec/crash.md` 18)."""
         files: set[int] = set().union(*self._pinned.values())
         for topic in self.common.copying:
             if topic.copies is not None:
@@ -139,19 +142,20 @@ class Registry:
         return topic
 
     def caps_of(self, name: str) -> tuple[int, int]:
-        """The most records and bytes that a topic may hold, 0 for no cap and of a topic that does not exist."""
+        """Return the most records and bytes that a topic may have; 0 for no cap, and for a topic that does not
+        exist."""
         topic = self.topics.get(name)
         return (topic.config.cap_records, topic.config.cap_bytes) if topic is not None else (0, 0)
 
     def make(self, topic_id: int, name: str, config: TopicConfig, shard: int) -> Topic:
-        """A topic that nobody finds before `add`."""
+        """Make a topic that cannot be found before `add`."""
         topic = Topic(topic_id, name, config, shard, self.cache, self.common)
         if config.type == "queue":
             topic.set_queue(JobQueue(Leases()))
         return topic
 
     def add(self, topic: Topic) -> None:
-        """From here on the topic is found."""
+        """Let a topic be found."""
         self.by_id[topic.id] = topic
         if topic.commit_keys is not None:
             self.committed.add(topic)
@@ -169,7 +173,7 @@ class Registry:
             self.on_added(topic)
 
     def remove(self, topic: Topic) -> None:
-        """The topic is gone, and what it held."""
+        """Remove a deleted topic, and its totals."""
         topic.deleted = True
         del self.by_id[topic.id]
         if topic.stage is None:
@@ -199,11 +203,11 @@ class Registry:
             target.stages = target.stages or None
 
     def last_head(self, topic_id: int, known: int) -> int:
-        """The head of a topic that is gone; `known`, a seq of it, where that was too long ago."""
+        """Return the head of a deleted topic, or `known`, a seq of it, if it was deleted too long ago."""
         return self._last_heads.get(topic_id, known)
 
     def account(self, topic: Topic) -> None:
-        """Bring the totals up to date after a change of a topic's log, and free what nobody can read any more."""
+        """Update the totals after a change of a topic's log, and evict blocks that no reader can reach any more."""
         log_ = topic.log
         topic.mark_changed()
         self.total_records += log_.count - topic.counted_records
@@ -214,7 +218,7 @@ class Registry:
             topic.queue.gone_below(log_.earliest_seq)
 
     def now_ms(self) -> int:
-        """The clock by which retention judges: wall time that never steps back."""
+        """The clock by which retention judges (ms): wall time that never steps back."""
         now = self._clock.now_ms()
         if now < self.time_floor:
             return self.time_floor
@@ -222,20 +226,20 @@ class Registry:
         return now
 
     def monotonic_ms(self) -> int:
-        """The clock by which waiting is judged."""
+        """Return the monotonic time (ms), by which waiting is measured."""
         return self._clock.monotonic_ms()
 
     def instant(self) -> Instant:
-        """Now, by the monotonic clock and by that of windows."""
+        """Return the current time on the monotonic clock and on the window clock."""
         return Instant(self._clock.monotonic_ms(), self.windows.now_ms())
 
     def to_wall(self, window_ms: int) -> int:
-        """What the wall clock will say at a time of the clock of windows if nobody sets it; ms since the epoch."""
+        """Return what the wall clock will show (epoch ms) at a time of the window clock, unless it is set."""
         return window_ms - self.windows.now_ms() + self._clock.now_ms()
 
     @property
     def lively(self) -> bool:
-        """Whether somebody has appended in the last `LIVE_MS`: what can wait then leaves the loop to them."""
+        """Return True if there was an append within the last `LIVE_MS`: work that can wait then yields the loop."""
         return self._clock.perf_ns() - self.common.committed_ns < LIVE_MS * 1_000_000
 
     def expire(self, topic: Topic) -> None:
@@ -244,20 +248,20 @@ class Registry:
             self.account(topic)
 
     def touch(self, topic: Topic) -> None:
-        """Somebody consumes the topic: it counts as read, now."""
+        """Note that the topic was just consumed, for its automatic priority."""
         topic.touched_ms = self._clock.monotonic_ms()
         topic.last_read_ms = self.now_ms()
 
     def priority(self, topic: Topic) -> int:
-        """Its effective priority now, without waiting time (`docs/spec/semantics.md` section 7)."""
+        """Return its current effective priority, without waiting time (`docs/spec/semantics.md` section 7)."""
         config = topic.config
         return effective_priority(config.priority, config.auto_priority, topic.touched_ms, self._clock.monotonic_ms())
 
     def throttle(self, limit: str, maximum: int) -> ApiError:
-        """A 429 for a limit, counted."""
+        """Return a 429 for a limit, and count it."""
         self.count_throttled(limit)
         return throttled(limit, maximum)
 
     def count_throttled(self, limit: str) -> None:
-        """Another request was refused for a limit."""
+        """Count a request that was refused for a limit."""
         self.throttled[limit] = self.throttled.get(limit, 0) + 1

@@ -1,13 +1,13 @@
-"""Live delivery: watchers of topics, over whatever connection (`docs/spec/api.md` section 8).
+"""Live delivery: watchers of topics, over any kind of connection (`docs/spec/api.md` section 8).
 
-    feed                one topic of one watcher: where it is, what it wants
-    outbox              what waits for one connection, bounded; the only place where a slow client is felt
-    transport           the seam to a connection
-    topic_delivery      what is due of a topic, made into frames for its feeds, once for all that want the same
+    feed                one topic of one watcher: its position and its wishes
+    outbox              the frames that wait for one connection, bounded; a slow client blocks nothing else
+    transport           the interface to a connection
+    topic_delivery      makes frames of a topic's news, and shares them among its feeds
     watch_sessions      watch sessions and their cursors, streams without one, take-over, the end of idle ones
-    awaited_topics      watchers of topics that are not there yet
-    node_lists          the memory that lists of left-out nodes take
-    connection_places   how many streams and sockets there may be at once
+    awaited_topics      feeds of topics that do not exist yet
+    node_lists          a bound on the memory of the watchers' node lists
+    connection_places   how many streams and sockets may be open at once
 
-In which order topics are served is `topics.sched`'s business, how a frame looks on the wire is `topics.http`'s.
+`topics.sched` decides the order in which topics are served, `topics.http` the form of frames on the wire.
 """

@@ -1,5 +1,4 @@
-"""How many streams and sockets there may be at once, of everybody together and of each key (`docs/spec/api.md` section
-12)."""
+"""How many streams and sockets may be open at once, in all and for each key (`docs/spec/api.md` section 12)."""
 
 from __future__ import annotations
 
@@ -14,7 +13,7 @@ Kind = Literal["sse", "ws"]
 
 
 class Place:
-    """Of one open stream or socket, until it is closed."""
+    """The place of one open stream or socket. Must be closed when that has ended."""
 
     __slots__ = ("_kind", "_owner", "_places")
 
@@ -24,19 +23,20 @@ class Place:
         self._owner = owner
 
     def close(self) -> None:
-        """The stream or socket is gone. May be repeated."""
+        """Give the place back. May be repeated."""
         places, self._places = self._places, None
         if places is not None:
             places.give_back(self._kind, self._owner)
 
 
 def share_of(cap: int, share: float) -> int:
-    """What one key may take of a cap of all: at least one; 0 where there is no cap."""
+    """Return the part of a total cap that one key may use: at least one; 0 if there is no cap."""
     return max(1, int(cap * share)) if cap else 0
 
 
 class Places:
-    """See the module. An owner is the digest of a key, empty where there are no keys."""
+    """Counts open streams and sockets. Made once, by `Watching`. An owner is the digest of a key, empty if there are no
+    keys."""
 
     def __init__(self, settings: Settings, registry: Registry) -> None:
         self._settings = settings
@@ -44,20 +44,20 @@ class Places:
         self._open: Counter[Kind] = Counter()
         self._of: Counter[bytes] = Counter()
         self.share: Callable[[], float] = lambda: 1.0
-        """How much of the cap of all one key may take now, 0..1."""
+        """The share of the total cap that one key may use now, 0..1."""
 
     @property
     def sse(self) -> int:
-        """Open event streams."""
+        """The number of open event streams."""
         return self._open["sse"]
 
     @property
     def ws(self) -> int:
-        """Open WebSockets."""
+        """The number of open WebSockets."""
         return self._open["ws"]
 
     def take(self, kind: Kind, owner: bytes) -> Place:
-        """A place for one more. Raises 429 at either cap."""
+        """Return a place for one more. Raises 429 at either cap."""
         maximum = self._settings.max_sse_connections
         if maximum and self.sse + self.ws >= maximum:
             raise self._registry.throttle("max_sse_connections", maximum)
@@ -70,13 +70,13 @@ class Places:
         return Place(self, kind, owner)
 
     def _most_of_key(self) -> int:
-        """0: as many as there are."""
+        """Return the cap for one key; 0 for no cap."""
         own, of_all = self._settings.max_sse_connections_per_key, self._settings.max_sse_connections
         shared = share_of(of_all, self.share())
         return min(own, shared) if own and shared else own or shared
 
     def give_back(self, kind: Kind, owner: bytes) -> None:
-        """One less."""
+        """Count one less."""
         self._open[kind] -= 1
         if owner:
             self._of[owner] -= 1

@@ -1,9 +1,9 @@
-"""A feed: one topic of one watcher, and how far it has been told.
+"""A feed: one topic of one watcher, and how far it has been delivered.
 
-A feed knows three positions, each the last seq examined: `sent` is what the connection has taken, `position` what has
-been queued for it, and `told` the end of the last frame that was queued. What lies between `sent` and `position` is
-encoded and waits in the outbox; everything after it is a range, of which nothing is kept. When a connection ends, or
-is too slow, `position` goes back to `sent`, so that nothing is lost with it.
+A feed has three positions, each the last seq examined: `sent` is what the connection has taken, `position` what has
+been queued for it, and `told` the end of the last frame that was queued. Records between `sent` and `position` are
+encoded and wait in the outbox; nothing is kept of those after it. When a connection ends, or is too slow, `position`
+goes back to `sent`, so that no record is lost with it.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 class Ending(NamedTuple):
-    """Why a connection ends, told last. `status` is how SSE says it, `code` how WebSocket does."""
+    """Why a connection ends, for its last frame. SSE uses `status`, WebSocket `code`."""
 
     status: int
     code: str
@@ -34,46 +34,47 @@ SHUTTING_DOWN = Ending(503, "shutting_down", "the daemon is stopping")
 
 
 class Format(Protocol):
-    """How frames look on the wire, without what is particular to a connection (`Outbox.stamp`)."""
+    """The form of frames on the wire, without the parts that differ between connections (`Outbox.stamp`)."""
 
     def record(self, topic: str, records: bytes, from_seq: int, to_seq: int, head_seq: int) -> bytes:
-        """What is deliverable of `(from_seq, to_seq]`; `records` is JSON joined by commas."""
+        """Return a frame with the deliverable records of `(from_seq, to_seq]`; `records` is JSON joined by commas."""
         ...
 
     def tombstone(self, topic: str, tombstone: Tombstone, reason: str) -> bytes:
-        """A gap."""
+        """Return a frame that announces a gap."""
         ...
 
     def caught_up(self, topic: str, head_seq: int) -> bytes:
-        """Everything up to the head has been sent."""
+        """Return a frame that says that everything up to the head has been sent."""
         ...
 
     def topic_deleted(self, topic: str, head_seq: int) -> bytes:
-        """The topic is gone, and this is its last frame."""
+        """Return the last frame of a deleted topic."""
         ...
 
     def paced(self, topics: list[str], retry_after_ms: int) -> bytes:
-        """Delivery of these topics pauses under pressure. Advisory."""
+        """Return an advisory frame: delivery of these topics pauses under pressure."""
         ...
 
     def held_up(self, topics: list[str], why: str, retry_after_ms: int) -> bytes:
-        """Records of these topics cannot be read now, or not be claimed; it goes on by itself. Advisory."""
+        """Return an advisory frame: records of these topics cannot be read, or jobs not claimed, for now; delivery goes
+        on by itself."""
         ...
 
     def final(self, why: Ending) -> bytes:
-        """The connection's last frame."""
+        """Return the connection's last frame."""
         ...
 
 
 class Mark(NamedTuple):
-    """A position in an instance of a topic."""
+    """A position in a topic instance."""
 
     position: int
     epoch: int
 
 
 class Feed:
-    """See the module."""
+    """One topic of one watcher. Made by `Watching`, served by `Delivery` while it is attached to an outbox."""
 
     __slots__ = (
         "awaits",
@@ -97,30 +98,31 @@ class Feed:
     def __init__(self, name: str, wish: Wish, mark: Mark, *, strong: bool = False, awaits: bool = False) -> None:
         self.name = name
         self.awaits = awaits
-        """Its topic is not there yet, and that is no end of it."""
+        """True while it waits for a topic that does not exist yet."""
         self.wish = wish
         self.strong = strong
-        """Given only what is synced."""
+        """True if it gets only synced records."""
         self.sent = mark
         self.position = self.told = mark.position
         self.epoch = mark.epoch
         self.since = 0
-        """How many `recreated` frames there had been when it was given one: older ids speak of another instance."""
+        """The daemon's count of `recreated` frames at this feed's last one: older ids are about another instance."""
         self.topic: Topic | None = None
-        """While it has a connection."""
+        """The outbox of its connection, None without one."""
         self.outbox: Outbox | None = None
         self.fresh = True
-        """Nothing has been queued on this connection yet: what a floor has taken is reported as `from_seq_too_old`."""
+        """True until a frame is queued on this connection: a floor gap is reported as `from_seq_too_old` till then."""
         self.held_up = False
-        """It was told that its records cannot be read now, and has got none since."""
+        """True if it was told that its records cannot be read, and has got none since."""
         self.caught_up = False
         self.ended = False
-        """`topic-deleted` is queued."""
+        """True once `topic-deleted` is queued."""
         self.over = False
-        """Its session has ended it: a topic of the same name is another one."""
+        """True once its session has ended it: a new topic of the same name does not revive it."""
 
     def begin(self, epoch: int) -> None:
-        """The topic that it has waited for is there. A watcher who has seen nothing of another one begins with it."""
+        """Begin with the topic it has waited for. A watcher that has seen no other instance takes this one for its
+        first."""
         self.awaits = False
         if self.sent.position == 0:
             self.sent = Mark(0, epoch)
@@ -128,7 +130,7 @@ class Feed:
 
     @property
     def mark(self) -> Mark:
-        """What a client has that has received everything queued."""
+        """The position of a client that has received everything queued."""
         return Mark(self.position, self.epoch)
 
     @property
@@ -139,7 +141,7 @@ class Feed:
         return min(head, self.topic.synced_seq) if self.strong and not self.topic.ephemeral else head
 
     def go_back(self, mark: Mark) -> None:
-        """What was queued after `mark` is not going to be sent."""
+        """Go back to `mark`: the frames queued after it will not be sent."""
         self.position = self.told = mark.position
         self.epoch = mark.epoch
         self.caught_up = self.ended = False

@@ -1,8 +1,8 @@
-"""What the node lists of watchers take in memory, all sessions and sockets together.
+"""The memory of the node lists of watchers, of all sessions and sockets together.
 
 A watcher may leave out up to 1,000 nodes for as long as it lives, and there may be 10,000 watchers: their lists would
-be more than everything else that the daemon keeps for them. So a list counts from when it is taken until nothing refers
-to it any more, however the watcher ends, and beyond the bound new ones are refused.
+take more memory than everything else about them. So a list is counted until nothing refers to it any more, however the
+watcher ends, and beyond the bound new lists are refused.
 """
 
 from __future__ import annotations
@@ -12,17 +12,18 @@ from collections.abc import Iterable
 from typing import Final
 
 MOST_BYTES: Final = 64 << 20
+"""Bytes that all lists together may take. Beyond that `keep` returns None."""
 
 
 class NodeLists:
-    """Counts `used` bytes; `most` is the bound."""
+    """Counts the bytes of the lists in use: `used`, at most `most`."""
 
     def __init__(self, most: int = MOST_BYTES) -> None:
         self.most = most
         self.used = 0
 
     def keep(self, nodes: frozenset[str]) -> frozenset[str] | None:
-        """The same nodes, counted for as long as somebody holds them; None if there is no room for them."""
+        """Return an equal set that is counted for as long as it is referred to; None if there is no room for it."""
         if not nodes:
             return nodes
         size = _size_of(nodes)

@@ -1,15 +1,16 @@
-"""What waits for one connection, and how a slow one is told from a fast one (`docs/spec/api.md` section 8).
+"""The frames that wait for one connection, and how a slow connection is detected (`docs/spec/api.md` section 8).
 
 Theory of operation. Delivery puts frames in. As long as nothing waits, a frame is sent at once, as far as the socket
-takes it; what is left, and what comes after it, the connection's own task takes out and sends. There is room for
-`OUTBOX_BYTES`, or for a number of messages; whoever finds none puts its feed among those that `want` room and goes on,
-so that nobody ever waits for a connection but its own task. What was taken is *in flight* until the connection has it.
+takes it; the rest, and the frames after it, are taken out and sent by the connection's own task. There is room for
+`OUTBOX_BYTES`, or for a number of messages. If there is none, the caller puts its feed among those that `want` room and
+goes on, so that only the connection's own task ever waits for it. Frames that were taken out are *in flight* until the
+connection has accepted them.
 
-    no progress for LAGGED_MS     what is queued and not in flight is dropped, its feeds go back, and are ranges again
+    no progress for LAGGED_MS     queued frames that are not in flight are dropped; their feeds go back to before them
     no progress for TOO_SLOW_MS   everything is dropped but a final frame, which gets
                      GRACE_MS     to be taken; then the connection is cut off
 
-Progress is a piece of what is in flight that the connection has accepted, or any byte that the peer has acknowledged.
+Progress is a piece of the bytes in flight that the connection has accepted, or any byte that the peer has acknowledged.
 """
 
 from __future__ import annotations
@@ -25,10 +26,12 @@ from topics.engine.delivery.feed import Feed, Format, Mark
 from topics.engine.delivery.transport import Transport
 
 OUTBOX_BYTES: Final = 1 << 20
-"""Encoded bytes that wait for one connection, those in flight included. A single frame may be larger by one record."""
+"""Encoded bytes that wait for one connection at most, including those in flight. It may exceed this by one large
+record."""
 
 PIECE_BYTES: Final = 64 << 10
-"""Sent at a time by a connection's task: one that takes so much has made progress. Small frames are sent together."""
+"""Bytes that a connection's task sends at a time; having sent them counts as progress. Small frames are sent
+together."""
 
 LAGGED_MS: Final = 5_000
 TOO_SLOW_MS: Final = 30_000
@@ -36,17 +39,17 @@ GRACE_MS: Final = 5_000
 
 
 class Entry(NamedTuple):
-    """A frame, and where its feed is once it is sent. `data` is shared with other connections as long as it waits."""
+    """A frame, and the position of its feed once it is sent. `data` is shared with other connections while it waits."""
 
     head: bytes
     data: bytes
     tail: bytes
     size: int
-    """Bytes of all three."""
+    """Bytes of head, data and tail together."""
     feed: Feed | None = None
     mark: Mark | None = None
     ends: bool = False
-    """It is the feed's last one."""
+    """True for the feed's last frame."""
 
 
 def _wire(entry: Entry) -> bytes:
@@ -54,7 +57,11 @@ def _wire(entry: Entry) -> bytes:
 
 
 class Outbox:
-    """See the module. `stamp` makes what precedes a frame on this connection alone, as of when it is queued."""
+    """The frames of one connection, made by `Watching` for each. `send_all` is run by the connection's task; `discard`
+    must be called when the connection has ended.
+
+    `stamp` returns the bytes that go before a frame on this connection alone, as of the moment it is queued.
+    """
 
     def __init__(
         self,
@@ -73,25 +80,25 @@ class Outbox:
         self.wanting: dict[Feed, None] = {}
         """Feeds that wait for room."""
         self.cold: deque[Feed] = deque()
-        """Feeds that wait for records from the disk; each at most once."""
+        """Feeds that wait for records from disk; each at most once."""
         self.catching_up = False
         self.closing = False
-        """No frame is taken any more; the queue holds the final one, if any."""
+        """True once no more frames are taken; the queue ends with the final one, if any."""
         self.closed = trio.Event()
-        """The connection is gone, and its feeds are free."""
+        """Set when the connection has ended and its feeds are free."""
         self.ended_by: feeds.Ending | None = None
         self.ready = False
-        """The connection takes frames: its head is sent."""
+        """True once the connection takes frames, because its head has been sent."""
         self._stamp = stamp
         self._on_room = on_room
         self._on_ended = on_ended
         self._sending = sending
-        """Of all connections, those with something in flight."""
+        """The outboxes of all connections that have something in flight."""
         self._slots = slots
         self._queue: deque[Entry] = deque()
         self._flight: list[Entry] = []
         self._rest = b""
-        """Of what is in flight, what the socket has not taken."""
+        """The bytes in flight that the socket has not taken."""
         self._bytes = 0
         self._wake: trio.Event | None = None
         self._freed = trio.lowlevel.ParkingLot()
@@ -102,7 +109,7 @@ class Outbox:
     # -- putting in --------------------------------------------------------------------------------------------------
 
     def has_room(self, size: int = 0) -> bool:
-        """Whether a frame of `size` bytes may be put in. One may always that nothing else waits with."""
+        """Return True if a frame of `size` bytes may be put in. An empty outbox takes a frame of any size."""
         if self.closing:
             return False
         if self._slots is not None and len(self._queue) + len(self._flight) >= self._slots:
@@ -110,8 +117,8 @@ class Outbox:
         return self._bytes + size <= OUTBOX_BYTES or not (self._queue or self._flight)
 
     async def room(self, size: int = 0) -> bool:
-        """Wait until a frame of `size` bytes may be put in. False: nothing will be any more. Cancelling leaves nothing
-        behind."""
+        """Wait until a frame of `size` bytes may be put in. Return False if no more frames are taken. Cancelling leaves
+        nothing behind."""
         while not self.has_room(size):
             if self.closing:
                 return False
@@ -119,11 +126,11 @@ class Outbox:
         return True
 
     def want_room(self, feed: Feed) -> None:
-        """The feed is told (`on_room`) when there is some."""
+        """Have `on_room` called with the feed when there is room."""
         self.wanting[feed] = None
 
     def put(self, data: bytes, feed: Feed | None = None, *, ends: bool = False) -> None:
-        """Send a frame, or queue it, after `feed` was moved to where it is with it."""
+        """Send or queue a frame. `feed`, if given, has been moved to its position after this frame."""
         head, tail = self.transport.wrap(self._stamp() if feed is not None else b"", data)
         size = len(head) + len(data) + len(tail)
         entry = Entry(head, data, tail, size, feed, feed.mark if feed is not None else None, ends)
@@ -143,7 +150,7 @@ class Outbox:
         self._notify()
 
     def finish(self, why: feeds.Ending | None) -> None:
-        """Send nothing any more but what is in flight and, with a reason, a final frame; then the connection ends."""
+        """Send only what is in flight and, if a reason is given, a final frame; then the connection ends."""
         if self.closing:
             return
         self.drop_queued()
@@ -154,13 +161,14 @@ class Outbox:
         self.end_after_queued()
 
     def end_after_queued(self) -> None:
-        """Send what is queued; then the connection ends."""
+        """Send the queued frames; then the connection ends."""
         self.closing = True
         self._freed.unpark_all()
         self._notify()
 
     def drop_queued(self) -> None:
-        """Forget what is not in flight, but for answers to commands; its feeds go back to before it, and want room."""
+        """Drop the frames that are not in flight, except answers to commands. Their feeds go back to before them and
+        want room."""
         dropped = {entry.feed: None for entry in self._queue if entry.feed is not None}
         for feed in dropped:
             marks = [entry.mark for entry in self._flight if entry.feed is feed and entry.mark is not None]
@@ -173,7 +181,7 @@ class Outbox:
         self._bytes = sum(entry.size for entry in (*self._flight, *self._queue))
 
     def discard(self) -> None:
-        """Let go of what waits: the connection is gone. What refers to it may be collected much later."""
+        """Drop all frames, because the connection has ended: other objects may refer to the outbox for much longer."""
         self._queue.clear()
         self._rest = b""
 
@@ -185,8 +193,8 @@ class Outbox:
     # -- taking out --------------------------------------------------------------------------------------------------
 
     async def send_all(self, idle_s: float, heartbeat: Callable[[], bytes] | None = None) -> None:
-        """The connection's task: send what is put in until the outbox is finished; when nothing was sent for `idle_s`
-        seconds, a heartbeat."""
+        """Send frames until the outbox is finished, and a heartbeat whenever nothing was sent for `idle_s` seconds.
+        This is the connection's task."""
         self.ready = True
         while True:
             if not self._rest and not self._queue:
@@ -197,7 +205,7 @@ class Outbox:
             await self._send_flight()
 
     async def _wait(self, idle_s: float, heartbeat: Callable[[], bytes] | None) -> None:
-        """Until there is something to send; a heartbeat is put in when it is due."""
+        """Wait until there is something to send; put in a heartbeat when it is due."""
         self._wake = trio.Event()
         with trio.move_on_at(self._last_sent + idle_s):
             await self._wake.wait()
@@ -209,7 +217,7 @@ class Outbox:
                 self.put(heartbeat())
 
     async def _send_flight(self) -> None:
-        """Send the rest of what is in flight, or the next of what is queued."""
+        """Send the rest of what is in flight, or the next queued frames."""
         if not self._rest:
             entries = [self._queue.popleft()]
             size = entries[0].size
@@ -221,7 +229,7 @@ class Outbox:
             del entries
         size = len(self._rest)
         piece = size if self.transport.whole_frames else PIECE_BYTES
-        # No local variable: the frame of a task that is cancelled here may live for long.
+        # No local variable: the stack frame of a task that is cancelled here may live for long, with its locals.
         for at in range(0, size, piece):
             await self.transport.send(self._rest[at : at + piece])
             self._stalled_since = trio.current_time()
@@ -244,7 +252,7 @@ class Outbox:
         self._sending[self] = None
 
     def _settle(self, entry: Entry) -> None:
-        """The connection has accepted an entry."""
+        """Note that the connection has accepted an entry."""
         self._last_sent = trio.current_time()
         if entry.feed is not None and entry.mark is not None and entry.feed.outbox is self:
             entry.feed.sent = entry.mark
@@ -254,7 +262,7 @@ class Outbox:
     # -- slow ones ---------------------------------------------------------------------------------------------------
 
     def check(self) -> None:
-        """Called by the clock while something is in flight: see whether the connection is too slow."""
+        """Act if the connection is too slow. Called by the clock while something is in flight."""
         acked = self.transport.acked()
         if acked != self._acked_before:
             self._acked_before = acked

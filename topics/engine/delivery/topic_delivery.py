@@ -1,16 +1,16 @@
-"""What is due of a topic, made into frames for those who watch it.
+"""Makes frames of a topic's news for the feeds that watch it.
 
-Theory of operation. A change of a topic makes its live feeds due and marks it ready; when it is the topic's turn
-(`topics.sched`), `serve` gives each due feed one frame, as far as the records are in memory and there is room on its
+Theory of operation. A change of a topic makes its live feeds due and marks it ready. At the topic's turn
+(`topics.sched`), `serve` gives each due feed one frame, if the records are in memory and there is room on its
 connection, and leaves it in one of these states:
 
     live          it has everything: the next change makes it due
     due           there is more: at the topic's next turn
     wants room    its connection is full: due again when there is some
-    cold          what it needs is on disk: a task of its connection reads it, frame by frame, until memory will do
+    cold          its next records are on disk: a task of its connection reads them, until memory has the next ones
 
-So a turn never waits, and neither a slow client nor a slow disk is felt by anybody else. Feeds that are at the same
-place and want the same share a frame: what was made last is kept, and given to each of them.
+So a turn never waits, and a slow client or a slow disk delays no other watcher. Feeds at the same position with the
+same wishes share a frame: the last frames made are kept, and given to each such feed.
 """
 
 from __future__ import annotations
@@ -36,23 +36,23 @@ from topics.sched.ready_set import MAX_COST
 from topics.sched.workers import Scheduler, Served
 
 TURN_COST: Final = 16
-"""Frames, and as many thousands of records, that a turn of a topic takes at most."""
+"""Cost of a topic's turn at most: a frame costs 1, and a thousand records 1."""
 
 KEPT_FRAMES: Final = 16
-"""Frames that are kept for feeds that want the same."""
+"""Frames that are kept for other feeds with the same position and wishes."""
 
 RETRY_S: Final = 1.0
-"""Pause after the disk has not answered."""
+"""Pause (s) after the disk has not answered."""
 
 PACED_MS: Final = 500
-"""When watchers of paused topics are told to look again."""
+"""How long (ms) watchers of paused topics are told to wait."""
 
 AT_CONNECT: Final = frozenset({"cap", "ttl", "mixed"})
-"""Losses that a watcher who connects too late is told as `from_seq_too_old`."""
+"""Losses that a watcher who connects too late is told of as `from_seq_too_old`."""
 
 
 class Made(NamedTuple):
-    """What one look at a topic came to, for a feed in one place."""
+    """The frames made from one look at a topic, for a feed at one position."""
 
     tombstone: Tombstone | None
     after_tombstone: int
@@ -62,7 +62,8 @@ class Made(NamedTuple):
 
 
 class Delivery:
-    """See the module."""
+    """Delivers topics to the feeds attached to them. Made once by the engine; `serve` is called by the delivery
+    workers."""
 
     def __init__(
         self, registry: Registry, loader: Loader, background: Background, scheduler: Scheduler[Topic | Fanout[Any]]
@@ -75,16 +76,16 @@ class Delivery:
         self._awaited = Awaited()
         registry.on_added = self.topic_added
         self._recreated = 0
-        """How many `recreated` frames there have been."""
+        """How many `recreated` frames have been made since the start."""
         self.outboxes: dict[Outbox, None] = {}
-        """Of all connections."""
+        """The outboxes of all connections."""
         self.sending: dict[Outbox, None] = {}
-        """Those with something in flight."""
+        """The outboxes with something in flight."""
 
     # -- who watches -------------------------------------------------------------------------------------------------
 
     def attach(self, feed: Feed, outbox: Outbox) -> None:
-        """The feed is delivered to this connection from here on. One whose topic is gone is told so."""
+        """Deliver the feed to this connection from here on. If its topic is deleted, the feed is told so."""
         outbox.feeds[feed] = None
         feed.outbox = outbox
         feed.fresh, feed.caught_up, feed.ended, feed.held_up = True, False, False, False
@@ -107,12 +108,12 @@ class Delivery:
         self._set_due(feed)
 
     def topic_added(self, topic: Topic) -> None:
-        """Somebody may have waited for it."""
+        """Attach the feeds that have waited for this topic."""
         for feed in self._awaited.take(topic.name):
             self._follow(feed, topic)
 
     def detach(self, feed: Feed) -> None:
-        """The feed is not delivered any more; it goes back to what its connection has taken."""
+        """Stop delivering the feed. It goes back to the position that its connection has taken."""
         self._awaited.discard(feed)
         outbox, topic = feed.outbox, feed.topic
         feed.outbox = feed.topic = None
@@ -128,7 +129,7 @@ class Delivery:
             topic.drop_empty_audience()
 
     def set_due(self, feeds: list[Feed]) -> None:
-        """There is room on the feeds' connection."""
+        """Make feeds due, because there is room on their connection."""
         for feed in feeds:
             self._set_due(feed)
 
@@ -144,10 +145,10 @@ class Delivery:
     # -- a turn ------------------------------------------------------------------------------------------------------
 
     def serve(self, topic: Topic) -> Served:
-        """One turn of a topic: its long polls are woken, its due feeds get a frame each. One step of the loop."""
+        """Do one turn of a topic, in one step of the loop: wake its long polls and give each due feed a frame."""
         audience = topic.audience
         if audience is None or topic.working is not None:
-            return Served(1, False)  # at the end of what it is working on it is marked again
+            return Served(1, False)  # marked again at the end of the deletion it is working off
         audience.wake_polls()
         cost = 0
         given = len(audience.due) > 0
@@ -160,7 +161,7 @@ class Delivery:
         return Served(min(max(cost, 1), MAX_COST), more)
 
     def _serve(self, topic: Topic, audience: Audience[Feed], feed: Feed) -> int:
-        """One frame for one feed; what it cost."""
+        """Give one feed one frame. Return the cost."""
         outbox = feed.outbox
         assert outbox is not None
         if topic.deleted:
@@ -180,11 +181,12 @@ class Delivery:
         return min(feed.wish.max_bytes, OUTBOX_BYTES)
 
     def _make(self, topic: Topic, audience: Audience[Feed], feed: Feed) -> Made | None:
-        """What is deliverable to the feed out of memory; None when that is nothing and the rest is on disk."""
+        """Return the frames for the feed that can be made from memory; None if there are none and the rest is on
+        disk."""
         log = topic.log
         key = None
         if len(audience.consumers) > 1 and feed.told == feed.position and self._is_current(topic):
-            # A head and a count are a state: with the same head, every change lowers the count.
+            # Head and count identify the state of the topic: with the same head, every change lowers the count.
             state = (topic.id, log.head_seq, log.count, topic.config.dedupe_node, feed.end)
             key = (state, feed.epoch, feed.position, feed.wish, feed.outbox and feed.outbox.form)
             kept = self._kept.get(key)
@@ -202,7 +204,7 @@ class Delivery:
         return made
 
     def _is_current(self, topic: Topic) -> bool:
-        """See to it that what has expired is gone; False if that takes columns that are not here."""
+        """Evict expired records. Return False if that takes columns that are not in memory."""
         try:
             self._registry.expire(topic)
         except NotLoaded:
@@ -224,7 +226,7 @@ class Delivery:
         return Made(found.tombstone, found.after_tombstone, record, found.position, found.count)
 
     def _give(self, feed: Feed, made: Made) -> None:
-        """Queue what was made for the feed's place, as far as there is room, and see what it waits for next."""
+        """Queue the frames made for the feed's position, as far as there is room, and set the feed's next state."""
         outbox, topic = feed.outbox, feed.topic
         assert outbox is not None
         assert topic is not None
@@ -256,7 +258,7 @@ class Delivery:
             feed.caught_up = False
             topic.audience.set_due(feed)
             return
-        if not feed.caught_up and feed.position >= topic.log.head_seq:  # what is not synced yet keeps a strong one back
+        if not feed.caught_up and feed.position >= topic.log.head_seq:  # unsynced records keep a strong feed back
             if not outbox.has_room():
                 outbox.want_room(feed)
                 return
@@ -266,7 +268,7 @@ class Delivery:
         topic.audience.set_live(feed)
 
     def _end(self, feed: Feed, head_seq: int) -> None:
-        """The feed's topic is gone."""
+        """Tell the feed that its topic is deleted."""
         outbox = feed.outbox
         assert outbox is not None
         if feed.ended:
@@ -286,13 +288,13 @@ class Delivery:
             self._background.start_soon(self._catch_up, outbox)
 
     async def _catch_up(self, outbox: Outbox) -> None:
-        """Read from disk for the feeds of one connection, one frame each in turn, until memory will do for all."""
+        """Read from disk for the feeds of one connection, one frame each in turn, until memory has all they need."""
         while outbox.cold:
             feed = outbox.cold.popleft()
             topic = feed.topic
             if topic is not None and feed.outbox is outbox and feed not in outbox.wanting:
                 if self.scheduler.is_paused(topic):
-                    self._set_due(feed)  # its turn comes when it is resumed
+                    self._set_due(feed)  # served when the topic is no longer paused
                 else:
                     await self._read_for(feed, topic, outbox)
         outbox.catching_up = False
@@ -306,7 +308,7 @@ class Delivery:
             while (need := found.advance()) is not None and not _worth_giving(found):
                 await self._loader.provide(found, need, perf)
         except ApiError as error:
-            # The topic is gone, which its next turn tells; or the disk does not answer.
+            # Either the topic is deleted, which its next turn tells, or the disk does not answer.
             complete = False
             if not topic.deleted:
                 if feed.outbox is outbox:
@@ -323,7 +325,7 @@ class Delivery:
 
     @staticmethod
     def _tell_held_up(feed: Feed, outbox: Outbox, why: ApiError) -> None:
-        """Say once that the feed's records cannot be read now; where there is no room for it, at a later try."""
+        """Tell the feed, once, that its records cannot be read now. Without room for that frame, at a later try."""
         if not feed.held_up and outbox.has_room():
             feed.held_up = True
             outbox.put(outbox.form.held_up([feed.name], why.message, int(RETRY_S * 1000)))
@@ -331,7 +333,7 @@ class Delivery:
     # -- pressure ----------------------------------------------------------------------------------------------------
 
     def announce_pause(self) -> None:
-        """Tell those whose topics get nothing for now; where there is no room for it, it is not told."""
+        """Tell the feeds of paused topics, as far as there is room on their connections."""
         for outbox in list(self.outboxes):
             paused = [feed.name for feed in outbox.feeds if feed.topic and self.scheduler.is_paused(feed.topic)]
             if paused and outbox.has_room():

@@ -1,8 +1,7 @@
-"""The seam between an outbox and a connection: how the bytes of a frame get to the peer.
+"""The interface between an outbox and a connection: how the bytes of a frame get to the peer.
 
-A connection that can, sends at once: delivery calls `try_send` in the step in which a frame was made, which spares the
-wake-up of a task for every watcher. What the socket does not take at once is left to the connection's own task, which
-waits for it (`send`).
+A connection that can, sends at once: delivery calls `try_send` in the step in which a frame was made, which saves
+waking a task for every watcher. The connection's own task sends the rest, and waits for the socket (`send`).
 """
 
 from __future__ import annotations
@@ -15,27 +14,28 @@ class Transport(Protocol):
 
     @property
     def whole_frames(self) -> bool:
-        """Whether `send` takes a frame at a time, and not any piece of several."""
+        """Return True if `send` takes whole frames only, one at a time."""
         ...
 
     def wrap(self, stamp: bytes, data: bytes) -> tuple[bytes, bytes]:
-        """What goes before and behind the data of a frame when it is sent, the stamp included."""
+        """Return the bytes that go before and behind the data of a frame, including the stamp."""
         ...
 
     def try_send(self, wire: bytes) -> int:
-        """Send what the socket takes now; how many bytes that was. Never waits. After a part, `send` the rest next."""
+        """Send as many bytes as the socket takes now, and return their number. Never waits. After a part, `send` the
+        rest next."""
         ...
 
     async def send(self, wire: bytes) -> None:
-        """Send all of it, or the rest of it. A peer that is gone is noticed elsewhere: nothing is raised."""
+        """Send all of it, or the rest of it. Raises nothing if the peer is gone, which is detected elsewhere."""
         ...
 
     def done(self) -> None:
-        """What was sent so far ends with a whole frame."""
+        """Note that the bytes sent so far end with a whole frame."""
         ...
 
     def acked(self) -> int:
-        """Bytes that the peer has acknowledged so far; always 0 where nobody can tell."""
+        """Return the number of bytes that the peer has acknowledged so far; always 0 if that is unknown."""
         ...
 
     def abort(self) -> None:

@@ -1,8 +1,8 @@
-"""Watch sessions, and the connections that show them (`docs/spec/api.md` section 8).
+"""Watch sessions, and the connections that they are attached to (`docs/spec/api.md` section 8).
 
 A session is a set of feeds that outlives its connections. It has one connection at a time: a newer one takes over, and
-goes on where the older one's client was. Without a connection it lives for `TOPICS_SESSION_TTL_MS`. A stream of one
-topic is a session that nobody can come back to, and a WebSocket has feeds of its own; both end with their connection.
+continues at the older one's position. Without a connection it lives for `TOPICS_SESSION_TTL_MS`. A stream of one topic
+is a session that cannot be resumed, and a WebSocket has feeds of its own; both end with their connection.
 """
 
 from __future__ import annotations
@@ -39,13 +39,14 @@ WID_BYTES: Final = 24
 """Random bytes of a session's name: 192 bits."""
 
 NAMED_CURSORS: Final = 64
-"""Topics of a session whose ids name them; with more, an id is the list of positions, in the order of the session."""
+"""Up to this many topics, an id of a session names them; with more, it is the list of positions in the session's
+order."""
 
 TAKE_OVER_S: Final = 1.0
-"""How long a connection that is taken over may hold up the newer one with what is in flight."""
+"""How long (s) a connection that is taken over may delay the newer one with bytes in flight."""
 
 FAREWELL_S: Final = 1.5
-"""The same for all connections when the daemon stops."""
+"""The same bound for all connections when the daemon stops."""
 
 
 _named: Final = msgspec.json.Decoder(dict[str, int])
@@ -53,12 +54,12 @@ _listed: Final = msgspec.json.Decoder(list[int | None])
 
 
 class Session:
-    """Feeds that belong together. `wid` is empty for one that nobody can come back to."""
+    """Feeds that belong together. `wid` is empty for a session that cannot be resumed."""
 
     def __init__(self, wid: str, topics: Iterable[Feed], heartbeat_ms: int, owner: bytes = b"") -> None:
         self.wid = wid
         self.owner = owner
-        """Digest of the key that made it; empty where there are none."""
+        """Digest of the key that made it; empty without keys."""
         self.heartbeat_ms = heartbeat_ms
         self.outbox: Outbox | None = None
         self.idle_since_ms = 0
@@ -68,19 +69,19 @@ class Session:
 
     @property
     def feeds(self) -> list[Feed]:
-        """One for each topic that is still watched."""
+        """One feed for each topic that is still watched."""
         return list(self._feeds.values())
 
     def forget(self, feed: Feed) -> None:
-        """The feed's topic is gone, and the client knows."""
+        """Remove a feed whose topic is deleted, and whose client has been told."""
         feed.over = True
         self._feeds.pop(feed.name, None)
 
     def cursors(self) -> bytes:
-        """The id of a frame that is queued now: where every topic is with it.
+        """Return the id of a frame that is queued now: the position of every topic at that frame.
 
-        White space behind the JSON, which means nothing to anybody else, counts the `recreated` frames before it: a seq
-        alone does not tell which instance of a topic it is of.
+        White space behind the JSON, which JSON parsers ignore, encodes the number of `recreated` frames before it: a
+        seq alone does not tell which instance of a topic it belongs to.
         """
         if self._listed:
             text = msgspec.json.encode([feed.position if self._goes_on(feed) else None for feed in self._order])
@@ -92,13 +93,13 @@ class Session:
         return urlsafe_b64encode(text).rstrip(b"=")
 
     def _goes_on(self, feed: Feed) -> bool:
-        """Whether no `topic-deleted` was queued for it."""
+        """Return True if no `topic-deleted` was queued for the feed."""
         return feed.name in self._feeds and not feed.ended
 
     def read_id(self, last_event_id: str) -> Cursors:
-        """What an id says of the topics of this session. Raises 400 for what is not one."""
+        """Return the positions that an id gives for the topics of this session. Raises 400 if it is no such id."""
         try:
-            # Not every character of base64url is refused where it does not belong by the decoder itself.
+            # The decoder itself does not refuse every character that is outside base64url.
             text = urlsafe_b64decode(_padded(last_event_id))
             if text.startswith(b"["):
                 listed = _listed.decode(text)
@@ -115,9 +116,9 @@ class Session:
         return Cursors(positions, since)
 
     def rewind(self, cursors: Cursors) -> None:
-        """Go back to where a client says it is, never the other way.
+        """Go back to the positions of a client. Positions never move forward.
 
-        A topic that it speaks of is one whose end it has not heard of: it is told again.
+        If the id has a topic that has since been deleted, the client has not been told, and is told again.
         """
         for feed in self._order:
             position = cursors.positions.get(feed.name)
@@ -132,14 +133,14 @@ class Session:
 
 
 class Cursors(NamedTuple):
-    """What an id says: where topics are, and after how many `recreated` frames of the daemon."""
+    """The contents of an id: positions of topics, and the daemon's count of `recreated` frames at the time."""
 
     positions: Mapping[str, int]
     since: int
 
 
 GONE: Final = 0
-"""The epoch of no topic: an instance that is not there any more."""
+"""An epoch that no topic has, for a deleted instance."""
 
 _TO_SPACE: Final = bytes.maketrans(b"01", b" \t")
 _FROM_SPACE: Final = bytes.maketrans(b" \t", b"01")
@@ -156,7 +157,8 @@ _BASE64URL: Final = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz012345
 
 
 class Watching:
-    """What HTTP may ask about live delivery. See the module."""
+    """The calls on live delivery for HTTP: sessions, streams of one topic, and sockets. Made once by the engine;
+    `expire_idle` and `check_connections` must be called regularly."""
 
     def __init__(self, settings: Settings, registry: Registry, delivery: Delivery) -> None:
         self._settings = settings
@@ -164,23 +166,23 @@ class Watching:
         self._delivery = delivery
         self._sessions: dict[str, Session] = {}
         self._sessions_of: Counter[bytes] = Counter()
-        """How many of them each key has made, by its digest."""
+        """How many sessions each key has made, by its digest."""
         self._idle: dict[str, Session] = {}
-        """Those without a connection, in the order in which they lost it."""
+        """The sessions without a connection, in the order in which they lost it."""
         self._draining = False
         self.places = Places(settings, registry)
         self._node_lists = NodeLists()
 
     @property
     def session_count(self) -> int:
-        """Sessions, with and without a connection."""
+        """The number of sessions, with and without a connection."""
         return len(self._sessions)
 
     # -- sessions ----------------------------------------------------------------------------------------------------
 
     def open(self, request: WatchRequest, owner: bytes = b"") -> tuple[Session, dict[str, WatchedTopic]]:
-        """Begin a session of `owner`. Raises 404 for an unknown topic that is not waited for, 400 when `lenient` leaves
-        none, 429 at the cap."""
+        """Begin a session of `owner`. Raises 404 for an unknown topic unless it is to be waited for, 400 if `lenient`
+        leaves no topic, 429 at the cap."""
         maximum = self._settings.max_watch_sessions
         if maximum and len(self._sessions) >= maximum:
             raise self._registry.throttle("max_watch_sessions", maximum)
@@ -208,21 +210,22 @@ class Watching:
         return session, found
 
     def _keeping_nodes(self, request: WatchRequest) -> WatchRequest:
-        """The same request, its nodes counted for as long as they are kept. Raises 429."""
+        """Return the request with its nodes counted for as long as they are kept. Raises 429."""
         nodes = self._node_lists.keep(request.nodes)
         if nodes is None:
             raise self._registry.throttle("max_node_list_bytes", self._node_lists.most)
         return replace(request, nodes=nodes)
 
     def session(self, wid: str) -> Session:
-        """The session of a name. Raises 404."""
+        """Return the session of a name. Raises 404."""
         session = self._sessions.get(wid)
         if session is None:
             raise ApiError("not_found", "there is no such watch session, or not any more", detail={"wid": wid})
         return session
 
     def stream_of(self, name: str, request: WatchRequest, last_event_id: str | None) -> Session:
-        """A session of one topic that ends with its connection. `last_event_id` is its cursor. Raises 404 and 400."""
+        """Return a session of one topic that ends with its connection. `last_event_id` is its cursor. Raises 404 and
+        400."""
         topic = self._topic(name, request)
         feed = _begin(name, topic, request.topics[name], self._keeping_nodes(request))
         session = Session("", [feed], request.heartbeat_ms)
@@ -242,10 +245,11 @@ class Watching:
         transport: Transport,
         last_event_id: str | None = None,
     ) -> Outbox:
-        """Show a session on a connection: what is to be sent is in the outbox from here on. `disconnect` ends it.
+        """Attach a session to a connection, and return the outbox with its frames. `disconnect` must be called at its
+        end.
 
-        An id rewinds the session's cursors, never the other way. The connection it had before is told and ended first.
-        Raises 400 for a damaged id, 404 when the session has ended meanwhile. Cancelling leaves the session without a
+        An id rewinds the session's cursors, never forward. The session's older connection is told, and ended first.
+        Raises 400 for a damaged id, 404 if the session has ended meanwhile. Cancelling leaves the session without a
         connection.
         """
         cursors = session.read_id(last_event_id) if last_event_id is not None else None
@@ -280,9 +284,9 @@ class Watching:
         return outbox
 
     async def _take_over(self, session: Session) -> None:
-        """Tell the session's connection that another takes over, and free the session of it.
+        """Tell the session's connection that another takes over, and free the session.
 
-        What is in flight on it is not sent again, unless its client does not take it within `TAKE_OVER_S`.
+        Frames in flight on it are not sent again, unless its client does not take them within `TAKE_OVER_S`.
         """
         older = session.outbox
         assert older is not None
@@ -299,7 +303,7 @@ class Watching:
             self._delivery.detach(feed)
 
     def disconnect(self, session: Session, outbox: Outbox) -> None:
-        """A connection of the session has ended."""
+        """Detach the session from a connection that has ended."""
         taken_over = session.outbox is not outbox
         self._close(outbox)
         if taken_over:
@@ -317,7 +321,7 @@ class Watching:
             del self._sessions_of[session.owner]
 
     def _topic(self, name: str, request: WatchRequest) -> Topic | None:
-        """The topic; None where it is missing and waited for. Raises 404."""
+        """Return the topic; None if it is missing and is to be waited for. Raises 404."""
         return self._registry.topics.get(name) if request.create else self._registry.topic(name)
 
     def _set_idle(self, session: Session) -> None:
@@ -335,7 +339,7 @@ class Watching:
         outbox.closed.set()
 
     def expire_idle(self) -> None:
-        """Called by the clock: end sessions that have had no connection for too long."""
+        """End sessions that have had no connection for too long. Called by the clock."""
         horizon = self._registry.monotonic_ms() - self._settings.session_ttl_ms
         while self._idle:
             wid, session = next(iter(self._idle.items()))
@@ -347,7 +351,8 @@ class Watching:
     # -- sockets -----------------------------------------------------------------------------------------------------
 
     def open_socket(self, form: Format, transport: Transport, slots: int | None = None) -> Outbox:
-        """An outbox for a connection whose feeds come and go (`subscribe`), if it has any. `close_socket` ends it."""
+        """Return an outbox for a connection whose feeds come and go (`subscribe`). `close_socket` must be called at its
+        end."""
         outbox = Outbox(
             form,
             transport,
@@ -363,8 +368,8 @@ class Watching:
         return outbox
 
     def resolve(self, outbox: Outbox, request: WatchRequest) -> list[tuple[Feed, WatchedTopic]]:
-        """Feeds for a subscription, not attached yet. Raises 404 for an unknown topic, 400 for more topics than a
-        socket may have."""
+        """Return feeds for a subscription, not attached yet. Raises 404 for an unknown topic, 400 for more topics than
+        a socket may have."""
         found = []
         names = {feed.name for feed in outbox.feeds} | request.topics.keys()
         maximum = self._settings.max_watch_topics
@@ -378,12 +383,12 @@ class Watching:
         return found
 
     def subscribe(self, outbox: Outbox, feed: Feed) -> None:
-        """Deliver a feed to a socket; one of the same topic that it has is replaced."""
+        """Deliver a feed to a socket, in place of an older feed of the same topic."""
         self.unsubscribe(outbox, feed.name)
         self._delivery.attach(feed, outbox)
 
     def unsubscribe(self, outbox: Outbox, name: str) -> bool:
-        """Deliver a topic to a socket no more; whether it was."""
+        """Stop delivering a topic to a socket. Return True if it was delivered."""
         for feed in outbox.feeds:
             if feed.name == name:
                 self._delivery.detach(feed)
@@ -391,18 +396,18 @@ class Watching:
         return False
 
     def close_socket(self, outbox: Outbox) -> None:
-        """The socket has ended."""
+        """Detach the feeds of a socket that has ended."""
         self._close(outbox)
 
     # -- all connections ---------------------------------------------------------------------------------------------
 
     def check_connections(self) -> None:
-        """Called by the clock: see which connections are too slow."""
+        """Look for connections that are too slow. Called by the clock."""
         for outbox in list(self._delivery.sending):
             outbox.check()
 
     async def say_farewell(self) -> None:
-        """The daemon stops: every connection gets its final frame, and those that do not take it are cut off."""
+        """Send every connection its final frame, because the daemon stops, and cut off those that do not take it."""
         self._draining = True
         for outbox in self._delivery.outboxes:
             outbox.finish(feeds.SHUTTING_DOWN)
@@ -417,7 +422,7 @@ class Watching:
 
 
 def _begin(name: str, topic: Topic | None, start: WatchStart, request: WatchRequest) -> Feed:
-    """A feed of a topic as somebody asks for it. One that is missing is waited for; all that comes then is new."""
+    """Return a feed for a start that was asked for. If the topic is missing, all of its records will be new."""
     projection = Projection(request.include_tags, request.include_meta, request.include_data)
     wish = Wish(request.limit, request.max_batch_bytes, request.nodes, projection)
     if topic is None:
@@ -428,7 +433,7 @@ def _begin(name: str, topic: Topic | None, start: WatchStart, request: WatchRequ
 
 
 def watched(topic: Topic | None, from_seq: int) -> WatchedTopic:
-    """What a watcher is told of a topic at first."""
+    """Return what a watcher is first told of a topic."""
     if topic is None:
         return WatchedTopic(from_seq=from_seq, head_seq=0, earliest_seq=1, epoch=None)
     return WatchedTopic(

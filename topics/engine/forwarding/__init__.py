@@ -2,7 +2,7 @@
 
 router_lifecycle   creating, updating and deleting routers
 forwarders         the forwarders of all routers, and when each may go on
-forwarder          one router at work: where it is, and what it waits for
+forwarder          the state of one router at work
 source_columns     the records that a router takes from its source
 copy_commits       one commit of a router: copies, a hole, or only its cursor
 """

@@ -1,9 +1,8 @@
 """One commit of a router: a batch of copies, a hole, or only a move of its cursor (`docs/spec/semantics.md` section 5).
 
-Responsible for the one step of the loop in which copies get their seqs and the Forwarded frame is queued, for what its
-publication does to the dest, and for the origins of what is on its way. Which records become copies, and when, is
-`topics.engine.forwarding.forwarders`'s business; how a copy differs from what it is made of is
-`topics.engine.forwarding.source_columns`'s.
+Responsible for the one step of the loop in which copies get their seqs and the Forwarded frame is queued, for its
+publication in the dest, and for the origins in flight. `topics.engine.forwarding.forwarders` decides which records
+become copies, and when; `topics.engine.forwarding.source_columns` makes their columns.
 """
 
 from __future__ import annotations
@@ -39,7 +38,7 @@ log = get_logger(__name__)
 
 
 class Seqs(NamedTuple):
-    """Where the records of a batch are going to be: `n` seqs from `first` on, 0 for none."""
+    """The seqs of a batch: `n` seqs from `first` on, 0 for none."""
 
     first: int
     n: int
@@ -48,7 +47,7 @@ class Seqs(NamedTuple):
 
     @property
     def last(self) -> int:
-        """The last of them; 0 for none."""
+        """The last seq; 0 for none."""
         return self.first + self.n - 1 if self.n else 0
 
 
@@ -74,13 +73,13 @@ class Decided(NamedTuple):
 
     @property
     def origins(self) -> list[tuple[int, int]]:
-        """The origin topic and seq of each copy."""
+        """Return the origin topic and seq of each copy."""
         made = self.columns.made
         return [(kind.topic_id, seq) for kind, seq in zip(each_kind(made.kinds), made.origin_seqs, strict=True)]
 
 
 class CopyCommits:
-    """See the module."""
+    """Decides and commits the batches of all forwarders. Made once by the engine, used by `Forwarding`."""
 
     def __init__(
         self,
@@ -102,31 +101,30 @@ class CopyCommits:
         self._appending = appending
         self._loader = loader
         self._settled = settled
-        """Told that a batch of a forwarder is published, or will never be."""
+        """Called when a batch of a forwarder is published, or has failed."""
         self._arriving: dict[Topic, set[tuple[int, int]]] = {}
-        """Origins that are on their way into a dest which takes each only once, or may be told to."""
+        """Origins in flight into a dest that takes each only once, or may be configured so."""
 
     def arriving(self, dest: Topic) -> Collection[tuple[int, int]]:
-        """Origins that are on their way into a dest."""
+        """Return the origins in flight into a dest."""
         return self._arriving.get(dest, ())
 
     # -- what can be decided -----------------------------------------------------------------------------------------
 
     def move(self, forwarder: Forwarder, last: int) -> None:
-        """Nothing of what lies up to `last` becomes a copy."""
+        """Move the cursor to `last`, without copies."""
         now = self._registry.now_ms()
         self._send(forwarder, self._forwarded(forwarder, last), Seqs(0, 0, now, Gate.HANDED))
 
     def trim(self, forwarder: Forwarder, last: int) -> None:
-        """What lies up to `last` cannot be had any more, or never fits: a hole of one seq."""
+        """Move the cursor to `last` with a hole of one seq: the records up to it were lost, or can never fit."""
         seqs = self._next_seqs(forwarder.dest, 1)
         forwarded = self._forwarded(forwarder, last)._replace(trims=True)
         log.warning("source_trim", router=forwarder.router.name, first=forwarded.first, last=last, seq=seqs.first)
         self._send(forwarder, forwarded, seqs)
 
     def copy(self, forwarder: Forwarder, taken: Taken, chosen: Sequence[int], last: int) -> None:
-        """The chosen ones of these records become copies, and nothing else up to `last` does. Raises Wait for columns
-        of the dest."""
+        """Make copies of the chosen records, and move the cursor to `last`. Raises Wait for columns of the dest."""
         dest = forwarder.dest
         columns = _columns(forwarder, taken, chosen)
         watermark = self._watermark(dest, columns.made.sizes)
@@ -148,7 +146,7 @@ class CopyCommits:
         else:
             extent, recipe = _derived(seqs, columns, taken, chosen)
             decided = decided._replace(extent=extent, recipe=recipe)
-            # What they are made of must stay from here on, and not only once they are published.
+            # The source files must stay from here on, and not only once the copies are published.
             dest.copy_table().need(set(recipe.files), seqs.last)
             self._registry.common.copying[dest] = None
         picked = taken.seqs if len(chosen) == len(taken.seqs) else [taken.seqs[i] for i in chosen]
@@ -161,7 +159,8 @@ class CopyCommits:
         return Forwarded(router.name, router.source_id, forwarder.position + 1, last, 0)
 
     def _next_seqs(self, dest: Topic, count: int) -> Seqs:
-        """They are given out when the batch is queued: nothing is lost if something goes wrong before."""
+        """Return the dest's next seqs. They are given out only when the batch is queued, so an error before that loses
+        none."""
         ts = max(self._registry.now_ms(), dest.last_ts)
         return Seqs(dest.assigned + 1, count, ts, self._ceilings.gate(dest, dest.assigned + count, ts))
 
@@ -175,7 +174,7 @@ class CopyCommits:
     # -- the commit --------------------------------------------------------------------------------------------------
 
     def _send(self, forwarder: Forwarder, forwarded: Forwarded, seqs: Seqs, decided: Decided | None = None) -> None:
-        """Queue the batch. From here on it is the dest's, whatever becomes of the router."""
+        """Queue the batch. From here on it belongs to the dest, even if the router is deleted."""
         dest = forwarder.dest
         sent_total = forwarder.sent_total + forwarded.copies
         appended = decided.appended if decided is not None else None
@@ -184,7 +183,7 @@ class CopyCommits:
         entries = [(FrameType.FORWARDED, payload)]
         if decided is not None and not dest.ephemeral:
             entries += eviction_frames(dest, decided.watermark)
-        # What is logged has its seqs itself, and of an `ephemeral` dest nothing is to be replayed.
+        # Logged copies have their seqs in their own frames, and the copies of an `ephemeral` dest are not replayed.
         first_seq = 0 if dest.ephemeral or appended is not None else seqs.first
         data = appended.data if appended is not None else NOTHING
         commit = Commit(
@@ -205,7 +204,7 @@ class CopyCommits:
             if decided.recipe is not None:
                 commit.leans = self._leans(dest, decided.recipe)
             self._expect(dest, decided)
-        commit.deletes = forwarded.trims  # what is evicted for those behind it cannot be told before it is there
+        commit.deletes = forwarded.trims  # evictions of later commits can be computed only once the hole is there
         commit.forwards = True
         commit.on_fail = partial(self._failed, forwarder)
         if seqs.n:
@@ -216,8 +215,9 @@ class CopyCommits:
         self._commits.send(commit)
 
     def _leans(self, dest: Topic, recipe: Recipe) -> list[tuple[int, Position]]:
-        """Where the bytes end that these copies are made of, by shard. Those in the dest's own shard are before the
-        recipe in the same log, and those in segments are on disk."""
+        """Return, by shard, the log position that must be on disk before these copies may count: the end of the frames
+        that they point to. Frames in the dest's own shard come before the recipe in the same log, and segments are on
+        disk."""
         ends: dict[int, Position] = {}
         files = self._store.files
         for file in set(recipe.files):
@@ -270,13 +270,13 @@ class CopyCommits:
                 del self._arriving[dest]
 
     def _failed(self, forwarder: Forwarder) -> None:
-        """The dest's shard has failed; it takes nothing any more before a restart."""
+        """Note that the dest's shard has failed: it takes nothing before a restart."""
         self._arriving.pop(forwarder.dest, None)
         self._settled(forwarder)
 
 
 def _columns(forwarder: Forwarder, taken: Taken, chosen: Sequence[int]) -> _Columns:
-    """What the router's look leaves of the chosen records."""
+    """Return the columns of the chosen records as the router's look leaves them."""
     look = forwarder.look
     every = len(chosen) == len(taken.seqs)
 
@@ -296,13 +296,13 @@ def _flags(columns: _Columns) -> bytes:
 
 
 def _in_memory(seqs: Seqs, columns: _Columns) -> Extent:
-    """Copies that are in no file."""
+    """Return the index columns of copies that are in no file."""
     none = array("I", bytes(4 * seqs.n))
     return Extent(seqs.first, seqs.ts, 0, none, none, columns.made.sizes, _flags(columns), columns.tags)
 
 
 def _logged(dest: Topic, seqs: Seqs, columns: _Columns) -> Appends:
-    """Copies with frames of their own, as there are none that they could be made of."""
+    """Return frames for copies whose originals have none to point to."""
     made = columns.made
     kinds = each_kind(made.kinds)
     return frames.encode_appends(
@@ -324,7 +324,7 @@ def _origin(kind: Kind, seq: int) -> Origin:
 
 
 def _derived(seqs: Seqs, columns: _Columns, taken: Taken, chosen: Sequence[int]) -> tuple[Extent, Recipe]:
-    """Copies that point to the frames they are made of, and how they are made."""
+    """Return the index columns of copies that point to other records' frames, and their recipe."""
     assert taken.files is not None
     made, flags = columns.made, _flags(columns)
     every = len(chosen) == len(taken.seqs)

@@ -1,7 +1,6 @@
-"""A router at work: where it has got to, and what it waits for.
+"""The state of a router at work: how far it has got, and what it waits for.
 
-What it does next is `topics.engine.forwarding.forwarders`'s business, what comes of that
-`topics.engine.forwarding.copy_commits`'s.
+`topics.engine.forwarding.forwarders` decides its next step, `topics.engine.forwarding.copy_commits` commits it.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ from topics.routing.router_state import Router
 
 
 class Forwarder:
-    """A router at work."""
+    """A router at work. Made by `Forwarding.begin`, closed by `Forwarding.end`."""
 
     __slots__ = (
         "backoff_s",
@@ -43,23 +42,23 @@ class Forwarder:
         self.source = source
         self.dest = dest
         self.position = router.cursor
-        """The last seq that it has decided about; what is not published yet lies between it and the router's cursor."""
+        """The last source seq that it has decided about. From the router's cursor to here, commits are in flight."""
         self.sent_total = router.forwarded
-        """Copies that it has decided about."""
+        """How many copies it has decided to make, including those in flight."""
         self.in_flight = 0
         self.wants_room = False
-        """It waits for one of its batches to be published."""
+        """True while it waits for one of its batches to be published."""
         self.closed = False
         self.blocked = False
-        """Its dest takes nothing for now: nobody waits for it."""
+        """True while its dest takes nothing: then reads do not wait for it."""
         self.backoff_s = 0.0
         self.scope: trio.CancelScope | None = None
-        """Of the task that waits for it, if one does."""
+        """The scope of the task that waits on its behalf, None without one."""
         self.progress: trio.Event | None = None
         self.read: list[Block] = []
-        """Read from disk for its next step."""
+        """Blocks read from disk for its next steps."""
         self.opened: OpenedRun | None = None
-        """The same from segments."""
+        """Records of a segment read for its next steps."""
 
     def __hash__(self) -> int:
         return hash(self.router.name)
@@ -69,13 +68,13 @@ class Forwarder:
 
     @property
     def look(self) -> Look:
-        """How its copies differ from what they are made of."""
+        """How its copies differ from the records they are made from."""
         config = self.router.config
         stamp = self.router.name if config.guarantee == "exactly_once" else None
         return Look(not config.preserve_node, not config.preserve_tag, stamp)
 
     def tell(self) -> None:
-        """It has got on, or will not for now: whoever waits looks again."""
+        """Wake the tasks that wait for its progress: it has advanced, or will not for now."""
         if self.progress is not None:
             self.progress.set()
             self.progress = None

@@ -1,20 +1,20 @@
-"""Forwarders: they take what is new in a source and make copies of it in a dest (`docs/spec/semantics.md` section 5).
+"""Forwarders: they take new records of a source and make copies of them in a dest (`docs/spec/semantics.md` section 5).
 
-Theory of operation. A forwarder stands in the fan-out of its source as a watcher stands in its audience: a change of
-the source makes it due, and when it is the fan-out's turn (`topics.sched`) it takes one step. A step is a single step
-of the loop: it gathers a batch of what follows its position, decides which records become copies, and queues one commit
-in the dest: the Forwarded frame, which is cursor and recipe in one, and what it makes room for. Of the records
-themselves nothing is written; the index of the dest points to the source's frames until a checkpoint has put copies
-into the dest's own segments (`topics.log.copies`). Two cases have no frame to point to, and differ in nothing else:
+Theory of operation. A forwarder is in the fan-out of its source as a watcher is in its audience: a change of the source
+makes it due, and at the fan-out's turn (`topics.sched`) it takes one step. A step is a single step of the loop: it
+gathers a batch of records after its position, decides which of them become copies, and queues one commit in the dest:
+the Forwarded frame, which is cursor and recipe in one, and the evictions that make room. The records themselves are not
+written; the index of the dest points to the source's frames until a checkpoint has put copies into the dest's own
+segments (`topics.log.copies`). Two cases have no frame to point to; otherwise they are the same:
 
     from an `ephemeral` source    the copies are logged in the dest as Appends, with their origins
     into an `ephemeral` dest      the copies are in memory only; the frame is the cursor
 
-A step never waits. What it cannot go on without (bytes from the disk, room in a shard's queue, a barrier, room in a
-full dest) is waited for by a task of its own, and then the forwarder is due again. There is at most one such task a
-forwarder, and none for one that has everything.
+A step never waits. If it needs something (bytes from the disk, room in a shard's queue, the end of a barrier, room in a
+full dest), a task of the forwarder waits for it, and then the forwarder is due again. There is at most one such task
+per forwarder, and none for a forwarder that has everything.
 
-What comes of a source that has lost what the forwarder wanted is one hole of one seq in the dest (`source_trim`).
+If the source has lost records that the forwarder had not taken yet, the dest gets a hole of one seq (`source_trim`).
 """
 
 from __future__ import annotations
@@ -58,39 +58,41 @@ from topics.telemetry.logs import get_logger
 log = get_logger(__name__)
 
 BATCH_RECORDS: Final = 250
-"""What a step takes at most, so that it takes about a millisecond."""
+"""Records that a step takes at most, so that it lasts about a millisecond."""
 
 HEAVY_RECORDS: Final = 100
-"""The same where more is done for each: stamps and origins, frames of their own, records out of segments."""
+"""The same bound where each record costs more: stamps and origins, frames of their own, records out of segments."""
 
 READ_AHEAD: Final = 1000
-"""What is read from disk in one go, for several steps."""
+"""Records that are read from disk at a time, for several steps."""
 
 BATCH_SPREAD: Final = 16_384
-"""Seqs of the source that a batch of copies is spread over at most: they are a bitmap in its frame."""
+"""Source seqs that a batch of copies spans at most: they are a bitmap in its frame."""
 
 MAX_IN_FLIGHT: Final = 4
-"""Batches of a forwarder on their way through the dest's shard; at the bound it waits for one to be published."""
+"""Batches of a forwarder in flight in the dest's shard; at the bound it waits for one to be published."""
 
 TURN_COST: Final = 16
-"""What a turn of a fan takes: one full batch, or so many small ones. If there is more and somebody appends, it rests
-for as long as it has worked: what is appended now goes before what has waited anyway, and what waits is batched."""
+"""Cost of a fan-out's turn at most: one full batch, or several small ones. If there is more and appends arrive, the
+fan-out then rests for as long as it has worked: new appends go first, and the waiting records make larger batches."""
 
 MIN_BACKOFF_S: Final = 0.05
 MAX_BACKOFF_S: Final = 1.0
-"""Pauses of a forwarder whose dest is full or takes nothing: each twice as long as the one before."""
+"""Pauses of a forwarder whose dest is full or takes nothing (s): each twice as long as the one before, between these
+bounds."""
 
 CATCH_UP_S: Final = 1.0
-"""How long a read waits for what is due (`docs/spec/api.md` section 7)."""
+"""How long a read waits for forwarders that are due (s) (`docs/spec/api.md` section 7)."""
 
 KEPT_TAKEN: Final = 8
-"""Batches of sources that are kept taken apart, for other routers of the same source."""
+"""Batches of source records that are kept decoded, for other routers of the same source."""
 
 _STRENGTH: Final = {"ephemeral": 0, "memory": 1, "disk": 2, "fsync": 3}
 
 
 class Forwarding:
-    """See the module."""
+    """The forwarders of all routers. Made once by the engine; `start_all` when requests are served, `begin` and `end`
+    for each router. Waiting is done in background tasks."""
 
     def __init__(
         self,
@@ -119,13 +121,13 @@ class Forwarding:
         self._background = background
         self._scheduler = scheduler
         self._is_busy = is_busy
-        """Whether the files of a segment are being replaced."""
+        """Returns True if the files of a segment are being replaced."""
         self.forwarders: dict[str, Forwarder] = {}
-        """By the router's name."""
+        """The forwarders by router name."""
         self.is_in_cycle: Callable[[str], bool] | None = None
-        """Whether a router is part of a cycle."""
+        """Returns True if a router is part of a cycle."""
         self.failures = 0
-        """Steps that ended in an unexpected error; the forwarder was started again."""
+        """How many steps ended in an unexpected error; the forwarder went on each time."""
         self._copy_commits = CopyCommits(
             clock,
             registry,
@@ -141,7 +143,7 @@ class Forwarding:
     # -- who forwards ------------------------------------------------------------------------------------------------
 
     def begin(self, router: Router, source: Topic, dest: Topic) -> None:
-        """The router is at work from here on."""
+        """Start forwarding for a router."""
         forwarder = self.forwarders[router.name] = Forwarder(router, source, dest)
         if source.fanout is None:
             source.fanout = Fanout(source)
@@ -149,7 +151,7 @@ class Forwarding:
         self._set_due(forwarder)
 
     def end(self, name: str) -> None:
-        """The router is gone. What it has on its way is finished."""
+        """Stop forwarding for a deleted router. Its commits in flight are finished."""
         forwarder = self.forwarders.pop(name)
         forwarder.closed = True
         fanout = forwarder.source.fanout
@@ -163,13 +165,13 @@ class Forwarding:
         forwarder.tell()
 
     def reconsider(self, name: str) -> None:
-        """The router was configured anew: what kept it waiting may not any more."""
+        """Let a reconfigured router try again at once: the reason for its pause may be gone."""
         forwarder = self.forwarders[name]
         if forwarder.scope is None and not forwarder.wants_room:
             self._set_due(forwarder)
 
     def start_all(self) -> None:
-        """Requests are served from here on, and so are forwarders."""
+        """Let the forwarders run, when requests are served too."""
         for forwarder in self.forwarders.values():
             self._set_due(forwarder)
 
@@ -182,8 +184,8 @@ class Forwarding:
     # -- catching up -------------------------------------------------------------------------------------------------
 
     async def catch_up(self, upstream: Sequence[Topic]) -> None:
-        """Before a read of the last of these topics: forward what is due now, sources before dests, for at most
-        `CATCH_UP_S` and never waiting for a dest that is full. Cancelling leaves nothing."""
+        """Forward what is due now, sources before dests, before a read of the last of these topics. Takes at most
+        `CATCH_UP_S`, and never waits for a full dest. Cancelling leaves nothing behind."""
         with trio.move_on_after(CATCH_UP_S):
             for topic in upstream:
                 for name in list(topic.incoming or ()):
@@ -205,7 +207,7 @@ class Forwarding:
             await forwarder.progress.wait()
 
     def _ask_for_sync(self, source: Topic) -> None:
-        """What the class of the dest has to wait for comes sooner."""
+        """Have the source synced sooner, if the class of a dest requires synced records."""
         try:
             self._commits.writer(source).submit(ControlBatch(NOTHING, 0, wants_sync=True))
         except ApiError:
@@ -214,11 +216,11 @@ class Forwarding:
     # -- a turn ------------------------------------------------------------------------------------------------------
 
     def serve(self, fanout: Fanout[Forwarder]) -> Served:
-        """One turn of what forwards from a topic. One step of the loop."""
+        """Do one turn of the routers of a topic, in one step of the loop."""
         source = fanout.topic
         audience = fanout.audience
         if self._status.phase != "ready" or source.working is not None or source.deleted:
-            return Served(1, False)  # it is marked again when that is over
+            return Served(1, False)  # marked again at the end of that work
         began = self._clock.perf_ns()
         cost = 0
         while audience.due and cost < TURN_COST:
@@ -227,7 +229,7 @@ class Forwarding:
         return Served(min(max(cost, 1), MAX_COST), bool(audience.due), rest_ms)
 
     def _serve(self, forwarder: Forwarder) -> int:
-        """One step of one forwarder, and what it waits for after that; what it cost."""
+        """Do one step of one forwarder, and start waiting for what it needs next. Return the cost."""
         fanout = forwarder.source.fanout
         assert fanout is not None
         try:
@@ -290,8 +292,8 @@ class Forwarding:
             self._set_due(forwarder)
 
     def _bound(self, forwarder: Forwarder) -> int:
-        """The last seq of the source that may be forwarded now: a copy into a stronger class is made of what is synced,
-        any other of what is written (`docs/spec/semantics.md` section 5)."""
+        """Return the last source seq that may be forwarded now: only synced records go into a stronger class, written
+        ones into any other (`docs/spec/semantics.md` section 5)."""
         source = forwarder.source
         if source.ephemeral or forwarder.dest.ephemeral:
             return source.log.head_seq
@@ -307,7 +309,7 @@ class Forwarding:
     # -- a step ------------------------------------------------------------------------------------------------------
 
     def _step(self, forwarder: Forwarder) -> int:
-        """Take what follows the forwarder's position, one batch; what it cost."""
+        """Forward one batch after the forwarder's position. Return the cost."""
         self._check_dest(forwarder)
         source = forwarder.source
         self._registry.expire(source)
@@ -321,7 +323,7 @@ class Forwarding:
             return 1
         following = source.log.step(position, self._most(forwarder))
         if following is None or following.first > bound:
-            self._copy_commits.move(forwarder, bound)  # what is left was deleted
+            self._copy_commits.move(forwarder, bound)  # the rest was deleted
             return 1
         if isinstance(following, Gap):
             self._check_room_behind(forwarder, following.last)
@@ -335,7 +337,7 @@ class Forwarding:
             return 1 + len(taken.seqs) // 100
         fitting = self._fitting(forwarder, taken, chosen)
         if fitting == 0:
-            # It can never fit: nobody waits for that. What was left out before it goes with it.
+            # The record can never fit, so it is skipped, together with the records left out before it.
             self._copy_commits.trim(forwarder, taken.seqs[chosen[0]])
             return 1
         fitting = min(fitting, bisect_right(chosen, taken.seqs[chosen[0]] + BATCH_SPREAD, key=taken.seqs.__getitem__))
@@ -360,8 +362,8 @@ class Forwarding:
         return HEAVY_RECORDS if heavy else BATCH_RECORDS
 
     def _check_dest(self, forwarder: Forwarder) -> None:
-        """Whether the dest takes anything now. Raises Wait, and ApiError when its shard has failed or the disk is
-        nearly full."""
+        """Check that the dest takes copies now. Raises Wait, and ApiError if its shard has failed or the disk is nearly
+        full."""
         dest = forwarder.dest
         if dest.barrier is not None:
             raise Wait(dest.barrier.wait)
@@ -373,14 +375,14 @@ class Forwarding:
             raise Wait(partial(_deletions_over, dest))
 
     def _choose(self, forwarder: Forwarder, taken: Taken) -> Sequence[int]:
-        """Which of the records become copies, by index."""
+        """Return the indexes of the records that become copies."""
         config, dest = forwarder.router.config, forwarder.dest
         chosen: Sequence[int] = range(len(taken.seqs))
         if config.filter is not None:
             matches = config.filter.matches
             chosen = [i for i in chosen if matches(taken.tags[i])] if taken.tags is not None else []
         if taken.origins is not None:
-            # Never back into the topic where it comes from, and no further than so many hops.
+            # A record never goes back into the topic of its origin, nor through more than `MAX_HOPS` routers.
             origins = taken.origins
             chosen = [i for i in chosen if origins[i][0].topic_id != dest.id and origins[i][0].hops < MAX_HOPS]
         if dest.origins is not None and config.guarantee == "exactly_once":
@@ -402,7 +404,8 @@ class Forwarding:
         return kind.topic_id, seq
 
     def _fitting(self, forwarder: Forwarder, taken: Taken, chosen: Sequence[int]) -> int:
-        """How many of the chosen fit into the dest; 0 if the first can never. Raises Full if it cannot now."""
+        """Return how many of the chosen records fit into the dest, 0 if the first never can. Raises Full if none fits
+        now."""
         dest = forwarder.dest
         config, quota = dest.config, self._settings.max_total_bytes
         rejects = config.discard == "reject" and bool(config.cap_records or config.cap_bytes)
@@ -428,8 +431,8 @@ class Forwarding:
         return len(chosen)
 
     def _check_room_behind(self, forwarder: Forwarder, position: int) -> None:
-        """A loss is told when there is room for what follows it, so that a full dest over a source that goes on losing
-        is told once. Raises Full."""
+        """Raise Full unless the dest has room for the record after a loss. So a full dest whose source keeps losing
+        records is told of the loss once."""
         source, dest = forwarder.source, forwarder.dest
         config = dest.config
         following = source.log.step(position, 1)
@@ -455,8 +458,8 @@ class Forwarding:
         return len(stamped(meta, *self._origin(forwarder.source, taken, i), look.stamp)) - len(meta)
 
     def _announce(self, forwarder: Forwarder, last: int, reason: str) -> None:
-        """What lies up to `last` is lost. A hole has no origin that would end its way around a cycle, so one that
-        stands for a loss elsewhere goes no further within one."""
+        """Tell the dest that the source lost records up to `last`. A hole has no origin that would stop it in a cycle,
+        so a hole that stands for a loss elsewhere is not passed on within a cycle."""
         if reason == "source_trim" and self.is_in_cycle is not None and self.is_in_cycle(forwarder.router.name):
             self._copy_commits.move(forwarder, last)
         else:
@@ -465,7 +468,7 @@ class Forwarding:
     # -- taking records ----------------------------------------------------------------------------------------------
 
     def _take(self, forwarder: Forwarder, first: int, last: int) -> Taken:
-        """Live records from `first` on, at most up to `last`, taken apart. Raises Wait for what is on disk."""
+        """Return live records from `first` on, at most up to `last`, decoded. Raises Wait for records on disk."""
         source = forwarder.source
         if first <= source.log.stored.last_seq:
             return self._take_stored(forwarder, first, min(last, source.log.stored.last_seq))
@@ -478,7 +481,7 @@ class Forwarding:
         if taken is None or (taken.files is None) is not source.ephemeral:
             taken = take_raw(source, block, first, last)
             if taken.files is not None and 0 in taken.files:
-                return taken  # not written yet: it will have a place by the time that others want to know it
+                return taken  # not kept for other routers, because the records are not written yet and have no place
             self._taken[key] = taken
             self._taken.move_to_end(key)
             if len(self._taken) > KEPT_TAKEN:
@@ -491,13 +494,13 @@ class Forwarding:
     def _take_stored(self, forwarder: Forwarder, first: int, last: int) -> Taken:
         source = forwarder.source
         opened = forwarder.opened.part(first, last) if forwarder.opened is not None else None
-        # Where they are is looked up once more: the segment may have been replaced while it was read.
+        # Their places are looked up again: the segment may have been replaced while it was read.
         if opened is None or not self._loader.is_current(source, opened):
             forwarder.opened = None
             raise Wait(partial(self._open, forwarder, first, min(first + READ_AHEAD - 1, source.log.stored.last_seq)))
         if self._is_busy(source, opened.segment):
             raise Wait(partial(trio.sleep, MIN_BACKOFF_S))
-        # Nobody is to depend on a cold store but those who read what is in it: copies of that are logged.
+        # Copies of cold records are logged, so that the dest does not depend on the cold store.
         hot = opened.segment.tier == "hot"
         place = ("segment", source.id, opened.segment.first)
         return take_opened(source, opened, self._store.files.file_of(place, opened.segment.read_salt) if hot else None)
@@ -507,6 +510,6 @@ class Forwarding:
 
 
 async def _deletions_over(dest: Topic) -> None:
-    """Wait until nothing on its way deletes records. That may have happened before anybody waits."""
+    """Wait until no commit in flight deletes records. There may be none at the time of the call."""
     while dest.pending and not only_appends(dest):
         await dest.next_change()

@@ -1,10 +1,10 @@
 """Routers as a whole: created, updated, deleted, listed (`docs/spec/api.md` section 7), each change synced before it is
 answered.
 
-Responsible for the graph of all routers, which every change is checked against before anything is created, and for
-what happens to routers when topics come and go. Changes take place one at a time. A router belongs to its dest: its
-frames stand in the dest's log, in the order of everything else that happens there, and its durable state is part of the
-dest's. What a router does is `topics.engine.forwarding.forwarders`'s business.
+Responsible for the graph of all routers, against which every change is checked before anything is created, and for
+adding and removing routers with their topics. Changes take place one at a time. A router belongs to its dest: its
+frames are in the dest's log, in the order of the dest's other changes, and its durable state is part of the dest's.
+Copying records is the business of `topics.engine.forwarding.forwarders`.
 """
 
 from __future__ import annotations
@@ -39,7 +39,8 @@ log = get_logger(__name__)
 
 
 class Routers:
-    """See the module."""
+    """The calls that create, update, delete and list routers. Made once by the engine. A change that was begun goes on
+    in a background task if its caller is cancelled."""
 
     def __init__(
         self,
@@ -64,7 +65,7 @@ class Routers:
         forwarding.is_in_cycle = self._graph.is_in_cycle
         self._doubts = Doubts()
         self._one = trio.Lock()
-        """Held by each change."""
+        """Held during each change."""
 
     def __len__(self) -> int:
         return len(self._names)
@@ -72,7 +73,7 @@ class Routers:
     # -- what there is -----------------------------------------------------------------------------------------------
 
     def state(self, name: str) -> RouterState:
-        """A router as of now. Raises `404 router_not_found`."""
+        """Return the current state of a router. Raises `404 router_not_found`."""
         router = self._names.get(name)
         if router is None:
             raise router_not_found(name)
@@ -101,15 +102,15 @@ class Routers:
         return max(source.log.head_seq - router.cursor, 0) if source is not None else 0
 
     def ends(self, name: str) -> tuple[str, str] | None:
-        """Source and dest of a router; None if there is none."""
+        """Return source and dest of a router; None if there is no such router."""
         router = self._names.get(name)
         return None if router is None else (router.config.source, router.config.dest)
 
     def page(
         self, prefix: str, source: str | None, dest: str | None, after: str | None, page_size: int, key: Key = OPEN
     ) -> tuple[list[RouterState], bool]:
-        """A page of the routers that `key` covers, in name order, and whether another exists. The cost follows the
-        page, or what the topic that is asked for has, but for routers whose ends the key does not cover."""
+        """Return a page of the routers that `key` covers, in name order, and True if there are more. The cost depends
+        on the page, or on the routers of the topic asked for, plus routers whose ends the key does not cover."""
         found: list[RouterState] = []
         for name in self._candidates(key.covered(prefix), source, dest, after):
             config = self._names[name].config
@@ -133,7 +134,7 @@ class Routers:
         yield from (name for name in names if name.startswith(starts) and (after is None or name > after))
 
     def samples(self, most: int, key: Key) -> tuple[list[RouterFigures], bool]:
-        """Figures of the first routers, by name, that `key` covers with both ends, and whether there are more."""
+        """Return figures of the first routers, by name, whose ends `key` covers, and True if there are more."""
         found: list[RouterFigures] = []
         for name in names_with(self._names, key.covered(""), None):
             router = self._names[name]
@@ -145,8 +146,8 @@ class Routers:
         return found, False
 
     async def catch_up(self, names: Iterable[str]) -> None:
-        """Before a read of these topics: forward what is due now (`Forwarding.catch_up`). Topics without routers cost
-        nothing. Cancelling leaves nothing."""
+        """Forward what is due now, before a read of these topics (`Forwarding.catch_up`). Topics without routers cost
+        nothing. Cancelling leaves nothing behind."""
         topics = self._registry.topics
         routed = [name for name in names if name in topics and topics[name].incoming]
         if routed:
@@ -156,12 +157,12 @@ class Routers:
     # -- changes -----------------------------------------------------------------------------------------------------
 
     async def put(self, name: str, patch: RouterPatch, *, create: bool = True) -> tuple[RouterState, bool]:
-        """Create or update a router; its state, and whether it was created. Synced when it returns. Without `create`,
-        raises 404 for a router that is missing.
+        """Create or update a router. Return its state, and True if it was created. Synced when it returns. Without
+        `create`, raises 404 for a router that is missing.
 
-        Raises the refusals of `docs/spec/api.md` section 7, all of them before anything is created, and
-        `503 read_only` where the last change of it, or of one of its topics, has failed and may be on the disk all the
-        same. Cancelling before the change is decided leaves nothing; after that it takes place all the same.
+        Raises the refusals of `docs/spec/api.md` section 7, all of them before anything is created, and `503 read_only`
+        if the last change of the router, or of one of its topics, has failed and may be on disk all the same.
+        Cancelling before the change is decided leaves nothing; after that it takes place all the same.
         """
         return await self._background.finish(partial(self._put, name, patch, create))
 
@@ -179,7 +180,7 @@ class Routers:
                 self._graph.check(name, config.source, config.dest, config.allow_cycle)
                 ends = await self._ends(config, known)
                 if ends is None:
-                    continue  # topics have come or gone: everything has to be looked at again
+                    continue  # topics were made or deleted meanwhile: check everything again
                 source, dest = ends
                 self._commits.check_writable(dest)
                 if known is None:
@@ -195,14 +196,15 @@ class Routers:
                     return self._state(known or router), known is None
 
     def _check_ends(self, config: RouterConfig) -> None:
-        """Topics whose deletion may be on the disk take the router with them, should that be so. Raises 503."""
+        """Refuse a router of topics whose deletion has failed and may be on disk: a restart would delete it with them.
+        Raises 503."""
         for end in (config.source, config.dest):
-            if end in self._registry.topics:  # else it is made anew, whatever was on the disk
+            if end in self._registry.topics:  # else it is made again, whatever is on disk
                 self._configuring.doubts.check(end)
 
     async def _ends(self, config: RouterConfig, known: Router | None) -> tuple[Topic, Topic] | None:
-        """The source and the dest of a router, made where they are missing; None if something had to be waited for, or
-        one of them has gone."""
+        """Return the source and the dest of a router, made if they are missing. None if it had to wait, or if one was
+        deleted meanwhile: then the caller starts over."""
         if known is None:
             self._check_room(config)
             self._commits.check_all_writable()
@@ -214,7 +216,7 @@ class Routers:
         return (source, dest) if await settled(dest, source) else None
 
     def _check_room(self, config: RouterConfig) -> None:
-        """Whether what has to be created may be. Raises 404 and 429, and creates nothing."""
+        """Refuse the creation of missing topics if that is not allowed. Raises 404 and 429, and creates nothing."""
         maximum = self._settings.max_routers
         if maximum and len(self._names) >= maximum:
             raise self._registry.throttle("max_routers", maximum)
@@ -222,7 +224,8 @@ class Routers:
             raise topic_not_found(config.dest)
 
     def _settle(self, router: Router, source: Topic, commit: Commit) -> bool:
-        """The commit point of a RouterCreate; False if the source has gone meanwhile, and the router with it."""
+        """The commit point of a RouterCreate. Returns False if the source was deleted meanwhile, and the router with
+        it."""
         dest = commit.topic
         if source.deleted:
             return False
@@ -247,8 +250,8 @@ class Routers:
         self._graph.add(router.name, config.source, config.dest, config.allow_cycle)
 
     async def delete(self, name: str) -> bool:
-        """Delete a router; whether it was there. Its copies stay. Synced when it returns. Raises `503 read_only` where
-        it was made or deleted and nobody knows whether that is on the disk."""
+        """Delete a router. Return True if it existed. Its copies stay. Synced when it returns. Raises `503 read_only`
+        if its last change has failed and may be on disk all the same."""
         return await self._background.finish(partial(self._delete, name))
 
     async def _delete(self, name: str) -> bool:
@@ -268,7 +271,7 @@ class Routers:
             return True
 
     def _remove_at(self, name: str, commit: Commit) -> None:
-        if name in self._names:  # else its source has gone, and the router with it
+        if name in self._names:  # else it was deleted with its source
             self._remove(self._names[name], commit.topic)
 
     def _remove(self, router: Router, dest: Topic) -> None:
@@ -294,22 +297,22 @@ class Routers:
     # -- topics ------------------------------------------------------------------------------------------------------
 
     def adopt(self) -> None:
-        """Take over what recovery has found of routers: their topics are all there."""
+        """Take over the routers that recovery has found, once all topics are there."""
         for dest in self._registry.by_id.values():
             for router in list((dest.incoming or {}).values()):
                 source = self._registry.by_id.get(router.source_id)
                 older = self._names.get(router.name)
-                if older is not None:  # salvage has lost its deletion
+                if older is not None:  # salvage has dropped the frame that deleted it
                     log.error("router_dropped", router=router.name, dest=older.config.dest)
                     self._remove(older, self._registry.topics[older.config.dest])
                 self._add(router)
                 if source is None:
-                    self._forget(router, dest)  # it was a topic whose name has gone to another
+                    self._forget(router, dest)  # its source was another topic of that name
                 else:
                     self._forwarding.begin(router, source, dest)
 
     def forget_topic(self, topic: Topic) -> list[str]:
-        """A topic goes, and every router that touches it; their names."""
+        """Delete every router of a topic that is deleted. Return their names."""
         gone = self._graph.routers_of(topic.name)
         for name in gone:
             router = self._names[name]

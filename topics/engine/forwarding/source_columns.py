@@ -1,7 +1,8 @@
-"""What a router takes of its source, column by column, and what becomes of it in a copy (`topics.log.copies`).
+"""The records that a router takes from its source, column by column, and the columns of their copies
+(`topics.log.copies`).
 
-Made once for all the routers of a fan that are in the same place. Which records are taken, and which of them are
-copied, is `topics.engine.forwarding.forwarders`'s business.
+Records are taken once for all the routers of a fan-out that are at the same place.
+`topics.engine.forwarding.forwarders` decides which records are taken, and which of them are copied.
 """
 
 from __future__ import annotations
@@ -17,14 +18,14 @@ from topics.log.copies import PLAIN, Kind, Look, each_kind, kinds_of, run_of, st
 from topics.log.span import FLAG_DERIVED, FLAG_NODE, FLAG_ORIGIN, FLAG_TAG
 
 BATCH_BYTES: Final = 1 << 20
-"""Of the records that are taken in one go; one is always taken, whatever its size."""
+"""Bytes of records that are taken at a time; one record is always taken, whatever its size."""
 
 
 class Taken(NamedTuple):
-    """Some live records of a source, column by column, as a copy may be made of them.
+    """Some live records of a source, column by column, from which copies may be made.
 
-    `origins` is None if all of them were appended to the source itself. `files` is None if no file holds their frames
-    that copies may be made of. `derived` are those that are copies of frames elsewhere, by index.
+    `origins` is None if all of them were first appended to the source. `files` is None if their frames are in no file
+    to which copies may point.
     """
 
     seqs: Sequence[int]
@@ -41,7 +42,7 @@ class Taken(NamedTuple):
 
 
 class Dressed(NamedTuple):
-    """What is the copies' own."""
+    """The columns in which copies differ from their originals."""
 
     kinds: list[tuple[int, Kind]]
     origin_seqs: Sequence[int]
@@ -51,7 +52,7 @@ class Dressed(NamedTuple):
 
 
 def dress(source: Topic, taken: Taken, chosen: Sequence[int], look: Look) -> Dressed:
-    """Origins, metas, sizes and flags of the copies of some records."""
+    """Return origins, metas, sizes and flags of the copies of some records."""
     every = len(chosen) == len(taken.seqs)
     if taken.origins is None:
         seqs = taken.seqs if every else [taken.seqs[i] for i in chosen]
@@ -76,14 +77,14 @@ def dress(source: Topic, taken: Taken, chosen: Sequence[int], look: Look) -> Dre
 
 
 def _passed_on(kind: Kind, look: Look) -> Kind:
-    """What a copy of a copy is, given the frame that both are made of."""
+    """Return the kind of a copy of a copy; both are made from the same frame."""
     drops = kind.look.drop_node or look.drop_node, kind.look.drop_tag or look.drop_tag
     return Kind(kind.topic_id, kind.hops + 1, Look(*drops, look.stamp or kind.look.stamp))
 
 
 def take_raw(source: Topic, block: Block, first: int, last: int) -> Taken:
-    """Records that are in no segment of the source: their frames are in the WAL or in segments of others, or of an
-    `ephemeral` topic in memory."""
+    """Take records that are in no segment of the source: their frames are in the WAL, or in segments of other topics;
+    those of an `ephemeral` topic are in memory."""
     files, offsets, lens, sizes, flags = array("I"), array("I"), array("I"), array("I"), bytearray()
     for run in source.log.index.capture_raw(last, first):
         files += run.file
@@ -98,7 +99,7 @@ def take_raw(source: Topic, block: Block, first: int, last: int) -> Taken:
     files, offsets, lens, sizes, flags = files[:n], offsets[:n], lens[:n], sizes[:n], flags[:n]
     columns = block.columns(first, last)
     origins: list[tuple[Kind, int]] | None = None
-    # What was staged is the source's own, in frames of another topic: no copy can be told to be made of those.
+    # Committed stage records are the source's own, but in frames of the stage: copies cannot point to those.
     staged = any(flag & FLAG_DERIVED and not flag & FLAG_ORIGIN for flag in set(flags))
     if max(flags) >= FLAG_ORIGIN:
         assert source.copies is not None
@@ -110,7 +111,7 @@ def take_raw(source: Topic, block: Block, first: int, last: int) -> Taken:
                 origins.append((Kind(source.id, 0, PLAIN), seq))
                 continue
             made = run_of(runs, seq)
-            # What is not derived is a frame of the source's own, with the stamp in it.
+            # A record that is not derived has a frame of the source's own, which includes the stamp.
             kind = made.kind(seq) if flag & FLAG_DERIVED else made.kind(seq)._replace(look=PLAIN)
             origins.append((kind, made.origin(seq).seq))
     return Taken(
@@ -129,7 +130,7 @@ def take_raw(source: Topic, block: Block, first: int, last: int) -> Taken:
 
 
 def take_opened(source: Topic, opened: OpenedRun, file: int | None) -> Taken:
-    """Records whose frames are in a segment; `file` is None if copies may not be made of those."""
+    """Take records whose frames are in a segment; `file` is None if copies may not point to it."""
     records = opened.records
     nodes: list[str | None] = [record.node.decode() or None for record in records]
     tags: list[str | None] = [record.tag.decode() or None for record in records]

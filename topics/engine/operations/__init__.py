@@ -2,9 +2,9 @@
 
 append            one append, from admission to its answer
 read              one read, with or without waiting
-export            everything in a range, slice by slice
+export            all records of a range, slice by slice
 delete            deletions by seq and by tag
 topic_lifecycle   creating, reconfiguring and deleting topics
 stage_lifecycle   creating, filling and dropping stages
-stage_commits     a stage becomes part of its topic
+stage_commits     publishing the records of stages in their topic
 """

@@ -1,10 +1,9 @@
 """One append, from admission to its answer (`docs/spec/api.md` section 4).
 
-Responsible for who may append now (repeats, room in the queue, caps, the quota), for the one step of the loop in which
-an append gets its seqs and becomes a commit, and for what its publication does. The records themselves are taken apart
-in `topics.engine.record_columns`, reserves are raised in `topics.engine.ceilings`, keys are counted in
-`topics.engine.idempotency_keys`, and a topic that is not there yet is made by
-`topics.engine.operations.topic_lifecycle`.
+Responsible for admission (repeats, room in the queue, caps, the quota), for the one step of the loop in which an append
+gets its seqs and becomes a commit, and for its publication. Records are taken apart in `topics.engine.record_columns`,
+reserves are raised in `topics.engine.ceilings`, keys are counted in `topics.engine.idempotency_keys`, and a missing
+topic is made by `topics.engine.operations.topic_lifecycle`.
 """
 
 from __future__ import annotations
@@ -40,28 +39,29 @@ from topics.storage.wal.frames import NOTHING, Appends, FrameType, offsets_of, s
 from topics.storage.wal.shard_writer import ShardWriter
 
 EXPIRE_ALL_MS: Final = 1000
-"""How often at most a refused quota makes every topic be looked at for what has expired."""
+"""Time (ms) between two searches of all topics for expired records, which a refused quota causes."""
 
 
 class _Decided(NamedTuple):
-    """What an append consists of once it has its seqs; nothing of it changes any more."""
+    """An append that has its seqs. Nothing of it changes any more."""
 
     topic: Topic
     first_seq: int
     last_seq: int
     ts: int
     at: int
-    """When it was decided, by the clock of windows."""
+    """When it was decided (ms of the window clock)."""
     appended: Appends
     tags: Sequence[str | None] | None
     blocks: list[Block]
     watermark: int
-    """What is below it makes room for the batch; 0 for nothing."""
+    """Records below it are evicted to make room for the batch; 0 for none."""
     key: str | None
 
 
 class Appending:
-    """See the module."""
+    """The append call. Made once by the engine. Others use its parts: stages and dead letters append through it,
+    forwarding uses its checks."""
 
     def __init__(
         self,
@@ -102,8 +102,8 @@ class Appending:
         request: AppendRequest,
         perf: Performance,
     ) -> AppendResult:
-        """The same for the topic that `find` finds. Where there is none, `make` makes it, or waits for whoever does;
-        whether a topic that clients know was made is its answer."""
+        """Append to the topic that `find` returns. If it returns None, call `make`, which makes the topic, or waits for
+        the task that is making it, and returns True if it made one that clients know. Otherwise like `append`."""
         created = False
         waited = 0.0
         key = request.idempotency_key
@@ -132,7 +132,7 @@ class Appending:
                 waited += await self.admit(writer, waited, disable_backpressure=request.disable_backpressure)
                 continue
             if topic.pending and evicts(topic) and not only_appends(topic):
-                # A deletion on its way decides what has to be evicted: wait for it rather than evict too much.
+                # A deletion in flight changes what has to be evicted: wait for it rather than evict too much.
                 await topic.next_change()
                 continue
             if batch is None:
@@ -151,8 +151,8 @@ class Appending:
         return _answer(topic, first_seq, last_seq, created=created)
 
     async def _loaded(self, topic: Topic, batch: Columns) -> bool:
-        """Whether making room for a batch needs no columns that are not in memory; if it does, they are by the time it
-        returns, and everything has to be looked at again."""
+        """Return True if eviction for this batch can be decided from memory. Otherwise load the missing columns and
+        return False; the caller must start over."""
         try:
             self.watermark(topic, batch.sizes)
         except NotLoaded:
@@ -163,8 +163,8 @@ class Appending:
     # -- admission ---------------------------------------------------------------------------------------------------
 
     def inline_config(self, name: str, request: AppendRequest) -> TopicConfig | None:
-        """What the request says that the topic is to be where it is not there yet; None if it says nothing. Raises 400
-        for what a topic of this name could not be, whether it is there or not."""
+        """Return the config that the request has for the topic if it must be created, None if it has none. Raises 400
+        for a config that a topic of this name could not have, whether the topic exists or not."""
         if request.config is None:
             return None
         config = resolve_config(None, request.config, topic=name)
@@ -172,8 +172,8 @@ class Appending:
         return config
 
     async def create(self, name: str, request: AppendRequest, config: TopicConfig | None) -> bool:
-        """Make the topic of an append, of the `inline_config` or else of the defaults, or wait for whoever is making
-        it. Return True if it was made here.
+        """Make the topic of an append, with the `inline_config` or else the defaults, or wait for the task that is
+        making it. Return True if it was made here.
 
         Raises `404 topic_not_found` if the request or the config does not allow it, 400, and 429.
         """
@@ -182,17 +182,18 @@ class Appending:
         if request.create is False or (request.create is msgspec.UNSET and not config.auto_create):
             raise topic_not_found(name)
         if request.idempotency_key is not None:
-            self._keys.check_room()  # an append that will be refused leaves no topic behind
+            self._keys.check_room()  # an append that will be refused must not leave a topic behind
         return await self._configuring.create(name, config)
 
     async def admit(self, writer: ShardWriter, waited: float, *, disable_backpressure: bool) -> float:
-        """Wait for room in the shard's queue, all waits together no longer than the settings say."""
+        """Wait for room in the shard's queue. All waits of a call together last `admission_ms` at most, of which
+        `waited` ms are over. Return how long this one took (ms)."""
         budget = None if disable_backpressure else max(int(self._settings.admission_ms - waited), 0)
         return await self._commits.admit(writer, budget)
 
     def _check_room(self, topic: Topic, batch: Columns) -> None:
-        """The quota, and caps with `reject`, against what is published and what is on its way (`docs/spec/semantics.md`
-        section 2)."""
+        """Check the quota, and caps with `reject`, against the published records and those in flight
+        (`docs/spec/semantics.md` section 2)."""
         quota = self._settings.max_total_bytes
         if not quota and topic.config.discard != "reject":
             return
@@ -215,18 +216,18 @@ class Appending:
         return self._settings.max_total_bytes - registry.total_bytes - registry.common.bytes_on_the_way
 
     def expire_all(self) -> None:
-        """What nobody has looked at since may have expired. Costs a look at every topic, so it is not done for every
-        refusal of a client that tries again and again."""
+        """Evict expired records of all topics, at most once in `EXPIRE_ALL_MS`, because it looks at every topic and
+        clients repeat refused appends."""
         now = self._clock.monotonic_ms()
         if self._expired_all_ms is not None and now - self._expired_all_ms < EXPIRE_ALL_MS:
             return
         self._expired_all_ms = now
         for topic in self._registry.by_id.values():
-            with suppress(NotLoaded):  # whoever looks at it next loads what it takes
+            with suppress(NotLoaded):  # the next call on this topic loads the columns
                 self._registry.expire(topic)
 
     def check_caps(self, topic: Topic, count: int, nbytes: int) -> None:
-        """Whether so much fits a topic with `reject`. Raises 400, 422, NotLoaded."""
+        """Refuse `count` records of `nbytes` that do not fit a topic with `reject`. Raises 400, 422, NotLoaded."""
         config = topic.config
         if not (config.cap_records or config.cap_bytes):
             return
@@ -292,8 +293,8 @@ class Appending:
         return commit
 
     def watermark(self, topic: Topic, sizes: array[int]) -> int:
-        """Below what a topic with caps has to evict for a batch, and for those before it on their way; 0 for
-        nothing."""
+        """Return the seq below which a topic with caps evicts for this batch and those in flight before it; 0 for
+        none."""
         self._registry.expire(topic)
         if not evicts(topic):
             return 0
@@ -302,7 +303,7 @@ class Appending:
         return watermark if watermark > topic.log.earliest_seq else 0
 
     def _publish(self, decided: _Decided, commit: Commit) -> tuple[int, int]:
-        """The commit point: from here on readers see the batch. Its first and last seq."""
+        """The commit point: from here on readers see the batch. Returns its first and last seq."""
         topic, first_seq, last_seq, ts, at, appended, tags, blocks, watermark, key = decided
         publish_records(topic, placed(commit, first_seq, ts, appended, tags), blocks, watermark)
         if key is not None:
@@ -312,18 +313,17 @@ class Appending:
 
 
 def placed(commit: Commit, first_seq: int, ts: int, appended: Appends, tags: Sequence[str | None] | None) -> Extent:
-    """The records of a commit with the places of their frames, as far as it has been written."""
+    """Return the records of a commit with the places of their frames, as far as they have been written."""
     topic = commit.topic
     offsets: Sequence[int] = (
         offsets_of(commit.offset, appended.frame_lens) if commit.file else array("I", bytes(4 * commit.records))
     )
-    file = 0 if topic.ephemeral else commit.file  # an ephemeral commit may have waited for a sync all the same
+    file = 0 if topic.ephemeral else commit.file  # an ephemeral commit has a file too if it waited for a sync
     return Extent(first_seq, ts, file, offsets, appended.frame_lens, appended.sizes, appended.flags, tags)
 
 
 def publish_records(topic: Topic, extent: Extent, blocks: Sequence[Block], watermark: int) -> None:
-    """From here on readers see these records, and not those that they take the place of. Whoever calls accounts for
-    it."""
+    """Show these records to readers, and evict those below the watermark. The caller then calls `Registry.account`."""
     topic.log.extend(extent)
     for block in blocks:
         topic.blocks.append(block)
@@ -335,7 +335,7 @@ def publish_records(topic: Topic, extent: Extent, blocks: Sequence[Block], water
 def _answer(
     topic: Topic, first_seq: int, last_seq: int, *, created: bool = False, deduped: bool = False
 ) -> AppendResult:
-    """The answer to an append of these seqs, both ends inclusive, as of now."""
+    """Return the answer to an append of these seqs, both ends inclusive, as of now."""
     return AppendResult(
         topic=topic.name,
         first_seq=first_seq,
@@ -348,27 +348,27 @@ def _answer(
 
 
 def _repeated(topic: Topic, known: tuple[int, int], perf: Performance) -> AppendResult:
-    """The answer to an append that was committed before, under the same key."""
+    """Return the answer to an append that was committed before under the same key."""
     first_seq, count = known
     perf.wal_append_ms = perf.fsync_ms = 0.0
     return _answer(topic, first_seq, first_seq + count - 1, deduped=True)
 
 
 def evicts(topic: Topic) -> bool:
-    """Whether appends make room for themselves."""
+    """Return True if appends to the topic evict older records."""
     config = topic.config
     return config.discard == "old" and bool(config.cap_records or config.cap_bytes)
 
 
 def only_appends(topic: Topic) -> bool:
-    """Whether nothing on its way deletes records."""
+    """Return True if no commit in flight deletes records."""
     return topic.working is None and not any(commit.deletes for commit in topic.pending or ())
 
 
 def _tail(
     topic: Topic, key: str | None, first_seq: int, count: int, watermark: int, at: int
 ) -> list[tuple[FrameType, dict[str, Any]]]:
-    """The control frames behind the records of a batch."""
+    """Return the control frames behind the records of a batch."""
     tail: list[tuple[FrameType, dict[str, Any]]] = []
     if key is not None:
         tail.append((FrameType.IDEMPOTENCY, {"key": key, "first": first_seq, "count": count, "at": at}))
@@ -376,11 +376,11 @@ def _tail(
 
 
 def eviction_frames(topic: Topic, watermark: int) -> list[tuple[FrameType, dict[str, Any]]]:
-    """What a batch says of what it evicts; counts as logged from here on."""
+    """Return the frames that log the eviction of a batch. The watermark counts as logged from here on."""
     if not watermark:
         return []
     mark = unlogged_floor(topic)
-    topic.floor_logged = max(topic.floor_logged, watermark)  # what ttl takes below it needs no mark of its own
+    topic.floor_logged = max(topic.floor_logged, watermark)  # ttl below it needs no frame of its own
     cap = (FrameType.EVICT_WATERMARK, {"below": watermark, "reason": "cap"})
     return [cap] if mark is None else [(FrameType.EVICT_WATERMARK, mark), cap]
 
@@ -400,6 +400,6 @@ def _with_frames(topic: Topic, first_seq: int, ts: int, batch: Columns, *, close
 
 
 def _without_frames(batch: Columns) -> Appends:
-    """What the index is told of records that are in memory only."""
+    """Return the index columns of records that are in memory only."""
     count = len(batch.datas)
     return Appends(NOTHING, array("I", bytes(4 * count)), batch.sizes, index_flags(count, batch.nodes, batch.tags))

@@ -1,7 +1,7 @@
-"""Deleting records (`docs/spec/api.md` section 6): one commit, however many records it takes.
+"""Deleting records (`docs/spec/api.md` section 6): one commit, however many records it deletes.
 
-Responsible for deciding a deletion, logging it, and carrying it out in slices where it is large. Which records it hits
-is `topics.log`'s business. Deleting a whole topic is in `topics.engine.operations.topic_lifecycle`.
+Responsible for deciding a deletion, logging it, and carrying out a large one in slices. `topics.log` finds the records.
+Deleting a whole topic is in `topics.engine.operations.topic_lifecycle`.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ from topics.runtime.clock import Clock
 from topics.storage.wal.frames import NOTHING, Unsealed
 
 DELETE_SLICE: Final = 10_000
-"""Records a deletion marks before it lets others run: about 3 ms."""
+"""Records that a deletion marks before it lets other tasks run: about 3 ms."""
 
 DELETE_SPREAD: Final = 40_000
-"""Seqs that such a slice is spread over at most: the columns of a few segments are needed at once."""
+"""Seqs that such a slice covers at most, so that it needs the columns of only a few segments at once."""
 
 
 class Deleting:
-    """See the module."""
+    """The delete call for records. Made once by the engine."""
 
     def __init__(
         self,
@@ -58,8 +58,12 @@ class Deleting:
     async def delete_records(
         self, name: str, before_seq: int | None, match: Match | None, perf: Performance
     ) -> DeleteResult:
-        """Delete records that are present now (`docs/spec/api.md` section 6); returns at the commit point. Silent for
-        readers, always."""
+        """Delete the records that are present now (`docs/spec/api.md` section 6); returns at the commit point. Readers
+        are never told.
+
+        Raises 404, 429 if the shard's queue stays full, and 503. Cancelling before the commit is queued leaves nothing;
+        after that the deletion takes place all the same.
+        """
         while True:
             topic = self._registry.topic(name)
             if not await settled(topic):
@@ -85,9 +89,11 @@ class Deleting:
         )
 
     async def _selected(self, topic: Topic, before_seq: int | None, match: Match | None) -> array[int] | None:
-        """The seqs that match, below `before_seq`, with the floors as of now; some of those in segments may be gone.
-        None if the topic has to be looked at again, as something had to be waited for. Nothing waits before
-        the return otherwise."""
+        """Return the matching seqs below `before_seq`, after expiry; some of those in segments may be dead already.
+
+        None if it had to wait for something: then the caller must check the topic again. Otherwise there was no await
+        before the return.
+        """
         try:
             self._registry.expire(topic)
         except NotLoaded:
@@ -113,8 +119,8 @@ class Deleting:
     def _commit(self, topic: Topic, before_seq: int | None, match: Match | None, selected: array[int]) -> Commit:
         """Decide a deletion and queue it: one step of the loop."""
         bound = topic.log.head_seq
-        # Everything up to the bound is published, so what matches is known now; what of it is still there then, the
-        # commit point will find.
+        # Everything up to the bound is published, so the matching seqs are known now. The commit point skips those that
+        # have died by then.
         seqs = selected if match is not None else None
         data, count = (NOTHING, 0) if topic.ephemeral else self._frames(topic, before_seq, match, bound)
         commit = Commit(
@@ -133,7 +139,7 @@ class Deleting:
         return commit
 
     def _frames(self, topic: Topic, before_seq: int | None, match: Match | None, bound: int) -> tuple[Unsealed, int]:
-        """The batch that replay repeats the deletion from, and how many frames it has."""
+        """Return the batch from which replay repeats the deletion, and its number of frames."""
         selector: dict[str, Any] = {"bound": bound}
         if before_seq is not None:
             selector["before_seq"] = before_seq
@@ -148,7 +154,8 @@ class Deleting:
     def _publish(
         self, topic: Topic, before_seq: int | None, seqs: array[int] | None, bound: int, commit: Commit
     ) -> int:
-        """The commit point: how many records that was (0 as long as it is being worked off)."""
+        """The commit point. Returns how many records were deleted; 0 while a large deletion is carried out in
+        slices."""
         if seqs is None:
             assert before_seq is not None
             first = topic.log.earliest_seq
@@ -172,7 +179,8 @@ class Deleting:
         return deleted
 
     async def _until_loaded(self, topic: Topic, part: Callable[[], int]) -> int:
-        """The deletion is in the log, so it has to take effect, however long the disk takes to answer."""
+        """Call `part` until its columns are loaded: the deletion is in the log and has to take effect, however slow the
+        disk."""
         pause = 0.01
         while True:
             try:
@@ -184,12 +192,13 @@ class Deleting:
                 pause = min(2 * pause, 1.0)
 
     async def _work_off(self, topic: Topic, commit: Commit, seqs: array[int]) -> None:
-        """A very large deletion in slices. The topic's readers and later commits wait for its end, nobody else does."""
+        """Carry out a very large deletion in slices. Readers and later commits of the topic wait for its end, other
+        topics do not."""
         deleted = 0
         try:
             at = 0
             while at < len(seqs):
-                # A few segments at a time, so that what they need fits into memory.
+                # A few segments at a time, so that their columns fit into memory.
                 to = bisect_left(seqs, seqs[at] + DELETE_SPREAD, at, min(at + DELETE_SLICE, len(seqs)))
                 part = partial(self._delete_slice, topic, seqs[at:to])
                 deleted += await self._until_loaded(topic, part)

@@ -1,12 +1,12 @@
-"""Exports: all that a topic holds in a range, slice by slice (`docs/spec/pipeline.md` section 1,
+"""Exports: all records of a topic in a range, slice by slice (`docs/spec/pipeline.md` section 1,
 `docs/design/bulk.md`).
 
-Responsible for what the range is, for going through it at memory that does not depend on it, and for leaving the loop
-to others. What is deliverable, and in which order, is `topics.engine.record_collector`'s business; how it looks on the
-wire and whether anybody takes it is HTTP's.
+Responsible for finding the range, for going through it with memory that does not depend on its size, and for leaving
+the loop to others. `topics.engine.record_collector` decides what is deliverable, and in which order; HTTP encodes it
+and waits for the client.
 
-An export is no snapshot: its range ends at the head of the call, but what retention or a deletion takes before its
-turn comes is not in it any more, and announced as it would be to any reader.
+An export is no snapshot. Its range ends at the head of the call, but records that retention or a deletion takes before
+their turn are missing, and are announced as to any reader.
 """
 
 from __future__ import annotations
@@ -34,25 +34,26 @@ from topics.runtime.clock import Clock
 
 SLICE_BYTES: Final = 128 << 10
 SLICE_RECORDS: Final = 10_000
-"""One slice: what an export holds, and what it takes of the loop at a time (below a millisecond from memory)."""
+"""Bounds of one slice: what an export keeps in memory, and what it takes of the loop at a time (below 1 ms from
+memory)."""
 
 RUN_BYTES: Final = 512 << 10
 RUN_RECORDS: Final = 4_000
-"""The same as runs. Columns cost less for each record, and more for each slice: one to three milliseconds with what is
-made of them."""
+"""Bounds of one slice of runs. Columns cost less per record and more per slice: one to three ms with their encoding."""
 
 PAY_FROM_S: Final = 0.002
 PAY_MOST_S: Final = 0.05
-"""What an export owes the loop is paid when there is so much of it, since the timer's grain is a millisecond, and no
-more at once: the longest pause between two slices."""
+"""An export pauses once it owes the loop `PAY_FROM_S`, because timers are precise to a millisecond only. It never
+pauses for longer than `PAY_MOST_S` between two slices."""
 
 IDLE_S: Final = 0.0001
-"""A turn of the loop that takes no longer had nothing in it for anybody else."""
+"""If a turn of the loop takes no longer than this, no other task had anything to do."""
 
 
 class ExportRequest(NamedTuple):
-    """What is asked for (`docs/spec/pipeline.md` section 1). Seqs: those after `from_seq` up to `to_seq` (None: the
-    head at the call). Times: both ends inclusive, None for no bound. `nodes` are the writers to leave out."""
+    """The range of an export (`docs/spec/pipeline.md` section 1). Seqs: those after `from_seq` up to `to_seq` (None:
+    the head at the call). Times: epoch ms, both ends inclusive, None for no bound. `nodes` are the writers to leave
+    out."""
 
     from_seq: int = 0
     to_seq: int | None = None
@@ -65,24 +66,24 @@ class ExportRequest(NamedTuple):
     include_data: bool = True
     epoch: int | None = None
     runs: bool = False
-    """Records as runs, of which columns can be made, and not as JSON; all of them then, whatever is included."""
+    """True for whole records as runs, from which columns can be made, instead of JSON. `include_` has no effect."""
 
 
 class Slice(NamedTuple):
-    """A piece of an export: a gap that is announced, if any, and the records after it, as JSON with a line end between
-    each two or as runs. Either may be missing, both at a time as well."""
+    """A piece of an export: a gap to announce, if any, and the records after it, either as JSON lines or as runs. It
+    may have neither."""
 
     tombstone: Tombstone | None
     lines: bytes
     runs: Sequence[Run]
     records: int
-    """How many that are."""
+    """How many records are in this slice."""
     examined: int
-    """Seqs that were gone through for it."""
+    """Seqs that were examined for this slice."""
 
 
 class End(NamedTuple):
-    """What an export ends with: the last seq it has examined, and the topic as of then."""
+    """The end of an export: the last seq it has examined, and the topic's state at that time."""
 
     next_from_seq: int
     head_seq: int
@@ -91,7 +92,7 @@ class End(NamedTuple):
 
 
 class Exporting:
-    """See the module."""
+    """Opens exports. Made once by the engine."""
 
     def __init__(
         self,
@@ -109,17 +110,18 @@ class Exporting:
         self._catch_up = catch_up
 
     async def open(self, name: str, request: ExportRequest) -> Export:
-        """An export of what there is now, with what routers owe the topic (`docs/spec/api.md` section 7), to be taken
-        slice by slice. Raises `404 topic_not_found`, and `503 not_ready` if the disk does not answer."""
+        """Return an export of the current records, after forwarding what routers owe the topic (`docs/spec/api.md`
+        section 7). Raises `404 topic_not_found`, and `503 not_ready` if the disk does not answer."""
         await self._catch_up((name,))
         topic = self._registry.topic(name)
         bounds = await self._loader.prepared(topic, partial(self._bounds, topic, request))
         return Export(self._status, self._registry, self._loader, self._clock, topic, request, bounds)
 
     def _bounds(self, topic: Topic, request: ExportRequest) -> tuple[int, int]:
-        """After which seq the range begins, and its last one, as of now. Raises NotLoaded.
+        """Return the seq before the range and the last seq of it. Raises NotLoaded.
 
-        Times never decrease, so a range of times is one of seqs. A gap at either end may hold what was in it, so it is.
+        Times never decrease, so a range of times is a range of seqs. A gap at either end belongs to the range, because
+        records of the range may have been in it.
         """
         self._registry.expire(topic)
         log = topic.log
@@ -135,7 +137,7 @@ class Exporting:
 
 
 class Export:
-    """One export. Not for two tasks at a time; nothing has to be closed."""
+    """One export. For one task at a time; nothing has to be closed."""
 
     def __init__(
         self,
@@ -152,7 +154,7 @@ class Export:
         self._loader = loader
         self._pace = _Pace(registry, clock)
         self._perf = Performance(cold_segments_read=0)
-        """What reads have cost; nobody is told."""
+        """Needed by the loader; not reported."""
         self._topic = topic
         self._after, self._last = bounds
         self._position = request.from_seq
@@ -163,15 +165,15 @@ class Export:
 
     @property
     def end(self) -> End:
-        """What is to be said when there is no more, as of now."""
+        """Return the end of the export, as of now."""
         log = self._topic.log
         return End(self._position, log.head_seq, log.earliest_seq, self._topic.id)
 
     async def next_slice(self) -> Slice | None:
-        """The next part of the range; None: there is no more.
+        """Return the next part of the range, None at its end.
 
-        Leaves the loop to others first (`_Pace`). Raises `404 topic_not_found` when the topic is gone, `503` when the
-        daemon stops or the disk does not answer. Cancelling leaves nothing, and nothing is skipped.
+        Leaves the loop to others first (`_Pace`). Raises `404 topic_not_found` when the topic is deleted, `503` when
+        the daemon stops or the disk does not answer. Cancelling loses and skips nothing.
         """
         await self._pace.pay()
         self._registry.touch(self._topic)
@@ -189,7 +191,7 @@ class Export:
         return Slice(tombstone, b"\n".join(found.pieces), found.runs, found.count, self._position - before)
 
     async def _begin_again(self) -> Slice:
-        """Whoever knows another instance is told so, and given this one from its beginning."""
+        """Tell a caller that knows another instance so, and give it this one from its beginning."""
         found = await self._gather(Wish(0, 0))
         self._position = max(found.position, self._after)
         return Slice(found.tombstone, b"", (), 0, 0)
@@ -209,7 +211,7 @@ class Export:
         return found
 
     def _within(self, tombstone: Tombstone | None) -> Tombstone | None:
-        """What of a gap is in the range: ranges that follow each other announce each seq once."""
+        """Return the part of a gap that is in the range, so that adjoining ranges announce each seq once."""
         if tombstone is None or tombstone.gap_to <= self._last:
             return tombstone
         length = self._last - tombstone.gap_from + 1
@@ -219,7 +221,7 @@ class Export:
 
 
 def _wish_of(request: ExportRequest) -> Wish:
-    """What is wanted of a slice."""
+    """Return the collector's wish for a slice."""
     if request.runs:
         return Wish(RUN_RECORDS, RUN_BYTES, request.nodes, match=request.match, runs=True)
     projection = Projection(request.include_tags, request.include_meta, request.include_data)
@@ -227,12 +229,12 @@ def _wish_of(request: ExportRequest) -> Wish:
 
 
 class _Pace:
-    """Leaves the loop to others: while somebody appends, for as long as it was taken; at other times until nobody wants
-    it any more, if that is sooner.
+    """Leaves the loop to others. While appends arrive, it pauses for as long as the loop was used; otherwise only until
+    no task wants the loop, if that is sooner.
 
-    Taken counts everything since the last payment, what others did meanwhile as well: with others about, and other
-    exports are such, each takes less than half. A caller that waited for its reader pays for that, too, which costs
-    nothing: the reader has what is in the sockets to go on with.
+    The time used counts from the last pause, including what other tasks did meanwhile: with other tasks at work, such
+    as other exports, each takes less than half. Time spent waiting for the client counts too, which costs nothing: the
+    client still has bytes in the sockets to read.
     """
 
     def __init__(self, registry: Registry, clock: Clock) -> None:
@@ -242,49 +244,51 @@ class _Pace:
         self._owed_s = 0.0
 
     async def pay(self) -> None:
-        """Called between slices, and where many records are passed over. Cancelling leaves the debt."""
+        """Pause for what is owed. Called between slices, and where many records are skipped. Cancelling leaves the
+        debt."""
         now_ns = self._clock.perf_ns()
         if self._since_ns is not None:
             self._owed_s = min(self._owed_s + (now_ns - self._since_ns) / 1e9, PAY_MOST_S)
         self._since_ns = now_ns
-        await trio.lowlevel.checkpoint()  # what has come meanwhile is seen
+        await trio.lowlevel.checkpoint()  # requests that have come meanwhile are seen
         if not self._registry.lively:
             while not await self._is_unwanted() and self._owed_s > 0:
                 pass
             self._owed_s = 0.0
         elif self._owed_s >= PAY_FROM_S:
             await trio.sleep(self._owed_s)
-            # The timer is late by up to a millisecond: that was paid as well, as far as it is not made a habit of.
+            # The timer may be late by up to a millisecond, which counts as paid too, up to a bound.
             self._owed_s = max(self._owed_s - self._passed_s(), -PAY_FROM_S)
 
     async def _is_unwanted(self) -> bool:
-        """Give everybody a turn; whether nobody had anything to do with it."""
+        """Let every other task run once. Return True if none had anything to do."""
         await trio.lowlevel.checkpoint()
         passed = self._passed_s()
         self._owed_s -= passed
         return passed < IDLE_S
 
     def _passed_s(self) -> float:
-        """Since this was last asked, or paying began."""
+        """Return the time (s) since the last call, or since the last pause."""
         assert self._since_ns is not None
         before_ns, self._since_ns = self._since_ns, self._clock.perf_ns()
         return (self._since_ns - before_ns) / 1e9
 
 
 def _first_at(log: TopicLog, ts: int) -> int:
-    """The first seq behind which everything live is of `ts` or later; the front if everything is. Raises NotLoaded."""
+    """Return the first seq behind which every live record is of time `ts` or later, the front if all are. Raises
+    NotLoaded."""
     seqs = range(log.earliest_seq, log.head_seq + 1)
     return log.earliest_seq + bisect_left(seqs, ts, key=partial(_ts_from, log))
 
 
 def _ts_from(log: TopicLog, seq: int) -> int:
-    """The time of the first live record from `seq` on; later than any if there is none."""
+    """Return the time of the first live record from `seq` on; later than any if there is none."""
     live = _live_from(log, seq)
     return sys.maxsize if live is None else log.index.ts_of(live)
 
 
 def _live_from(log: TopicLog, seq: int) -> int | None:
-    """The first live seq from `seq` on."""
+    """Return the first live seq from `seq` on, None if there is none."""
     step = log.step(seq - 1, 1)
     while isinstance(step, Gap):
         step = log.step(step.last, 1)

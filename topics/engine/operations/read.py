@@ -1,8 +1,7 @@
-"""One read: what is deliverable after a position, and waiting for it (`docs/spec/api.md` section 5).
+"""One read: the deliverable records after a position, and waiting for them (`docs/spec/api.md` section 5).
 
-Responsible for the diff and its long poll. What is gathered, and in which order, is `topics.engine.record_collector`'s
-business, what is not in memory comes from `topics.engine.loader`, and a poll is woken by the delivery workers
-(`topics.sched`).
+Responsible for the diff and its long poll. `topics.engine.record_collector` gathers the records, `topics.engine.loader`
+loads those that are not in memory, and the delivery workers (`topics.sched`) wake a poll.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ from topics.model import Performance, ReadRequest, ReadResult
 
 
 class Reading:
-    """See the module."""
+    """The read call. Made once by the engine."""
 
     def __init__(
         self,
@@ -37,8 +36,9 @@ class Reading:
         self._catch_up = catch_up
 
     async def read(self, name: str, request: ReadRequest, perf: Performance) -> ReadResult:
-        """One diff, with its long poll (`docs/spec/api.md` section 5), after what routers owe the topic now (section
-        7). Raises 404, and 503 when the daemon stops while it waits. Cancelling leaves nothing."""
+        """Return one diff, after its long poll (`docs/spec/api.md` section 5) and after forwarding what routers owe the
+        topic now (section 7). Raises 404, and 503 when the daemon stops while it waits. Cancelling leaves nothing
+        behind."""
         await self._catch_up((name,))
         topic = self._registry.topic(name)
         self._registry.touch(topic)

@@ -1,22 +1,22 @@
-"""Commits of stages: what they hold becomes part of their topic, all of it at once and once (`docs/spec/pipeline.md`
+"""Commits of stages: their records become part of their topic, all at once and only once (`docs/spec/pipeline.md`
 section 1, `docs/spec/crash.md` 23).
 
-Payloads are not written again. Where the records of the stages are is put down in Forwarded frames, as routers do it,
-and from then on the target's records are made of what was staged, until a checkpoint has stored them. With these frames
-goes a Stage frame with the key of the commit and the names that it closes: one batch, so no crash can separate them.
-The records are first appended in the target: they have no origin, and nobody can tell that they were staged.
+Payloads are not written again. As with routers, Forwarded frames say where the stages' records are, and from then on
+the target's records are copies of the staged ones, until a checkpoint has stored them. With these frames goes a Stage
+frame with the key of the commit and the names of the stages that it closes: one batch, so no crash can separate them.
+The target's records have no origin: they are first appended in the target, and no reader can tell that they were
+staged.
 
-A commit may be large, and nobody but the writers of its topic may notice:
+A commit may be large, and must not slow down anything but the writers of its topic:
 
-    bar the stages      what was acked before is in, what comes later waits for the end of this
-    sync their shards   so nothing that the batch refers to can be lost without it
-    take and encode     piece by piece, as far as it does not take the seqs
+    bar the stages      appends acked before are part of the commit, later ones wait for its end
+    sync their shards   so that no record that the batch refers to can be lost without the batch
+    take and encode     piece by piece, as far as the seqs are not needed for it
     decide              one step: seqs, frame headers, the batch is queued; its gate is the sync, whatever the class
     index               piece by piece, when everything before it is published and the batch is on disk
     publish             one step, whatever the number of records
 
-Which stages there are is `topics.engine.operations.stage_lifecycle`'s business, which commits are remembered
-`topics.log.stages`'s.
+`topics.engine.operations.stage_lifecycle` makes and drops stages; `topics.log.stages` remembers commits.
 """
 
 from __future__ import annotations
@@ -53,26 +53,27 @@ from topics.storage.store import Store
 from topics.storage.wal.frames import FrameType, dump_payload, seal_payloads
 
 FRAME_RECORDS: Final = SPAN_RECORDS
-"""Records of one Forwarded frame at most: what is taken, encoded and replayed in one go."""
+"""Records of one Forwarded frame at most: taken, encoded and replayed in one step."""
 
 TAG_SLICE: Final = 4096
-"""Tags that are put in order or indexed before others run: about a millisecond."""
+"""Tags that are sorted or indexed before other tasks run: about a millisecond."""
 
 STAGE_SLICE: Final = 50
-"""Stages that are given up before others run."""
+"""Stages that are forgotten before other tasks run."""
 
 MAX_COMMIT_RECORDS: Final = 10_000_000
-"""One commit is one batch of the log, of about nine bytes a record, which is in memory before it is written."""
+"""Records of a commit at most. It is one batch of the log, of about nine bytes per record, all in memory before the
+write."""
 
 NAMED: Final = 100
-"""Stages that are missing and named in an answer."""
+"""Missing stages that an answer names at most."""
 
 _DERIVED: Final = bytes(flags | FLAG_DERIVED for flags in range(256))
 
 
 class _Piece(NamedTuple):
-    """Records of one stage with contiguous seqs, at most `FRAME_RECORDS`. `recipe` says where they are, `columns` what
-    they are where the target has them in memory only; the other is None."""
+    """Records of one stage with contiguous seqs, at most `FRAME_RECORDS`. `recipe` says where their frames are. If the
+    target has its records in memory only, `columns` has their contents instead. The other of the two is None."""
 
     recipe: Recipe | None
     files: set[int]
@@ -85,15 +86,15 @@ class _Piece(NamedTuple):
 
 
 class _Decided(NamedTuple):
-    """A commit that has its seqs; nothing of it changes any more."""
+    """A commit that has its seqs. Nothing of it changes any more."""
 
     key: str
     names: tuple[str, ...]
-    """Of the stages that it closes."""
+    """The names of the stages that it closes."""
     first_seq: int
     ts: int
     at: int
-    """When it was decided, by the clock of windows."""
+    """When it was decided (ms of the window clock)."""
     pieces: Sequence[_Piece]
     watermark: int
     spans: list[Span]
@@ -103,7 +104,8 @@ class _Decided(NamedTuple):
 
 
 class StageCommits:
-    """See the module."""
+    """The call that commits stages. Made once by the engine. Commits run in background tasks, so that they outlive
+    their requests; `ended` waits for them."""
 
     def __init__(
         self,
@@ -128,16 +130,16 @@ class StageCommits:
         self._loader = loader
         self._background = background
         self._in_flight: dict[tuple[int, str], trio.Event] = {}
-        """Ends of the commits that are at work, by topic id and key."""
+        """Events for the ends of the commits in flight, by topic id and key."""
 
     async def commit(
         self, name: str, stages: Sequence[str], key: str, perf: Performance, *, disable_backpressure: bool = False
     ) -> CommitResult:
         """Publish stages of a topic in this order under a key; returns at the commit point, with everything on disk.
 
-        A key that is remembered is answered as it was, whatever has become of the stages. Raises `404 topic_not_found`,
-        `404 stage_not_found` (nothing is published), and what an append of all of it would raise. From its first step
-        on a commit goes on whoever hears of it: cancelling stops only the waiting.
+        A remembered key gets the same answer again, whatever has happened to the stages. Raises `404 topic_not_found`,
+        `404 stage_not_found` (nothing is published), and what an append of all of it would raise. Once begun, a commit
+        goes on without its caller: cancelling stops only the waiting.
         """
         if not stages or len(set(stages)) != len(stages):
             raise invalid("stages", "has to name at least one stage, and each one once")
@@ -172,7 +174,7 @@ class StageCommits:
                 self._registry.committed.discard(topic)
 
     async def ended(self) -> None:
-        """Wait until the commits that are at work now have come to an end."""
+        """Wait until the commits in flight have ended."""
         for event in list(self._in_flight.values()):
             await event.wait()
 
@@ -181,7 +183,7 @@ class StageCommits:
     async def _carry_out(
         self, target: Topic, stages: Sequence[Topic], key: str, perf: Performance, disable_backpressure: bool
     ) -> Known:
-        """The caller has put up the barriers of the stages and the event of the key."""
+        """Carry out a commit. The caller has set the barriers of the stages and the event of the key."""
         pins: set[int] = set()
         self._registry.pin(pins)
         try:
@@ -193,7 +195,7 @@ class StageCommits:
             try:
                 pieces = [piece for stage in stages for piece in await self._pieces(target, stage, pins)]
             except ApiError:
-                self._check_whole(target, stages)  # one has gone meanwhile
+                self._check_whole(target, stages)  # a stage was dropped meanwhile
                 raise
             self._check_whole(target, stages)  # reading may have found damage
             commit, decided = await self._decide(target, stages, key, pieces, perf, disable_backpressure)
@@ -222,7 +224,7 @@ class StageCommits:
 
     @staticmethod
     def _check_whole(target: Topic, stages: Sequence[Topic]) -> None:
-        """No commit publishes a part of what was acked. Raises 404, 400."""
+        """Refuse to publish a part of the acked records: every stage must be open and undamaged. Raises 404, 400."""
         for stage in stages:
             assert stage.stage is not None
             if stage.deleted or _is_damaged(stage):
@@ -235,15 +237,15 @@ class StageCommits:
                 detail={"max": MAX_COMMIT_RECORDS, "count": count},
             )
 
-    # -- what was staged ---------------------------------------------------------------------------------------------
+    # -- staged records ----------------------------------------------------------------------------------------------
 
     async def _pieces(self, target: Topic, stage: Topic, pins: set[int]) -> list[_Piece]:
-        """What a stage holds, in order. The files that it is in are among the pins when it returns."""
+        """Return the records of a stage, in order. Adds the files that they are in to `pins`."""
         if target.ephemeral:
             return await self._read(stage)
         if stage.shelf is None:
             stage.shelf = Shelf()
-        async with stage.shelf.upkeep:  # nothing of it moves from one file to another before the pins hold
+        async with stage.shelf.upkeep:  # no record may move to another file before its file is pinned
             tags = await self._tags(stage)
             pieces = []
             for first, n, recipe in await self._recipes(stage, pins):
@@ -255,7 +257,7 @@ class StageCommits:
             return pieces
 
     async def _recipes(self, stage: Topic, pins: set[int]) -> list[tuple[int, int, Recipe]]:
-        """First seq and number of the records of each piece, and where they are."""
+        """Return first seq, number and place of the records of each piece."""
         found: list[tuple[int, int, Recipe]] = []
         log = stage.log
 
@@ -290,7 +292,7 @@ class StageCommits:
         return found
 
     async def _tags(self, stage: Topic) -> list[str | None] | None:
-        """The tag of each record; None if no record has one."""
+        """Return the tag of each record; None if no record has one."""
         log = stage.log
         tags: list[str | None] = [None] * log.head_seq
         tagged = done = 0
@@ -313,7 +315,7 @@ class StageCommits:
         return tags if tagged else None
 
     async def _read(self, stage: Topic) -> list[_Piece]:
-        """What a stage holds, for a target that has its records in memory only."""
+        """Return the contents of a stage, for a target that has its records in memory only."""
         log = stage.log
         pieces: list[_Piece] = []
         loaded: list[Block] = []
@@ -347,7 +349,7 @@ class StageCommits:
         perf: Performance,
         disable_backpressure: bool,
     ) -> tuple[Commit, _Decided]:
-        """Wait until the target takes so much; give out the seqs, queue the batch."""
+        """Wait until the target can take the records; then give out the seqs and queue the batch."""
         sizes = array("I")
         for piece in pieces:
             sizes += piece.sizes
@@ -390,7 +392,7 @@ class StageCommits:
         nbytes: int,
         watermark: int,
     ) -> tuple[Commit, _Decided]:
-        """One step of the loop: from here on the commit is the target's."""
+        """Queue the batch, in one step of the loop: from here on the commit is the target's."""
         count = len(sizes)
         ts, at = max(self._registry.now_ms(), target.last_ts), self._registry.windows.now_ms()
         first_seq, last_seq = target.assigned + 1, target.assigned + count
@@ -403,7 +405,7 @@ class StageCommits:
             if piece.recipe is not None:
                 payloads.append((FrameType.FORWARDED, piece.payload, seq))
                 seq += len(piece.flags)
-                # What they are made of must stay from here on, and not only once they are published.
+                # The source files must stay from here on, and not only once the copies are published.
                 target.copy_table().need(piece.files, last_seq)
                 self._registry.common.copying[target] = None
         names = tuple(stage.stage.name for stage in stages if stage.stage is not None)
@@ -434,8 +436,8 @@ class StageCommits:
         return commit, decided
 
     async def _index(self, target: Topic, decided: _Decided) -> None:
-        """Everything before the commit is published, and nothing behind it can be: put together what its publication
-        puts in place."""
+        """Build the index columns that publication puts in place. Everything before the commit is published, and
+        nothing behind it can be yet."""
         seq, waiting, n = decided.first_seq, list[_Piece](), 0
         for piece in decided.pieces:
             if piece.tags is not None:
@@ -461,7 +463,7 @@ class StageCommits:
             decided.spans.append(_span(seq, decided.ts, waiting))
 
     def _publish(self, decided: _Decided, commit: Commit) -> Known:
-        """The commit point: from here on readers see all of it, and its stages are closed."""
+        """The commit point: from here on readers see all of the records, and the stages are closed."""
         target, ts = commit.topic, decided.ts
         if decided.spans:
             target.log.extend_spans(decided.spans)
@@ -482,7 +484,7 @@ class StageCommits:
 
 
 def _span(end: int, ts: int, pieces: Sequence[_Piece]) -> Span:
-    """The records of some pieces that follow one another, the last of them before seq `end`, as the index has them."""
+    """Return an index span for some pieces that follow one another, the last of them ending before seq `end`."""
     flags = b"".join(piece.flags for piece in pieces)
     n = len(flags)
     files, offsets, lens, sizes = array("I"), array("I"), array("I"), array("I")
@@ -509,7 +511,7 @@ def _answer(name: str, known: Known, *, deduped: bool) -> CommitResult:
 
 
 def _stages_of(target: Topic, names: Sequence[str]) -> list[Topic]:
-    """The open stages of these names. Raises `404 stage_not_found` if any is missing."""
+    """Return the open stages of these names. Raises `404 stage_not_found` if any is missing."""
     stages = target.stages or {}
     missing = [name for name in names if name not in stages]
     if missing:
@@ -518,7 +520,7 @@ def _stages_of(target: Topic, names: Sequence[str]) -> list[Topic]:
 
 
 def _is_damaged(stage: Topic) -> bool:
-    """Return True if the stage has lost records to damage. A stage that has gone with its topic has not."""
+    """Return True if the stage has lost records to damage, but not if it was deleted with its topic."""
     return not stage.deleted and stage.log.count != stage.log.head_seq
 
 

@@ -1,10 +1,10 @@
-"""Stages: what is appended in private until it is committed (`docs/spec/pipeline.md` section 1).
+"""Stages: records that are appended in private until they are committed (`docs/spec/pipeline.md` section 1).
 
-A stage is a topic that nobody can ask for: its records have a log of their own, in the class of its target but at least
-`disk`, and everything that holds for appends (admission, repeats, checkpoints, quotas) holds for them. It has no list,
-no readers, no routers, no retention. Responsible for making stages, appending to them, dropping them when somebody says
-so or when they have not been used for `TOPICS_STAGE_TTL_MS`, and for the limits of their number. How stages are
-published is `topics.engine.operations.stage_commits`'s business.
+A stage is a topic that clients cannot ask for. Its records have a log of their own, in the class of its target but at
+least `disk`, and everything that holds for appends (admission, repeats, checkpoints, quotas) holds for them. It is in
+no list and has no readers, routers or retention. Responsible for making stages, appending to them, dropping them on
+request or after `TOPICS_STAGE_TTL_MS` without use, and for the limits of their number. They are published by
+`topics.engine.operations.stage_commits`.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ log = get_logger(__name__)
 
 
 class Staging:
-    """See the module."""
+    """The calls on stages, except for their commit. Made once by the engine; `expire` must be called every second."""
 
     def __init__(
         self,
@@ -71,7 +71,7 @@ class Staging:
         )
 
     def _find(self, name: str, stage: str) -> Topic | None:
-        """The stage of a name. Raises `409 stage_closed`."""
+        """Return the stage of a name, None if there is none. Raises `409 stage_closed`."""
         target = self._registry.topics.get(name)
         if target is None:
             return None
@@ -84,7 +84,7 @@ class Staging:
         return self._note_use(name, stage)
 
     def _note_use(self, name: str, stage: str) -> Topic | None:
-        """The stage of a name, if it is there; its time begins again."""
+        """Return the stage of a name if it exists, and restart its time without use."""
         target = self._registry.topics.get(name)
         found = target.stages.get(stage) if target is not None and target.stages is not None else None
         if found is not None:
@@ -92,8 +92,8 @@ class Staging:
         return found
 
     async def _make(self, name: str, stage: str, request: AppendRequest, config: TopicConfig | None) -> bool:
-        """Make the stage of an append, and the topic before it, or wait for whoever does; whether the topic was made
-        here."""
+        """Make the stage of an append, and its topic before it, or wait for the task that is making it. Return True if
+        the topic was made here."""
         target = self._registry.topics.get(name)
         if target is None:
             return await self._appending.create(name, request, config)
@@ -110,13 +110,13 @@ class Staging:
         return False
 
     def _check_room(self) -> None:
-        """Whether there may be another stage. Raises 429."""
+        """Refuse another stage beyond the limits. Raises 429."""
         maximum = self._settings.max_stages
         if maximum and len(self._registry.stages) + len(self._making) >= maximum:
             raise self._registry.throttle("max_stages", maximum)
 
     async def _make_synced(self, target: Topic, of: StageOf) -> None:
-        """The stage is on disk when it returns, as a topic is that was made. Its keys go with it, and not before."""
+        """Make a stage and return once it is on disk. The stage has its own idempotency keys, which end with it."""
         registry = self._registry
         try:
             durability = target.config.durability
@@ -143,7 +143,7 @@ class Staging:
 
             def apply(batch: ControlBatch) -> None:
                 if target.deleted:
-                    return  # without its target it is none after a restart either
+                    return  # its target was deleted; a restart would drop the stage too
                 stage.ceiling = stage.ceiling_queued = ceiling
                 stage.applied_end = batch.end
                 self._configuring.adopt(stage)
@@ -156,15 +156,15 @@ class Staging:
             self._making.pop(of).set()
 
     async def ended(self) -> None:
-        """Wait until the stages that are being made now are there, or have failed to be."""
+        """Wait until the stages that are being made now exist, or have failed."""
         for making in list(self._making.values()):
             await making.wait()
 
     # -- going -------------------------------------------------------------------------------------------------------
 
     async def delete(self, name: str, stage: str) -> bool:
-        """Drop a stage with all it holds; whether there was one. One that was committed is none any more. Synced when
-        it returns."""
+        """Drop a stage with all its records. Return True if there was one; a committed stage does not count. Synced
+        when it returns."""
         while True:
             target = self._registry.topics.get(name)
             if target is None:
@@ -184,8 +184,8 @@ class Staging:
             return True
 
     def expire(self) -> None:
-        """Called every second: drop the stages that have not been used for too long. Those that are being committed
-        are in use."""
+        """Drop the stages that have not been used for too long. Those being committed count as used. Called every
+        second."""
         now = self._registry.windows.now_ms()
         for stage in list(self._registry.stages.values()):
             if stage.used_at is None:
@@ -197,22 +197,22 @@ class Staging:
                 self._background.start_soon(self._try_drop, stage)
 
     async def drop_damaged(self, stage: Topic) -> None:
-        """Drop a stage that has lost records: a commit was refused because of that. The caller has put up the stage's
-        barrier, which falls when the stage is gone. If its shard has failed, the next start drops it."""
+        """Drop a stage that has lost records, because of which a commit was refused. The caller has set the stage's
+        barrier, which ends when the stage is gone. If its shard has failed, the next start drops the stage."""
         log.error("stage_damaged", stage=stage.name, records=stage.log.count, acked=stage.log.head_seq)
         await self._try_drop(stage)
 
     async def _try_drop(self, stage: Topic) -> None:
         try:
             await self._drop(stage)
-        except ApiError as error:  # a failed shard; the restart drops it, or the expiry after it
+        except ApiError as error:  # the shard has failed: the next start drops the stage, or its expiry does
             log.warning("stage_not_dropped", stage=stage.name, error=str(error))
 
     async def _drop(self, stage: Topic) -> None:
-        """The caller has put the barrier up."""
+        """Drop a stage. The caller has set its barrier."""
 
         def apply(batch: ControlBatch) -> None:
-            if not stage.deleted:  # with its target, meanwhile
+            if not stage.deleted:  # else it was deleted with its target meanwhile
                 self._configuring.forget(stage)
 
         try:
@@ -224,13 +224,13 @@ class Staging:
             stage.lift_barrier()
 
     def forget(self, stage: Topic) -> None:
-        """A commit has closed the stage, and is on disk. That it is gone is logged as well, since its name is not
-        remembered for ever; nobody waits for that."""
+        """Forget a stage that a commit on disk has closed. The deletion is logged too, because commits remember closed
+        names only for a while; nothing waits for that."""
         self._configuring.forget(stage)
         try:
             self._commits.writer(stage).submit(ControlBatch(self._gone(stage), 1, topic_id=stage.id))
         except ApiError:
-            return  # recovery will find out
+            return  # recovery deletes it again
 
     def _gone(self, stage: Topic) -> Unsealed:
         return encode_control(

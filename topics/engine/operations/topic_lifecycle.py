@@ -1,9 +1,9 @@
 """Topics as a whole: created, reconfigured, deleted (`docs/spec/api.md` section 3), each synced before it is answered.
 
-Responsible for one change at a time per topic: a *barrier* stands while one takes place, everything decided before it
-is settled first, and whoever wants to change the topic meanwhile waits and then looks it up again by its name
-(`topics.engine.registry.settled`). Also for what an `ephemeral` topic needs to become a stored one, and for dead-letter
-topics not being ephemeral. What a config may say is decided in `topics.log.topic_config`; deleting records is in
+Responsible for one change at a time per topic. A change sets a *barrier*: everything decided before it is published
+first, and other tasks that want to change the topic wait for the barrier and then look the topic up again by its name
+(`topics.engine.registry.settled`). Also responsible for turning an `ephemeral` topic into a stored one, and for keeping
+dead-letter topics from being ephemeral. `topics.log.topic_config` checks configs; deleting records is in
 `topics.engine.operations.delete`.
 """
 
@@ -49,7 +49,8 @@ RUN_RECORDS: Final = 1000
 
 
 class Configuring:
-    """See the module."""
+    """The calls that create, reconfigure and delete topics. Made once by the engine. A change that was begun goes on in
+    a background task if its caller is cancelled."""
 
     def __init__(
         self,
@@ -72,15 +73,15 @@ class Configuring:
         self._loader = loader
         self._background = background
         self.on_gone: Callable[[Topic], list[str]] | None = None
-        """Told that a topic goes; answers with the names of the routers that go with it."""
+        """Called when a topic is deleted; returns the names of the routers that are deleted with it."""
         self.on_changed: Callable[[Topic], None] | None = None
-        """Told that a topic has another config."""
+        """Called when a topic has got another config."""
         self.doubts = Doubts()
         self._creating: dict[str, trio.Event] = {}
         self._dead_letters: dict[str, set[int]] = {}
-        """Which topics name a dead-letter topic."""
+        """The topics that name a dead-letter topic, by its name."""
         self._intended: list[tuple[str, TopicConfig]] = []
-        """Topics that are being made or changed, and what they will be."""
+        """Topics that are being made or changed, with their future configs."""
 
     # -- coming and going --------------------------------------------------------------------------------------------
 
@@ -93,7 +94,7 @@ class Configuring:
             self._dead_letters.setdefault(topic.config.dead_letter, set()).add(topic.id)
 
     def forget(self, topic: Topic) -> None:
-        """The topic is gone, and its stages with it."""
+        """Unregister a deleted topic and its stages."""
         for stage in list((topic.stages or {}).values()):
             self.forget(stage)
         self._registry.remove(topic)
@@ -103,13 +104,13 @@ class Configuring:
             self._dead_letters[topic.config.dead_letter].discard(topic.id)
 
     async def creations_ended(self) -> None:
-        """Wait until the topics that are being made now are there, or have failed to be."""
+        """Wait until the topics that are being made now exist, or have failed."""
         for making in list(self._creating.values()):
             await making.wait()
 
     async def put(self, name: str, patch: TopicConfigPatch, *, create: bool = True) -> tuple[TopicConfig, bool]:
-        """Create or reconfigure a topic (`docs/spec/api.md` section 3); the resolved config and whether it was created.
-        Synced when it returns. Without `create`, raises 404 for a topic that is missing."""
+        """Create or reconfigure a topic (`docs/spec/api.md` section 3). Return the resolved config, and True if it was
+        created. Synced when it returns. Without `create`, raises 404 for a topic that is missing."""
         while True:
             topic = self._registry.topics.get(name)
             if topic is None:
@@ -132,8 +133,9 @@ class Configuring:
             return await self._carry_out(name, config, partial(self._reconfigure, topic, config)), False
 
     async def delete(self, name: str, *, if_empty: bool) -> tuple[bool, list[str]]:
-        """Delete a topic with all it has (`docs/spec/api.md` section 3); whether it was there, and the routers that
-        went with it. Raises `503 read_only` where a creation has failed that may be on the disk."""
+        """Delete a topic with all its records (`docs/spec/api.md` section 3). Return True if it existed, and the
+        routers that were deleted with it. Raises `503 read_only` if it does not exist but a failed creation of it may
+        be on disk."""
         while True:
             topic = self._registry.topics.get(name)
             if topic is None:
@@ -149,7 +151,8 @@ class Configuring:
             return True, await self._background.finish(partial(self._delete_synced, topic, if_empty))
 
     def check_dead_letter(self, name: str, config: TopicConfig) -> None:
-        """A dead-letter topic must survive a restart (`docs/spec/semantics.md` section 6)."""
+        """Refuse a config with which a dead-letter topic would be ephemeral: it must survive a restart
+        (`docs/spec/semantics.md` section 6)."""
         named = self._dead_letters.get(name) or any(other.dead_letter == name for _, other in self._intended)
         if config.durability == "ephemeral" and named:
             raise ApiError(
@@ -169,8 +172,8 @@ class Configuring:
             )
 
     async def create(self, name: str, config: TopicConfig) -> bool:
-        """Make a topic, synced: True. Or wait for whoever is making it: False, and the caller looks whether it is
-        there."""
+        """Make a topic, synced, and return True. Or wait for the task that is making it and return False; the caller
+        then looks whether it exists."""
         making = self._creating.get(name)
         if making is not None:
             await making.wait()
@@ -182,8 +185,8 @@ class Configuring:
         return True
 
     async def _carry_out(self, name: str, config: TopicConfig, work: Callable[[], Awaitable[T]]) -> T:
-        """Make or change a topic, whoever waits for it; what it will be counts for others meanwhile. To be called in
-        the step of the check."""
+        """Make or change a topic in a task that outlives its caller; meanwhile others take the future config into
+        account. Must be called in the same step as the check of the config."""
         intention = name, config
 
         async def carry_out() -> T:
@@ -196,8 +199,8 @@ class Configuring:
         return await self._background.finish(carry_out)
 
     async def create_missing(self, names: Sequence[str]) -> None:
-        """Make those of these topics that are not there, with the defaults; none of them if there is no room for all.
-        Some may be gone again by the time it returns. Raises 429."""
+        """Make those of these topics that do not exist, with the defaults; none of them if there is no room for all.
+        Some may have been deleted again when it returns. Raises 429."""
         making = [self._creating[name] for name in names if name in self._creating]
         missing = [name for name in names if name not in self._registry.topics and name not in self._creating]
         self.check_topics(missing)
@@ -215,7 +218,7 @@ class Configuring:
             await event.wait()
 
     def check_topics(self, names: Collection[str]) -> None:
-        """Whether there may be topics of all these names. Raises 429."""
+        """Refuse topics of all these names beyond the limit. Raises 429."""
         maximum, topics = self._settings.max_topics, self._registry.topics
         missing = {name for name in names if name not in topics}
         on_the_way = {name for name in self._creating if name not in topics}
@@ -281,8 +284,8 @@ class Configuring:
     # -- reconfiguring -----------------------------------------------------------------------------------------------
 
     async def _reconfigure(self, topic: Topic, config: TopicConfig) -> TopicConfig:
-        """Change a topic's config behind its barrier: everything before it is settled (and synced, when the class
-        changes) first."""
+        """Change a topic's config behind its barrier. Everything before it is published first, and synced if the class
+        changes."""
         files = AsyncExitStack()
         try:
             await topic.drained()
@@ -290,14 +293,14 @@ class Configuring:
             await self._loader.expire(topic)
             now = self._registry.now_ms()
             if config.durability != old.durability:
-                # What the ConfigUpdate says of segments must be what the part on disk says; and no checkpoint may put
-                # records into segments, or the log behind it, that are still being written out.
+                # The ConfigUpdate must name the same segments as the part on disk. And no checkpoint may store records
+                # in segments that are still being written out, or drop the log behind it.
                 if topic.shelf is None:
                     topic.shelf = Shelf()
                 await files.enter_async_context(topic.shelf.upkeep)
                 await self._commits.sync_shard(topic)
                 if topic.lagging:
-                    await self._commits.sync_all()  # copies are made of what other shards hold
+                    await self._commits.sync_all()  # frames of copies may be in other shards
                 if old.durability == "ephemeral":
                     await self._write_out(topic)
             ceiling = _ceiling_under(topic, config)
@@ -330,8 +333,8 @@ class Configuring:
     def _update_entries(
         self, topic: Topic, config: TopicConfig, ceiling: int, below: int
     ) -> list[tuple[FrameType, dict[str, Any]]]:
-        """The frames of a change of config, one batch; `below` is the seq below which the new caps evict. The floors
-        are latched before the new ttl and caps can change what they would have been (`docs/spec/crash.md` 6)."""
+        """Return the frames of a change of config, one batch; `below` is the seq below which the new caps evict. The
+        floors are logged before the new ttl and caps can change them (`docs/spec/crash.md` 6)."""
         old = topic.config
         update: dict[str, Any] = {"config": config_to_wire(config), "ceiling": ceiling}
         if old.durability == "ephemeral" and config.durability != "ephemeral":
@@ -350,7 +353,7 @@ class Configuring:
         return entries
 
     def _latch(self, topic: Topic, below: int) -> None:
-        """What new caps and a new ttl take. Raises NotLoaded, and then is called again."""
+        """Evict what the new caps and ttl require. Raises NotLoaded, and is then called again."""
         if missing := missing_below(topic.log.index, below):
             raise NotLoaded(missing)
         topic.log.evict_below(below, "cap")
@@ -370,9 +373,10 @@ class Configuring:
 
     async def _write_out(self, topic: Topic) -> None:
         """Log the live records of an `ephemeral` topic that is about to be stored (`docs/spec/crash.md` 24); a barrier
-        keeps new ones out. What segments hold from before it became `ephemeral` stays there.
+        keeps new ones out. Records that are in segments from before it became `ephemeral` stay there.
 
-        The records mean nothing until the ConfigUpdate that follows them, which carries the structure they belong to.
+        The logged records have no effect without the ConfigUpdate that follows them, which carries the topic's
+        structure.
         """
         position = max(topic.log.earliest_seq - 1, topic.log.stored.last_seq)
         loaded: list[Block] = []
@@ -384,7 +388,7 @@ class Configuring:
             if block is None:
                 block = block_with(loaded, step.first)
             if block is None:
-                # It is from before the topic became `ephemeral`, and on disk; some may have expired after the wait.
+                # On disk since before the topic became `ephemeral`; some may have expired during the wait.
                 loaded = await self._loader.load(topic, step.first, step.last)
                 continue
             last = min(step.last, block.last_seq)
@@ -397,7 +401,7 @@ class Configuring:
 
     @staticmethod
     def _origins(topic: Topic, first: int, last: int) -> dict[int, Origin] | None:
-        """The origins of those of these records that are copies."""
+        """Return the origins of those of these records that are copies."""
         if topic.copies is None:
             return None
         return {
@@ -437,7 +441,7 @@ class Configuring:
 
 
 def _ceiling_under(topic: Topic, config: TopicConfig) -> int:
-    """The seqs up to which a topic may give them out once it has another config: that of `fsync` has no reserve."""
+    """Return the ceiling of a topic under another config: `fsync` has no reserve."""
     if config.durability == "fsync":
         return topic.assigned
     if config.durability != topic.config.durability:

@@ -1,17 +1,18 @@
-"""Who gets which jobs: the line of claimers of a queue, windows, and what a claimer does with its hand.
+"""Dividing jobs among claimers: the line of a queue, coalescing windows, and how a claimer claims the jobs it was
+dealt.
 
 Theory of operation (`docs/spec/semantics.md` section 6). A claim, and a `/work` stream with room for more, is a
-*claimer*. It stands in the line of its queue, behind those who came before, and is *dealt* jobs in a pass. A pass is
-one decision for all who stand there: it reserves jobs and gives each claimer its part. The claimer's own task then
-fetches the records, for which it may have to read a disk, commits the claim, and has its answer when that is published.
-What it cannot use it aborts, and the jobs are there for the next one.
+*claimer*. It stands in the line of its queue, behind earlier ones, and is *dealt* jobs in a pass. A pass is one
+decision for all claimers in line: it reserves jobs and gives each claimer its part (its *hand*). The claimer's own task
+then fetches the records, for which it may have to read a disk, commits the claim, and answers when that is published.
+Jobs that it cannot use it aborts, and they are free for the next claimer.
 
-    no window          a pass whenever somebody arrives, and when there may be more jobs: first come, first served
-    claim_jitter_ms    the pass comes so long after the first claimer has arrived, or the first job for those who wait;
-                       what there is then is divided evenly among all who stand there
+    no window          a pass whenever a claimer arrives, and when there may be more jobs: first come, first served
+    claim_jitter_ms    the pass comes this long after the first claimer has arrived, or after the first job if claimers
+                       wait; the jobs there are then are divided evenly among all in line
 
-Those who wait are looked after by one task for each queue, for as long as anybody does. It is woken at the queue's turn
-(`topics.sched`), like a long poll, when time alone makes a job available, and by whoever opens a window.
+While claimers wait, one task per queue serves them. It is woken at the queue's turn (`topics.sched`) like a long poll,
+when time alone frees a job, and when a window is opened.
 """
 
 from __future__ import annotations
@@ -45,21 +46,21 @@ PASS_JOBS: Final = 1000
 
 MIN_PAUSE_S: Final = 0.01
 MAX_PAUSE_S: Final = 1.0
-"""How long the line waits when the disk does not answer: each time twice as long as the one before."""
+"""Pauses of the line while the disk does not answer (s): each twice as long as the one before, between these bounds."""
 
 _LEASE_IDS: Final = count(secrets.randbits(62))
-"""Where a life of the daemon begins is random, so that a lease id of an earlier one names no lease of this one."""
+"""Begins at a random number in each process, so that a lease id of an earlier process names no lease of this one."""
 
 
 class Fetched(NamedTuple):
-    """The jobs of a hand that are there and fit, ascending, and the JSON of each record without its opening brace."""
+    """The jobs of a hand that are live and fit, ascending, and the JSON of each record without its opening brace."""
 
     seqs: array[int]
     records: list[bytes]
 
 
 class Claim(NamedTuple):
-    """A claim on its way. `lease_ids` are those of `fetched.seqs`; `deadline` is in ms since the epoch."""
+    """A claim in flight. `lease_ids` are those of `fetched.seqs`; `deadline` is in epoch ms."""
 
     commit: Commit
     fetched: Fetched
@@ -68,7 +69,7 @@ class Claim(NamedTuple):
 
 
 class Claiming:
-    """See the module."""
+    """Deals jobs to the claimers of all queues, and commits their claims. Made once by the engine."""
 
     def __init__(
         self,
@@ -88,8 +89,9 @@ class Claiming:
     # -- the line ----------------------------------------------------------------------------------------------------
 
     async def join(self, topic: Topic, queue: JobQueue, claimer: Claimer, *, waits: bool) -> None:
-        """Stand in line, behind a `current`: without a window the claimer is dealt what there is. Who has nothing then
-        and waits, or has a window to wait for, is looked after. Raises `503 not_ready` if the disk does not answer."""
+        """Put a claimer in line. Must be called in the step after `LeaseCommits.current`. Without a window the claimer
+        is dealt the jobs there are. If it gets none and `waits`, or if there is a window, the queue's task serves it
+        later. Raises `503 not_ready` if the disk does not answer."""
         queue.join(claimer)
         if not topic.config.claim_jitter_ms:
             while await self._loader.prepared(topic, partial(self._serve, topic, queue)) and not claimer.hand:
@@ -99,7 +101,7 @@ class Claiming:
             self.attend(topic, queue)
 
     def attend(self, topic: Topic, queue: JobQueue) -> None:
-        """See to it that the line is looked after, and at once."""
+        """Make sure that a task serves the line, and wake it."""
         if not queue.attended:
             if not queue.line:
                 return
@@ -109,22 +111,22 @@ class Claiming:
             topic.audience.wake_polls()
 
     def leave(self, topic: Topic, queue: JobQueue, claimer: Claimer) -> None:
-        """Leave the line. What was dealt and not claimed is there for the others."""
+        """Take a claimer out of the line. Jobs that it was dealt and has not claimed are free for the others."""
         if queue.leave(claimer) and not queue.line:
-            self.attend(topic, queue)  # it has nobody to look after any more
+            self.attend(topic, queue)  # wakes the task, which ends if the line is empty
         if claimer.hand:
             self.give_back(topic, queue, claimer.hand)
             claimer.hand = array("Q")
 
     def give_back(self, topic: Topic, queue: JobQueue, seqs: array[int]) -> None:
-        """Jobs that were dealt are not going to be claimed."""
+        """Give back jobs that were dealt but will not be claimed."""
         if seqs:
             queue.abort(seqs)
             topic.wake()
 
     def _serve(self, topic: Topic, queue: JobQueue) -> bool:
-        """One step of a pass without a window: deal what there is, first come first served; whether there is more to
-        be done at once. Raises NotLoaded, and has done nothing then."""
+        """Do one step of a pass without a window: deal the jobs there are, first come first served. Return True if
+        there is more to do at once. Raises NotLoaded, and has done nothing then."""
         if self._commits.in_the_way(topic, queue):
             return True
         if not queue.leases.ready(topic.log.count):
@@ -146,8 +148,8 @@ class Claiming:
         return bool(queue.line) and (more or len(seqs) == limit > 0)
 
     def _take(self, topic: Topic, queue: JobQueue, limit: int) -> tuple[array[int], bool]:
-        """Reserve up to `limit` jobs, and have those that have had all their deliveries moved; whether there are so
-        many of these that it has to be asked again."""
+        """Reserve up to `limit` jobs, and have exhausted ones moved to the dead-letter topic. Return the jobs, and True
+        if the call has to be repeated because there were many exhausted ones."""
         config = topic.config
         limited = config.max_deliveries if config.dead_letter is not None else 0
         selection = queue.leases.decide_claim(limit, queue.now, partial(_live_after, topic.log), limited)
@@ -168,7 +170,7 @@ class Claiming:
     # -- those who wait ----------------------------------------------------------------------------------------------
 
     async def _attend(self, topic: Topic, queue: JobQueue) -> None:
-        """Look after the line until it is empty, or there is nothing to be had any more."""
+        """Serve the line until it is empty, or until there will be no more jobs."""
         pause = MIN_PAUSE_S
         why: ApiError | None = None
         try:
@@ -192,7 +194,7 @@ class Claiming:
                 claimer.end(why or ApiError("shutting_down", "the daemon is shutting down", retry_after_s=1))
 
     async def _attend_once(self, topic: Topic, queue: JobQueue) -> None:
-        """One pass, and waiting for the next. Raises the reason why there will be none."""
+        """Do one pass, and wait for the next. Raises the reason if there will be none."""
         self._check(topic)
         if not await self._commits.settle(topic, queue):
             return
@@ -223,8 +225,8 @@ class Claiming:
             raise ApiError("shutting_down", "the daemon is shutting down", retry_after_s=1)
 
     async def _divide(self, topic: Topic, queue: JobQueue) -> None:
-        """The pass at the end of a window: what there is, evenly, to all in line. If that cannot be found out, they are
-        told."""
+        """Do the pass at the end of a window: divide the jobs evenly among all in line. If that fails, they are told
+        why."""
         taken: array[int] = array("Q")
         failure: ApiError | None = None
         try:
@@ -246,7 +248,7 @@ class Claiming:
                     claimer.end(failure)
 
     async def _take_more(self, topic: Topic, queue: JobQueue, taken: array[int]) -> bool:
-        """Add to what is taken for the cohort; whether there may be more for it."""
+        """Add to the jobs taken for the cohort. Return True if there may be more for it."""
         self._check(topic)
         if not await self._commits.settle(topic, queue):
             return True
@@ -268,8 +270,8 @@ class Claiming:
     async def fetch(
         self, topic: Topic, queue: JobQueue, claimer: Claimer, most_bytes: int, extra: int, perf: Performance
     ) -> Fetched:
-        """The records of a claimer's hand, as far as they fit into `most_bytes` (one does in any case); each takes
-        `extra` bytes beside its own. The others are given back. The hand is empty then.
+        """Return the records of a claimer's hand, as far as they fit into `most_bytes` (at least one does); each takes
+        `extra` bytes besides its own. The other jobs are given back, so that the hand is the fetched ones.
 
         Raises 503 if the disk does not answer: then nothing has been given back.
         """
@@ -289,8 +291,8 @@ class Claiming:
         return fetched
 
     async def claim(self, topic: Topic, claimer: Claimer, fetched: Fetched, lease_ms: int) -> Claim:
-        """Commit the claim of what was fetched, which is the claimer's hand; it is empty then. Raises 404, and 503 on
-        a failed shard, with the hand as it was."""
+        """Commit the claim of the fetched jobs of a hand, which is empty then. Raises 404, and 503 on a failed shard,
+        with the hand unchanged."""
         assert topic.queue is not None
         while not await self._commits.settle(topic, topic.queue):
             pass
@@ -303,7 +305,7 @@ class Claiming:
 
 
 def _live_after(log: TopicLog, after: int, limit: int) -> array[int]:
-    """The first `limit` live seqs above `after`, ascending. Raises NotLoaded."""
+    """Return the first `limit` live seqs above `after`, ascending. Raises NotLoaded."""
     found: array[int] = array("Q")
     while len(found) < limit and (step := log.step(after, limit - len(found))) is not None:
         if isinstance(step, Run):
@@ -315,8 +317,8 @@ def _live_after(log: TopicLog, after: int, limit: int) -> array[int]:
 def _gather(
     topic: Topic, seqs: array[int], loaded: Sequence[Block], room: int, extra: int, fetched: Fetched
 ) -> tuple[array[int], int]:
-    """Add the records of `seqs` that are in memory to what was fetched, up to the first that is not; what is left to be
-    fetched, and the room for it. Raises NotLoaded, and has done nothing then."""
+    """Add the records of `seqs` that are in memory to `fetched`, up to the first that is not. Return the seqs still to
+    be fetched, and the room for them. Raises NotLoaded, and has done nothing then."""
     if topic.deleted:
         raise topic_not_found(topic.name)
     live = topic.log.index.only_live(seqs)
@@ -336,6 +338,6 @@ def _gather(
 
 
 def _end_of_run(seqs: array[int]) -> int:
-    """The last of the contiguous seqs at the beginning of `seqs`."""
+    """Return the last of the contiguous seqs at the beginning of `seqs`."""
     first = seqs[0]
     return seqs[bisect_left(range(len(seqs)), True, key=lambda i: seqs[i] - i > first) - 1]

@@ -1,10 +1,10 @@
 """Moving jobs that have had all their deliveries to the dead-letter topic (`docs/spec/semantics.md` section 6,
 `docs/spec/crash.md` 26).
 
-Such jobs are parked: no claim sees them, and nobody waits for their move. One task for each queue that has some appends
-them to the dead-letter topic, waits until that is synced, and only then deletes them here; a crash in between leaves
-both. What does not succeed is tried again later, job by job, so that one that can never be taken does not keep the
-others. A queue whose config does not name a dead-letter topic any more gets its parked jobs back.
+Such jobs are parked: claims do not see them, and no request waits for their move. One task per queue with parked jobs
+appends them to the dead-letter topic, waits until that is synced, and only then deletes them in the queue; a crash in
+between leaves both copies. Failed moves are tried again later, job by job, so that a job that can never be moved does
+not block the others. If the queue's config names no dead-letter topic any more, its parked jobs become free.
 """
 
 from __future__ import annotations
@@ -34,18 +34,18 @@ log = get_logger(__name__)
 
 BATCH_JOBS: Final = 100
 BATCH_BYTES: Final = 1 << 20
-"""Jobs that are moved together."""
+"""Bounds of the jobs that are moved together."""
 
 SINGLES: Final = 8
-"""If so many of a batch fail one by one, the rest is tried as another batch."""
+"""If so many jobs of a failed batch fail one by one, the rest is tried as another batch."""
 
 MIN_BACKOFF_MS: Final = 100
 MAX_BACKOFF_MS: Final = 30_000
-"""When a job that could not be moved is tried again: each time after twice as long."""
+"""Pauses before a job is tried again (ms): each twice as long as the one before, between these bounds."""
 
 
 class DeadLetters:
-    """See the module."""
+    """Moves parked jobs of all queues, one background task per queue. Made once by the engine."""
 
     def __init__(
         self,
@@ -66,28 +66,28 @@ class DeadLetters:
         self._loader = loader
         self._background = background
         self._tries: set[trio.Event] = set()
-        """The ends of what is being moved."""
+        """Events for the ends of the moves in flight."""
 
     async def ended(self) -> None:
-        """Wait until what is being moved has come to an end; nothing new is begun once the daemon is draining."""
+        """Wait until the moves in flight have ended; none is begun once the daemon drains."""
         for end in list(self._tries):
             await end.wait()
 
     def attend(self, topic: Topic, queue: JobQueue) -> None:
-        """There may be parked jobs, or another place to move them to."""
+        """Start or wake the queue's task: there may be parked jobs, or another dead-letter topic."""
         queue.parked_more.set()
         if not queue.moving:
             queue.moving = True
             self._background.start_soon(self._move_all, topic, queue)
 
     async def _move_all(self, topic: Topic, queue: JobQueue) -> None:
-        """Until nothing is parked, or the topic is gone."""
+        """Move jobs until none is parked, or the topic is deleted."""
         backoff = _Backoff()
         config = topic.config
         try:
             while not topic.deleted:
                 if topic.config is not config:
-                    backoff, config = _Backoff(), topic.config  # what has failed may not fail now
+                    backoff, config = _Backoff(), topic.config  # with another config, moves that failed may succeed
                 queue.parked_more = trio.Event()
                 parked = queue.leases.parked()
                 if not parked and topic.quiet:
@@ -106,7 +106,7 @@ class DeadLetters:
             queue.moving = False
 
     async def _try(self, topic: Topic, queue: JobQueue, seqs: Sequence[int], backoff: _Backoff) -> None:
-        """Move jobs, and note which of them have to wait."""
+        """Try to move jobs, and note which of them have to wait."""
         end = trio.Event()
         self._tries.add(end)
         try:
@@ -122,8 +122,8 @@ class DeadLetters:
             log.warning("dead_letters_delayed", topic=topic.name, seq=seq, jobs=len(failed), why=str(why))
 
     async def _move_some(self, topic: Topic, queue: JobQueue, seqs: Sequence[int]) -> dict[int, ApiError]:
-        """Move jobs to where the config says, or give them back; which could not be, and why. Raises what concerns all
-        of them."""
+        """Move jobs to the dead-letter topic, or free them if there is none. Return those that failed, with the errors.
+        Raises errors that concern all of them."""
         await self._lease_commits.still_current(topic)
         config = topic.config
         if config.dead_letter is None or not config.max_deliveries:
@@ -156,7 +156,8 @@ class DeadLetters:
         return failed
 
     async def _jobs(self, topic: Topic, seqs: Sequence[int]) -> dict[int, Parts]:
-        """The first of these jobs, with what their records hold. Raises 503 if the disk does not answer."""
+        """Return the first of these jobs, with the contents of their records. Raises 503 if the disk does not
+        answer."""
         jobs: dict[int, Parts] = {}
         loaded: list[Block] = []
         size = 0
@@ -177,7 +178,7 @@ class DeadLetters:
         return jobs
 
     async def _append(self, topic: Topic, queue: JobQueue, name: str, jobs: dict[int, Parts]) -> None:
-        """Append jobs to the dead-letter topic, which is made if it is missing. Those that have gone while others were
+        """Append jobs to the dead-letter topic, which is made if it is missing. Jobs that have died since they were
         read are left out."""
         jobs = {seq: parts for seq, parts in jobs.items() if queue.leases.deliveries(seq)}
         if not jobs:
@@ -196,13 +197,13 @@ class DeadLetters:
         await self._appending.append(name, request, Performance())
 
     async def _sync(self, name: str) -> None:
-        """What was appended to the dead-letter topic is on disk when it returns. Raises 503."""
+        """Return once the appends to the dead-letter topic are on disk. Raises 503."""
         target = self._registry.topics.get(name)
         if target is not None and target.synced_seq < target.log.head_seq:
             await self._commits.sync_shard(target)
 
     async def _delete(self, topic: Topic, queue: JobQueue, seqs: Sequence[int]) -> None:
-        """Their copies are on disk: delete the jobs here. Raises 404 and 503."""
+        """Delete jobs whose copies are on disk. Raises 404 and 503."""
         while not await self._lease_commits.settle(topic, queue):
             pass
         event = queue.leases.decide_dead_letter(seqs).event
@@ -211,15 +212,15 @@ class DeadLetters:
 
 
 class _Backoff:
-    """Which jobs are not to be tried before when."""
+    """The jobs that failed, and when each may be tried again."""
 
     def __init__(self) -> None:
         self._until: dict[int, tuple[int, int]] = {}
-        """Monotonic ms, and the pause that ends then."""
+        """For each job, when its pause ends (monotonic ms), and the length of that pause (ms)."""
 
     def due(self, parked: array[int], now_ms: int) -> tuple[list[int], float]:
-        """Those of the parked jobs that are to be tried, those that have waited longest last; if there are none, how
-        long to wait."""
+        """Return the parked jobs that are to be tried, those that have waited longest last; if there are none, how long
+        to wait."""
         self._until = {seq: self._until[seq] for seq in parked if seq in self._until}
         due = [seq for seq in parked if seq not in self._until]
         due += [seq for at, seq in sorted((at, seq) for seq, (at, _) in self._until.items()) if at <= now_ms]
@@ -227,7 +228,7 @@ class _Backoff:
         return due, float("inf") if wait is None else max(wait - now_ms, 0)
 
     def note(self, tried: Sequence[int], failed: dict[int, ApiError], now_ms: int) -> None:
-        """Some of those that were tried have failed."""
+        """Note which of the jobs that were tried have failed."""
         for seq in tried:
             if seq not in failed:
                 self._until.pop(seq, None)
@@ -238,7 +239,7 @@ class _Backoff:
 
 
 def _meta(queue: str, seq: int, deliveries: int, meta: bytes) -> bytes:
-    """A job's meta with its history."""
+    """Return a job's meta with its history added."""
     fields: dict[str, str] = msgspec.json.decode(meta) if meta else {}
     fields |= {
         "$dead_letter_from": queue,

@@ -1,10 +1,9 @@
-"""Lease events on their way: what was decided about jobs becomes a commit of their topic (`docs/spec/semantics.md`
-section 6).
+"""Turns decisions about jobs into commits of their topic (`docs/spec/semantics.md` section 6).
 
-Each is a commit like an append or a deletion, so a claim is published after the append that it is about, and an ack
-after the claim. Claims, nacks and extensions are Lease frames that wait for nothing (with `leases_durable`: for the
-sync that covers them). An ack is a deletion, in the topic's class. Lease frames take no room in the shard's queue that
-appends could be waiting for (`docs/spec/crash.md` 25). An `ephemeral` queue logs nothing but what it has moved to its
+A lease event is a commit like an append or a deletion, so a claim is published after the append of its record, and an
+ack after the claim. Claims, nacks and extensions are Lease frames that wait for nothing (with `leases_durable`: for the
+sync that covers them). An ack is a deletion, in the topic's class. Lease frames use reserved room in the shard's queue,
+not the room that appends may be waiting for (`docs/spec/crash.md` 25). An `ephemeral` queue logs only its moves to the
 dead-letter topic, which it counts over its life.
 """
 
@@ -33,7 +32,7 @@ from topics.storage.wal.frames import NOTHING, FrameType, encode_control, joined
 
 
 class LeaseCommits:
-    """See the module."""
+    """Checks that a queue is current, and commits lease events. Made once by the engine."""
 
     def __init__(self, clock: Clock, registry: Registry, *, commits: Commits, loader: Loader) -> None:
         self._clock = clock
@@ -42,16 +41,16 @@ class LeaseCommits:
         self._loader = loader
 
     def now(self) -> Instant:
-        """The moment of a decision."""
+        """Return the time of a decision."""
         return self._registry.instant()
 
     def deadline(self, moment: Instant) -> int:
-        """What clients are told of a moment: ms since the epoch, by the wall clock as it is set now."""
+        """Return a time as clients are told it: epoch ms, by the wall clock as it is set now."""
         return self._registry.to_wall(moment.window)
 
     async def current(self, name: str) -> tuple[Topic, JobQueue]:
-        """A queue as of now (`JobQueue.now`): nothing is in the way of a decision about it, what time has freed is
-        free, what has expired is gone. Nothing waits between that and the return.
+        """Return a queue about which a decision can be made now (`JobQueue.now`): no barrier is set, expired leases are
+        free, expired records are gone. There is no await between that and the return.
 
         Raises 404, `409 not_a_queue`, and 503 on a failed shard.
         """
@@ -63,8 +62,8 @@ class LeaseCommits:
                 return topic, topic.queue
 
     async def settle(self, topic: Topic, queue: JobQueue) -> bool:
-        """Take one thing out of the way of a decision about the queue; True if there was none, and nothing waited.
-        Raises 404 if it is gone, and 503 on a failed shard."""
+        """Remove one obstacle to a decision about the queue. Return True if there was none, and nothing waited. Raises
+        404 if the topic is deleted, and 503 on a failed shard."""
         if topic.deleted:
             raise topic_not_found(topic.name)
         self._commits.check_writable(topic)
@@ -83,25 +82,25 @@ class LeaseCommits:
         return False
 
     async def still_current(self, topic: Topic) -> None:
-        """The same for a queue that has been looked up before. Raises 404 if it is not there any more, or if there is
-        another one of its name."""
+        """Like `current`, for a queue that was looked up before. Raises 404 if it is deleted, even if another one has
+        its name."""
         current, _ = await self.current(topic.name)
         if current is not topic:
             raise topic_not_found(topic.name)
 
     def in_the_way(self, topic: Topic, queue: JobQueue) -> bool:
-        """Whether no decision can be made about the queue now, after something may have been waited for."""
+        """Return True if, after an await, no decision can be made about the queue yet."""
         if topic.deleted or topic.barrier is not None or topic.working is not None:
             return True
         return queue.sweep(self.now())
 
     def claim(self, topic: Topic, event: Claimed) -> Commit:
-        """Commit a claim. The result is what it happened to: an array of seqs, and one of their deliveries."""
+        """Commit a claim. The result of the commit is the seqs that it leased, and their deliveries."""
         assert topic.queue is not None
         return self._lease(topic, event, partial(_publish_claim, topic.queue, event))
 
     def lease(self, topic: Topic, event: LeaseEvent) -> Commit:
-        """Commit a Lease frame. The result is an array of the seqs that it happened to."""
+        """Commit a Lease frame. The result of the commit is the seqs that it changed."""
         assert topic.queue is not None
         return self._lease(topic, event, partial(_publish, topic.queue, event))
 
@@ -109,7 +108,7 @@ class LeaseCommits:
         assert topic.queue is not None
         data = NOTHING
         if not topic.ephemeral:
-            # `at` tells a later start that the clock of windows has come so far.
+            # `at` tells a later start how far the window clock had come.
             payload = {**event.to_wire(), "at": self._registry.windows.now_ms()}
             data = encode_control(FrameType.LEASE, payload, topic_id=topic.id, ts=self._registry.now_ms())
         gate = Gate.SYNCED if topic.config.leases_durable and data else Gate.HANDED
@@ -120,7 +119,7 @@ class LeaseCommits:
         return commit
 
     def end(self, topic: Topic, event: Acked | DeadLettered) -> Commit:
-        """Commit the deletion of jobs. The result is an array of those that there were."""
+        """Commit the deletion of jobs. The result of the commit is the seqs that were still there."""
         assert topic.queue is not None
         moved = [(FrameType.LEASE, event.to_wire())] if isinstance(event, DeadLettered) else []
         ts = self._registry.now_ms()

@@ -1,9 +1,9 @@
-"""The calls of a queue: claim, ack, nack, extend, and what a `/work` stream does (`docs/spec/api.md` section 9).
+"""The calls of a queue: claim, ack, nack, extend, and the `/work` stream (`docs/spec/api.md` section 9).
 
-Every call looks at the queue as of now, decides in one step what of it is the caller's (`topics.queue.leases`), and
-answers when that is published (`topics.engine.queues.lease_commits`). A seq with an event on its way is decided about
-again when that has happened. Who is dealt which jobs is `topics.engine.queues.claims`'s business, jobs that have had
-all their deliveries are `topics.engine.queues.dead_letters`'.
+Every call brings the queue up to date, decides in one step which of the seqs are the caller's (`topics.queue.leases`),
+and answers when that is published (`topics.engine.queues.lease_commits`). A seq with an event in flight is decided
+again after that event. `topics.engine.queues.claims` deals jobs to claimers, `topics.engine.queues.dead_letters` moves
+exhausted jobs.
 """
 
 from __future__ import annotations
@@ -31,19 +31,19 @@ from topics.queue.leases import Decision
 from topics.runtime.background import Background
 
 CLAIM_BYTES: Final = 8 << 20
-"""JSON of the jobs that one claim answers with at most; one is given whatever its size."""
+"""Bytes of JSON of the jobs that one claim returns at most; at least one job is returned whatever its size."""
 
 STREAM_BYTES: Final = 256 << 10
-"""The same for what a stream is sent in one go."""
+"""The same bound for one batch of a stream."""
 
 JOB_BYTES: Final = 96
-"""What a job has beside its record: lease id, deadline, deliveries."""
+"""Bytes that a job takes besides its record: lease id, deadline, deliveries."""
 
 E = TypeVar("E", Acked, Released, Extended)
 
 
 class Queueing:
-    """See the module."""
+    """The calls on queues. Made once by the engine."""
 
     def __init__(
         self,
@@ -69,10 +69,10 @@ class Queueing:
     # -- calls -------------------------------------------------------------------------------------------------------
 
     async def claim(self, name: str, request: ClaimRequest, perf: Performance) -> ClaimResult:
-        """Lease jobs to a node, those among them that routers owe the topic now. Raises 404, 409, and 503 on a failed
+        """Lease jobs to a node, including those that routers owe the topic now. Raises 404, 409, and 503 on a failed
         shard or while the daemon stops.
 
-        Cancelling, at any time, leaves nothing leased that nobody has heard of.
+        Cancelling at any time leaves no job leased to a client that has not been told.
         """
         await self._catch_up((name,))
         until = trio.current_time() + request.wait_ms / 1000
@@ -109,7 +109,7 @@ class Queueing:
         perf: Performance,
         holder: Holder | None = None,
     ) -> list[Job]:
-        """Claim what was dealt, as far as it fits; the jobs, ascending. Some may be gone by now."""
+        """Claim the jobs that were dealt, as far as they fit. Return them, ascending; some may have died since."""
         if not claimer.hand:
             return []
         fetched = await self._claiming.fetch(topic, queue, claimer, most_bytes, JOB_BYTES, perf)
@@ -171,7 +171,7 @@ class Queueing:
         *,
         takes_room: bool = False,
     ) -> HeldResult:
-        """Decide and commit, again for those that have an event on its way."""
+        """Decide and commit; repeat for seqs that have another event in flight."""
         seqs, lease_ids = request.seqs, request.lease_ids
         done: array[int] = array("Q")
         skipped: list[int] = []
@@ -208,7 +208,8 @@ class Queueing:
         )
 
     def sweep(self, topic: Topic) -> bool:
-        """Free what time has freed, if it is a queue, as much as fits into a step; whether there is more."""
+        """Free jobs of a queue whose lease or delay is over, as many as fit into a step. Return True if there are
+        more."""
         return topic.queue is not None and topic.queue.sweep(self._lease_commits.now())
 
     def state(self, topic: Topic) -> QueueState | None:
@@ -224,19 +225,19 @@ class Queueing:
         )
 
     def has_window(self, name: str) -> bool:
-        """Whether claims of a topic wait, whatever they say."""
+        """Return True if claims of the topic wait for a window, whatever they ask for."""
         topic = self._registry.topics.get(name)
         return topic is not None and topic.config.claim_jitter_ms > 0
 
     def figures(self, topic: Topic) -> tuple[int, int] | None:
-        """Ready jobs and leased ones, for metrics, which wait for nobody; nothing for a log."""
+        """Return ready and leased jobs, for metrics, without waiting for columns; None for a log."""
         self.sweep(topic)
         state = self.state(topic)
         return None if state is None else (state.ready, state.in_flight)
 
     def look_after(self, topic: Topic) -> None:
-        """After a start, or when the config has changed: those who wait may have another window, parked jobs another
-        place to go to."""
+        """Wake the tasks of a queue after a start or a config change: there may be another window, or another
+        dead-letter topic."""
         queue = topic.queue
         if queue is None:
             return
@@ -249,15 +250,15 @@ class Queueing:
     # -- streams -----------------------------------------------------------------------------------------------------
 
     async def open_work(self, name: str, node: str, most: int, lease_ms: int | None) -> Work:
-        """A stream of jobs, for `next_jobs`, after what routers owe the topic now; `close_work` has to be called.
-        Raises 404, 409, and 503 on a failed shard."""
+        """Open a stream of jobs, for `next_jobs`, after forwarding what routers owe the topic now; `close_work` must be
+        called. Raises 404, 409, and 503 on a failed shard."""
         await self._catch_up((name,))
         topic, queue = self._queue(name)
         self._commits.check_writable(topic)
         return Work(topic, queue, node, most, lease_ms, Holder())
 
     async def next_jobs(self, work: Work) -> list[Job]:
-        """Jobs for a stream, once it has room for some and there are any. Raises 404 when the topic goes, and 503.
+        """Wait for jobs for a stream, once it has room for some. Raises 404 when the topic is deleted, and 503.
         Cancelling leaves nothing leased that `close_work` does not release."""
         topic, queue, holder = work.topic, work.queue, work.holder
         while True:
@@ -278,7 +279,7 @@ class Queueing:
                 return jobs
 
     async def _until_freed(self, work: Work) -> None:
-        """Until a stream may hold fewer jobs than before: one has ended, or time has come to look."""
+        """Wait until a stream may hold fewer jobs than before: a job has ended, or a lease may be over."""
         queue, holder = work.queue, work.holder
         holder.changed = trio.Event()
         now = self._lease_commits.now()
@@ -291,12 +292,12 @@ class Queueing:
         await self._lease_commits.still_current(work.topic)
 
     def ready_jobs(self, name: str) -> int:
-        """How many jobs of a queue are ready now. Raises 404 and 409."""
+        """Return how many jobs of a queue are ready now. Raises 404 and 409."""
         topic, queue = self._queue(name)
         return queue.leases.ready(topic.log.count)
 
     def give_back(self, name: str, jobs: Sequence[Job]) -> None:
-        """End the leases of a claim that nobody has heard of. Does nothing where the topic is gone."""
+        """End the leases of a claim whose answer has not reached its client. Does nothing if the topic is deleted."""
         with suppress(ApiError):
             topic, queue = self._queue(name)
             leases = {job.seq: job.lease_id for job in jobs}
@@ -310,14 +311,14 @@ class Queueing:
         return topic, topic.queue
 
     def close_work(self, work: Work) -> None:
-        """A stream has ended: everybody else may have its jobs."""
+        """Close a stream: its jobs are free for others."""
         leases = work.queue.give_up(work.holder)
         if leases and not work.topic.deleted:
             self._background.start_soon(self._release, work.topic, work.queue, leases, None)
 
     async def _release(self, topic: Topic, queue: JobQueue, leases: dict[int, int], claim: Commit | None) -> None:
-        """Give jobs back that nobody is going to work on, after their `claim` if that is still on its way. On a failed
-        shard their leases run out."""
+        """Release jobs of a claim or stream that has ended, after `claim` if that is still in flight. On a failed shard
+        the leases expire instead."""
         with suppress(ApiError):
             if claim is not None:
                 await claim.wait()
@@ -344,7 +345,7 @@ class Work(NamedTuple):
 
 
 def _jobs(claim: Claim, done: Sequence[int], deliveries: Sequence[int]) -> list[Job]:
-    """What was claimed, of what was fetched for it."""
+    """Return the jobs of a claim that were leased in fact."""
     fetched = claim.fetched
     deadlines = repeat(claim.deadline)
     if len(done) == len(fetched.seqs):
