@@ -1,4 +1,4 @@
-"""What a shard writer is given: batches of frames, and what they hear of their writing."""
+"""The batches of frames that a shard writer takes, and the calls by which it reports how far each has got."""
 
 from __future__ import annotations
 
@@ -13,7 +13,10 @@ from topics.storage.wal.wal_files import Position, WalFile
 
 
 class Batch(Protocol):
-    """What a shard writer writes: frames that stand or fall together."""
+    """Frames that a shard writer writes together: after a crash all of them are in the log, or none.
+
+    The writer calls each of `on_written`, and then `on_synced` or `on_failed`, at most once, on the loop.
+    """
 
     data: Unsealed
     frames: int
@@ -27,20 +30,20 @@ class Batch(Protocol):
         ...
 
     def on_synced(self) -> None:
-        """A sync has covered it."""
+        """A sync has covered the batch."""
         ...
 
     def on_failed(self, error: ApiError) -> None:
-        """It may or may not be on disk; it will never be confirmed."""
+        """The batch may or may not be on disk; it will never be confirmed."""
         ...
 
     def on_delayed(self, error: ApiError) -> None:
-        """It waits for room on the disk, nobody knows how long, and stays in the queue. May be repeated."""
+        """The batch waits for room on the disk, for an unknown time, and stays in the queue. May be repeated."""
         ...
 
 
 class ControlBatch:
-    """A batch of control frames that somebody may wait for. Nothing is published by it."""
+    """A batch of control frames, for whose sync a task may wait. Publishes nothing to readers."""
 
     __slots__ = (
         "_apply",
@@ -75,8 +78,8 @@ class ControlBatch:
         self.offset = 0
         self.end: Position | None = None
         self._apply = apply
-        """What the batch means for the state in memory. Done in the step in which it is synced, so that nobody ever
-        sees a synced position beyond it and the state without it (a snapshot taken then would lose it for ever)."""
+        """Applies the batch to the state in memory, in the step in which it is synced. Otherwise a snapshot could be
+        taken with a synced position beyond the batch but a state without it, and would lose it for ever."""
         self._done = trio.Event()
 
     def on_written(self, file: WalFile, offset: int) -> None:
@@ -93,7 +96,7 @@ class ControlBatch:
         self._done.set()
 
     def on_delayed(self, error: ApiError) -> None:
-        """What waits for it is half way through a change, and goes on waiting."""
+        """Do nothing: a caller that waits is halfway through a change, and goes on waiting."""
 
     async def wait_synced(self) -> None:
         """Wait until a sync has covered the batch. Raises the shard's `ApiError` if it failed. Cancelling stops only
@@ -104,11 +107,10 @@ class ControlBatch:
 
 
 class SyncRequest(ControlBatch):
-    """Nothing is written for it; synced when what was queued before it is.
+    """A batch without frames, which is synced when everything queued before it is.
 
-    While nothing can be written for want of room on the disk, it does not wait as other batches do: it is answered if
-    nothing before it has to be written, and refused otherwise. A checkpoint that waited would keep the files of its
-    topics locked, and nobody would be told.
+    While the disk has no room it does not wait like other batches: it is synced at once if nothing before it has to be
+    written, and refused otherwise. A checkpoint that waited would keep its topics locked without telling anyone.
     """
 
     __slots__ = ()
@@ -118,12 +120,12 @@ class SyncRequest(ControlBatch):
 
 
 class Cut(SyncRequest):
-    """A place in the queue at which the log goes over to a new file. When it is synced, the file that ends there will
-    never be written again. Without room for the new file it is refused."""
+    """A place in the queue at which the log goes over to a new file. Once it is synced, the file that ends there is
+    never written again. Without room for the new file it is refused."""
 
     __slots__ = ("ordinal",)
 
     def __init__(self) -> None:
         super().__init__()
         self.ordinal = 0
-        """Of the file that begins here; older ones are finished."""
+        """Ordinal of the file that begins here; older files are finished."""

@@ -1,10 +1,10 @@
-"""Notes in the log of records that were found to be damaged (`docs/design/segments.md` section 6).
+"""Notes in the log about records that were found damaged (`docs/design/segments.md` section 6).
 
-A damaged record is a `corrupt` hole in memory at once, and on disk with the next checkpoint. In between the log says
-so, in a Hole frame of the topic's shard. A deletion that comes after it is behind it in the log too, so that a start
-after a crash finds both in the order in which readers were told.
+A damaged record is a `corrupt` hole in memory at once, and on disk with the next checkpoint. In between, a Hole frame
+in the topic's shard records it. Later deletions come after it in the log too, so a start after a crash sees both in the
+order in which readers were told.
 
-Nobody waits for such a frame. It is on disk before anything that was logged after it.
+Nothing waits for such a frame. It is on disk before anything that was logged after it.
 """
 
 from __future__ import annotations
@@ -30,17 +30,19 @@ class Damaged(Protocol):
 
 
 class DamageNotes:
-    """See the module."""
+    """Logs damage, for readers (the engine's loader) and for checkpoints."""
 
     def __init__(self, writers: Callable[[], Sequence[ShardWriter]], now_ms: Callable[[], int]) -> None:
-        """`writers` are those of the shards, by number."""
+        """`writers` returns the writers of the shards, by number."""
         self._writers = writers
         self._now_ms = now_ms
 
     def note(self, topic: Damaged, ranges: Iterable[tuple[int, int]]) -> None:
-        """Log that these seqs (inclusive ranges) of a topic are lost. Call it in the step in which they become holes.
+        """Log that these seqs (inclusive ranges) of a topic are lost. Must be called in the step in which they become
+        holes.
 
-        Never waits and never fails: a shard that is read-only or stopping takes no note, and the damage is found again.
+        Never waits and never fails: a shard that is read-only or stopping logs nothing, and the damage is found again
+        later.
         """
         if topic.deleted or topic.config.durability == "ephemeral":
             return

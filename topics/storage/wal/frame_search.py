@@ -1,28 +1,28 @@
-"""The search for frames behind bytes that are none: for telling a torn end from damage, and for going on behind damage
-(`docs/spec/storage.md` section 3).
+"""The search for valid frames behind bytes that are not frames: to tell a torn end from damage, and to continue behind
+damage (`docs/spec/storage.md` section 3).
 
 Theory of operation
 -------------------
 A frame has no magic number, so candidates are found by what every header has in common (a known type, small ids, times
-below 2**48) and believed only when lengths agree and the checksum holds.
+below 2**48). A candidate is valid only if its lengths agree and its checksum holds.
 
-Bytes that a client chose may stand among those that are searched: a record whose frame was torn is no frame any more,
-and what it held may look like one. In a file of version 2 that is no frame either, because nobody but the file knows
-the seed of a checksum. A file of version 1 has no seed, so what is found there must also fit what replay knows.
+Bytes that a client chose may be among those searched: a record whose frame was torn is no frame any more, and its data
+may look like a frame. In a file of version 2 such data is never valid, because clients do not know the seed of the
+checksums. A file of version 1 has no seed, so a frame found there must also fit what replay knows.
 
-What is found is believed by these rules, the first two in files of both versions:
+A valid frame is believed by these rules, the first two in files of both versions:
 
-- A Synced frame says nothing about what lies behind itself. (Of version 1 it must stand exactly where it vouches for,
-  as every Synced frame does that a writer has made.)
+- A Synced frame says nothing about bytes behind itself. (In version 1 it must be exactly at the offset that it vouches
+  for, as every Synced frame is that a writer has made.)
 - A topic's seqs never go back.
-- Version 1: a topic is known, and its seqs are no further ahead than the bytes in between have room for. A frame that
-  is no Append has neither node nor tag. (So its payload begins behind a zero byte, with a byte that no UTF-8 has there,
-  and all bytes that a client chooses are UTF-8.)
+- Version 1: the topic is known, and its seqs are no further ahead than the bytes in between have room for. A frame
+  other than an Append has neither node nor tag. (So its payload begins behind a zero byte, with a byte that UTF-8 does
+  not have there, and all bytes that a client chooses are UTF-8.)
 
-Behind a valid frame the search goes on at its end, never inside it. The search is bounded in work: each candidate
-costs, and so does each byte that is hashed for it. A header that claims 16 MiB could otherwise stand at every 38th
-byte. At the bound the search ends and says so (`exhausted`), and its caller must assume the worse. Synced frames of
-version 2 are found without a bound: they are short, and their headers cannot overlap.
+The search continues at the end of a valid frame, never inside it. Its work is bounded: each candidate costs, and so
+does each byte that is hashed for it, because a header that claims 16 MiB could be at every 38th byte. At the bound the
+search ends and says so (`exhausted`), and its caller must assume the worse. Synced frames of version 2 are found
+without a bound: they are short, and their headers cannot overlap.
 """
 
 from __future__ import annotations
@@ -40,19 +40,20 @@ SEARCH_BYTES: Final = 8 << 20
 """Bytes searched at a time."""
 
 CANDIDATE_WORK: Final = 128
-"""What a candidate costs beside the bytes that are hashed for it."""
+"""The cost of a candidate, besides the bytes hashed for it."""
 WORK_FACTOR: Final = 4
 WORK_BASE: Final = 64 << 20
-"""A search costs at most `WORK_FACTOR` times the bytes searched, and `WORK_BASE`: under a second for a file of 64 MiB,
-and every frame that a daemon writes is found."""
+"""A search costs at most `WORK_FACTOR` times the bytes searched, plus `WORK_BASE`: under a second for a file of 64 MiB.
+Every frame that a daemon writes is found within that."""
 
 SYNCED_PAYLOAD: Final = 48
-"""No payload of a Synced frame is longer."""
+"""The longest payload of a Synced frame."""
 
 MIN_COPY_BYTES: Final = 9
-"""Of a copy in the recipe of a Forwarded frame: its lengths and flags. No frame takes less of a file for a seq."""
+"""The least bytes that a copy takes in the recipe of a Forwarded frame: its lengths and flags. No frame takes less of a
+file for a seq."""
 MOST_RESERVED: Final = 1 << 20
-"""A recovery may move a head on by what was reserved: four times the largest block of seqs."""
+"""The most that a recovery may move a head on for a reserve: four times the largest block of seqs."""
 
 # type, flags, topic_id below 2**32, seq below 2**48, ts below 2**48: looked for at every byte, hence the lookahead.
 _CANDIDATE: Final = re.compile(rb"(?=[\x01-\x13][\x00-\x3f].{4}\x00{4}.{6}\x00\x00.{6}\x00\x00)", re.DOTALL)
@@ -61,7 +62,7 @@ _SYNCED: Final = re.compile(rb"(?=.\x00{3}\x0e\x00{29}.\x00{3})", re.DOTALL)
 
 
 class LogFile(NamedTuple):
-    """An open WAL file of one shard, as far as a search has to know it."""
+    """An open WAL file of one shard, as a search needs it."""
 
     handle: File
     size: int
@@ -70,19 +71,20 @@ class LogFile(NamedTuple):
 
 
 class Found(NamedTuple):
-    """A valid frame, and the window that holds it."""
+    """A valid frame, and the window of bytes that holds it."""
 
     frame: Frame
     window: bytes
     base: int
 
     def payload(self) -> dict[str, Any]:
-        """Of a control frame. What it raises for a payload that nobody has written depends on the bytes."""
+        """Return the payload of a control frame. A malformed payload may raise any exception, depending on its
+        bytes."""
         return frames.control_payload(self.window, self.base, self.frame)
 
 
 class FrameSearch:
-    """One search through a file. `exhausted` is true when it has ended at its bound, before the end of the file."""
+    """One search through a file. `exhausted` is True if it has ended at its bound, before the end of the file."""
 
     def __init__(self, file: LogFile, start: int) -> None:
         self.exhausted = False
@@ -91,7 +93,7 @@ class FrameSearch:
         self._work = WORK_BASE + WORK_FACTOR * max(file.size - start, 0)
 
     def found(self) -> Iterator[Found]:
-        """Valid frames from the start on, in order. Whether they are to be believed is left to the caller."""
+        """Yield valid frames from the start on, in order. The caller decides which of them to believe."""
         handle, size, at = self._file.handle, self._file.size, self._start
         while at < size:
             window = handle.pread(min(SEARCH_BYTES, size - at), at)
@@ -120,7 +122,8 @@ class FrameSearch:
                 at = max(at + position, at + len(window) - frames.HEADER_BYTES)
 
     def _verified(self, window: bytes, begin: int, base: int) -> Found | None:
-        """The frame at index `begin` of the window, if it is one; with a window of its own if it reaches beyond."""
+        """Return the frame at index `begin` of the window if it is valid, with a window of its own if it reaches
+        beyond."""
         self._work -= CANDIDATE_WORK
         length = int.from_bytes(window[begin : begin + 4], "little")
         end = begin + 4 + length
@@ -141,7 +144,7 @@ class FrameSearch:
 
 
 def _lengths_agree(header: bytes) -> bool:
-    """Return True if the lengths in a header add up, or if it is cut short (then the frame itself is looked at)."""
+    """Return True if the lengths in a header add up, or if it is cut short (then the frame itself is checked)."""
     if len(header) < frames.HEADER_BYTES:
         return True
     inner = int.from_bytes(header[30:32], "little") + int.from_bytes(header[32:34], "little")
@@ -149,19 +152,19 @@ def _lengths_agree(header: bytes) -> bool:
     return int.from_bytes(header[:4], "little") == frames.MIN_FRAME_LEN + inner
 
 
-# ----------------------------------------------------------------- what a sync has covered
+# ----------------------------------------------------------------- synced bytes
 
 
 class Vouched(NamedTuple):
-    """Up to which offset of a file Synced frames behind a place say that it was on disk; 0 if there are none. `known`
-    is false when the search has ended at its bound, and there may be others."""
+    """The highest offset of a file up to which Synced frames say that it was on disk; 0 if there are none. `known` is
+    False if the search has ended at its bound, so that there may be others."""
 
     offset: int
     known: bool
 
 
 def vouched_behind(file: LogFile, start: int) -> Vouched:
-    """What the Synced frames at or behind `start` vouch for."""
+    """Return the offset for which the Synced frames at or behind `start` vouch."""
     if file.salt is not None:
         return Vouched(max((_vouches(file, found) for found in _synced(file, start)), default=0), True)
     search = FrameSearch(file, start)
@@ -170,12 +173,12 @@ def vouched_behind(file: LogFile, start: int) -> Vouched:
 
 
 def _vouches(file: LogFile, found: Found) -> int:
-    """The offset up to which a Synced frame is believed; 0 if it is not."""
+    """Return the offset up to which a Synced frame is believed; 0 if it is not."""
     try:
         payload = found.payload()
         offset = whole(payload["offset"])
         ours = payload["file"] == file.ordinal
-    except Exception:  # what malformed CBOR raises depends on the bytes; it vouches for nothing
+    except Exception:  # malformed CBOR may raise anything; it vouches for nothing
         return 0
     at = found.frame.offset
     if file.salt is None and (found.frame.node_len or found.frame.tag_len):
@@ -186,8 +189,8 @@ def _vouches(file: LogFile, found: Found) -> int:
 
 
 def _synced(file: LogFile, start: int) -> Iterator[Found]:
-    """The Synced frames at or behind `start` of a file of version 2. Linear: what is hashed for a candidate is shorter
-    than three headers, and no header begins inside another."""
+    """Yield the Synced frames at or behind `start` of a file of version 2. Linear: the bytes hashed for a candidate are
+    fewer than three headers, and no header begins inside another."""
     most = frames.MIN_FRAME_LEN + SYNCED_PAYLOAD
     at = start
     while at < file.size:
@@ -204,30 +207,30 @@ def _synced(file: LogFile, start: int) -> Iterator[Found]:
         at += SEARCH_BYTES
 
 
-# ----------------------------------------------------------------- where the log goes on
+# ----------------------------------------------------------------- the log behind bad bytes
 
 
 class TopicReplayed(NamedTuple):
-    """What replay knows of a topic when it meets bytes that are no frame."""
+    """What replay knows of a topic when it meets bytes that are not a frame."""
 
     head: int
     end: tuple[int, int]
-    """Ordinal and offset up to where frames are in the topic's part already: they tell nothing new, and may be old."""
+    """Ordinal and offset where the topic's part ends: earlier frames are in the part already."""
     counts: bool
-    """Its seqs are all in the log. (Those of an `ephemeral` topic are not.)"""
+    """True if all its seqs are in the log. (Those of an `ephemeral` topic are not.)"""
 
 
 class SeqBehind(NamedTuple):
-    """What tells how many seqs of a topic are missing: the first one behind the damage (`exact`), or the last one that
-    FileEnd knows of."""
+    """Tells how many seqs of a topic are missing: the first seq behind the damage (`exact`), or the last seq according
+    to FileEnd."""
 
     seq: int
     exact: bool
 
 
 class Behind(NamedTuple):
-    """Where the log goes on behind a bad frame: a batch boundary, the file's end if nowhere. `later` is by topic id,
-    `frames` how many there are."""
+    """Where the log continues behind a bad frame: a batch boundary, or the file's end. `later` is by topic id, `frames`
+    is the number of frames found behind it."""
 
     stop: int
     later: dict[int, SeqBehind]
@@ -235,7 +238,7 @@ class Behind(NamedTuple):
 
 
 class _Belief:
-    """Whether a valid frame fits what was replayed, and what was found before it."""
+    """Decides whether valid frames fit what was replayed, and the frames found before them."""
 
     def __init__(self, file: LogFile, start: int, topics: Mapping[int, TopicReplayed]) -> None:
         self._file = file
@@ -245,7 +248,7 @@ class _Belief:
         self._made: set[int] = set()
 
     def fits(self, found: Found) -> bool:
-        """Return True if the frame is to be believed; it then counts for those behind it."""
+        """Return True if the frame is to be believed; later frames must then fit it too."""
         frame = found.frame
         known = self._topics.get(frame.topic_id)
         unsalted = self._file.salt is None
@@ -271,7 +274,7 @@ class _Belief:
     def _ends(self, found: Found) -> bool:
         try:
             lasts = {int(topic_id): whole(last) for topic_id, last in found.payload()["last"].items()}
-        except Exception:  # what malformed CBOR raises depends on the bytes
+        except Exception:  # malformed CBOR may raise anything
             return False
         heads = {topic_id: known.head for topic_id, known in self._topics.items()}
         return all(
@@ -281,26 +284,26 @@ class _Belief:
         )
 
     def _room(self, last: int, offset: int) -> int:
-        """The highest seq that a topic can have reached `offset` with."""
+        """Return the highest seq that a topic can have reached at `offset`."""
         return last + (offset - self._start) // MIN_COPY_BYTES + MOST_RESERVED
 
 
 def believed(file: LogFile, start: int, topics: Mapping[int, TopicReplayed]) -> Iterator[Found]:
-    """The frames behind `start` that fit what was replayed. Ends early where the search comes to its bound."""
+    """Yield the frames behind `start` that fit what was replayed. Ends early if the search comes to its bound."""
     belief = _Belief(file, start, topics)
     return (found for found in FrameSearch(file, start).found() if belief.fits(found))
 
 
 def behind(file: LogFile, start: int, topics: Mapping[int, TopicReplayed]) -> Behind:
-    """Where the log goes on behind the bad frame at `start`. At the bound of the search it goes on nowhere: all up to
-    the end of the file is bad."""
+    """Return where the log continues behind the bad frame at `start`. At the bound of the search the rest of the file
+    is bad."""
     stop, count = file.size, 0
     later: dict[int, SeqBehind] = {}
     for found in believed(file, start, topics):
         frame = found.frame
         if not count:
             if frame.flags & CONTINUES or frame.offset - start < frames.SHORTEST_BYTES:
-                continue  # nothing that was written fits in front of it
+                continue  # no frame is so short that it would fit in front of this one
             stop = frame.offset
         count += 1
         if frame.seq and frame.type in (FrameType.APPEND, FrameType.FORWARDED):
@@ -312,7 +315,7 @@ def behind(file: LogFile, start: int, topics: Mapping[int, TopicReplayed]) -> Be
 
 
 def end_of_bytes(handle: File, at: int, size: int) -> int:
-    """The offset behind the last byte from `at` on that is not zero; `at` if there is none."""
+    """Return the offset behind the last byte from `at` on that is not zero; `at` if there is none."""
     while size > at:
         start = max(at, size - WINDOW_BYTES)
         rest = handle.pread(size - start, start).rstrip(b"\0")
@@ -323,7 +326,7 @@ def end_of_bytes(handle: File, at: int, size: int) -> int:
 
 
 def only_zeros(handle: File, at: int, size: int) -> bool:
-    """Return True if there is nothing but zeros from `at` on."""
+    """Return True if there are only zeros from `at` on."""
     while at < size:
         window = handle.pread(min(WINDOW_BYTES, size - at), at)
         if window != bytes(len(window)):

@@ -14,14 +14,14 @@
       .     8  xxh3_64     over everything between frame_len and here, seeded with `salt ^ offset of the frame`
 
 All integers are little-endian. An Append's payload is `meta_len u32 | meta JSON | data JSON`, behind `origin topic id
-u64 | origin seq u64 | hops u8` if it has HAS_ORIGIN. Every other type's is one canonical CBOR map. An atomic batch is a
-run of frames: all but the last carry MORE, all but the first CONTINUES.
+u64 | origin seq u64 | hops u8` if it has HAS_ORIGIN. The payload of every other type is one canonical CBOR map. An
+atomic batch is a run of frames: all but the last carry MORE, all but the first CONTINUES.
 
-The salt is that of the file (`file_header`); in a file of version 1 there is none, and the seed is 0. So a frame
-is encoded in two steps: its *body* (all between frame_len and the checksum) when it is decided what it says, and the
-checksum when it is known where it goes (`seal`). Frames that have no place yet are `Unsealed`.
+The salt is that of the file (`file_header`); a file of version 1 has none, and its seed is 0. So a frame is encoded in
+two steps: its *body* (everything between frame_len and the checksum) when its contents are decided, and the checksum
+when its place is known (`seal`). Frames without a place are `Unsealed`.
 
-This module knows bytes only: what a frame means is `recovery`'s business, where it goes is `wal`'s.
+This module knows bytes only. `recovery` interprets frames, `shard_writer` places them.
 """
 
 from __future__ import annotations
@@ -77,9 +77,9 @@ CHECKSUM_BYTES: Final = 8
 MIN_FRAME_LEN: Final = HEADER_BYTES - 4 + CHECKSUM_BYTES
 """`frame_len` of a frame without node, tag and payload."""
 SHORTEST_BYTES: Final = 4 + MIN_FRAME_LEN + 1
-"""Bytes of the shortest frame that is written: its payload is an empty map."""
+"""Bytes of the shortest frame that is ever written: its payload is an empty map."""
 AROUND_BODY: Final = 4 + CHECKSUM_BYTES
-"""Bytes of a frame beside its body."""
+"""Bytes of a frame besides its body."""
 
 _LEN: Final = struct.Struct("<I")
 _SUM: Final = struct.Struct("<Q")
@@ -89,17 +89,17 @@ ORIGIN_BYTES: Final = ORIGIN.size
 _SUM_AND_LEN: Final = struct.Struct("<QI")
 _BODY: Final = struct.Struct("<BBQQQHHI")
 _HEADER: Final = struct.Struct("<IBBQQQHHI")
-# Header of an Append and the meta length behind it, for the plain record that has neither node, tag nor meta.
+# Header of an Append and the meta length behind it, for a plain record, which has neither node, tag nor meta.
 _PLAIN: Final = struct.Struct("<10sQQIIxxxx")
 _xxh3 = xxhash.xxh3_64_intdigest
 
 
 class UnknownFrameType(Exception):
-    """A frame whose checksum holds but whose type this version does not know: written by a newer one."""
+    """A frame with a valid checksum but an unknown type: a newer version has written it."""
 
 
 class Frame(NamedTuple):
-    """A verified frame's header, and where it lies. `offset` counts from the start of its file."""
+    """The header of a verified frame, and its place. `offset` counts from the start of its file."""
 
     offset: int
     frame_len: int
@@ -119,8 +119,8 @@ class Frame(NamedTuple):
 
 
 class Unsealed:
-    """Frames whose place in a file is not known yet, in order: their bodies, and the bytes that they will take on
-    disk. Not changed once it is made."""
+    """Frames without a place in a file, in order: their bodies, and the bytes that they will take on disk.
+    Immutable."""
 
     __slots__ = ("bodies", "size")
 
@@ -136,7 +136,7 @@ class Unsealed:
         return self.size
 
     def sealed(self, salt: int | None, offset: int) -> bytes:
-        """The bytes of the frames, the first of which goes to `offset` of a file with this salt."""
+        """Return the bytes of the frames. The first goes to `offset` of a file with this salt."""
         return seal(self.bodies, salt, offset)
 
 
@@ -145,37 +145,37 @@ NOTHING: Final = Unsealed((), 0)
 
 
 def joined(parts: Iterable[Unsealed]) -> Unsealed:
-    """The frames of all of these, in order."""
+    """Return the frames of all parts, in order."""
     kept = list(parts)
     return Unsealed([body for part in kept for body in part.bodies], sum(part.size for part in kept))
 
 
 class Seeds(NamedTuple):
-    """The seeds of the checksums of frames in a window of a file: the salt of the file (None in one of version 1), and
-    the offset of the window in the file."""
+    """The seeds of the checksums of frames in a window of a file: the file's salt (None in version 1), and the offset
+    of the window in the file."""
 
     salt: int | None
     base: int
 
     def at(self, index: int) -> int:
-        """The seed of the frame that begins at `index` of the window."""
+        """Return the seed of the frame that begins at `index` of the window."""
         return 0 if self.salt is None else self.salt ^ (self.base + index)
 
     def each(self, starts: Iterable[int]) -> Iterable[int]:
-        """The seeds of the frames that begin at these indices."""
+        """Return the seeds of the frames that begin at these indices."""
         salt, base = self.salt, self.base
         if salt is None:
             return repeat(0)
-        return [salt ^ (base + at) for at in starts]  # half of what it costs with `map` and bound methods
+        return [salt ^ (base + at) for at in starts]  # costs half as much as `map` with bound methods
 
 
 UNSEEDED: Final = Seeds(None, 0)
-"""Of any window of a file of version 1."""
+"""For any window of a file of version 1."""
 
 
 class Appends(NamedTuple):
-    """The encoded Append frames of one batch: `frame_lens` are their bytes on disk, `sizes` the bytes of data + meta
-    of each, `flags` those kept in the index."""
+    """The encoded Append frames of one batch. `frame_lens` are their bytes on disk, `sizes` the bytes of data + meta of
+    each, `flags` those kept in the index."""
 
     data: Unsealed
     frame_lens: array[int]
@@ -192,14 +192,14 @@ def encode_control(
     ts: int = 0,
     flags: int = 0,
 ) -> Unsealed:
-    """One frame with a CBOR payload."""
+    """Return one frame with a CBOR payload."""
     blob = dump_payload(payload)
     body = _BODY.pack(kind, flags, topic_id, seq, ts, 0, 0, len(blob)) + blob
     return Unsealed((body,), len(body) + AROUND_BODY)
 
 
 def dump_payload(payload: Mapping[str, Any]) -> bytes:
-    """A payload as CBOR, for `seal_payloads`."""
+    """Return a payload as CBOR, for `seal_payloads`."""
     return cbor2.dumps(payload, canonical=True)
 
 
@@ -216,10 +216,10 @@ def encode_appends(
     closes_batch: bool,
     origins: Sequence[Origin | None] | None = None,
 ) -> Appends:
-    """The frames of records that become contiguous seqs from `first_seq`; they open a batch.
+    """Return the frames of records with contiguous seqs from `first_seq`. They begin a batch.
 
     `nodes`, `tags`, `metas` and `origins` are None when no record has one; an empty item means that this record has
-    none. `closes_batch` is false when control frames of the same batch follow.
+    none. `closes_batch` is False if control frames of the same batch follow.
     """
     if nodes is None and tags is None and metas is None and origins is None:
         return _encode_plain(topic_id, first_seq, ts, datas, durable=durable, closes_batch=closes_batch)
@@ -254,10 +254,10 @@ def encode_appends(
 
 
 def seal(bodies: Sequence[bytes], salt: int | None, offset: int) -> bytes:
-    """The frames with these bodies, the first of which goes to `offset` of a file with this salt.
+    """Return the frames with these bodies. The first goes to `offset` of a file with this salt.
 
-    One pass for all that is written together: no Python code runs per frame. A checksum and the length behind it are
-    packed together, which makes a third fewer pieces.
+    One pass for all frames of a write: no Python code runs per frame. A checksum and the length behind it are packed
+    together, which saves a third of the pieces.
     """
     count = len(bodies)
     if count == 1:
@@ -280,7 +280,7 @@ def seal(bodies: Sequence[bytes], salt: int | None, offset: int) -> bytes:
 
 
 def _batch_flags(count: int, base: int, kept: bytes, closes_batch: bool) -> list[int]:
-    """Each frame's flags: its own, those of all, and its place in the batch."""
+    """Return each frame's flags: its own, the common ones, and those for its place in the batch."""
     flags = [base | own | MORE | CONTINUES for own in kept]
     flags[0] &= ~CONTINUES
     if closes_batch:
@@ -291,7 +291,7 @@ def _batch_flags(count: int, base: int, kept: bytes, closes_batch: bool) -> list
 def _encode_plain(
     topic_id: int, first_seq: int, ts: int, datas: Sequence[bytes], *, durable: bool, closes_batch: bool
 ) -> Appends:
-    """The hot loop: records of nothing but data."""
+    """Encode records that have data only. The hot loop."""
     count = len(datas)
     base = DURABLE if durable else 0
     middle = struct.pack("<BBQ", 1, base | MORE | CONTINUES, topic_id)
@@ -309,8 +309,8 @@ def _encode_plain(
 def seal_batch(
     frames: Sequence[tuple[FrameType, Mapping[str, Any]]], *, topic_id: int, ts: int, opened: bool, first_seq: int = 0
 ) -> Unsealed:
-    """Control frames that stand together as one batch, or close the batch that Append frames have opened. `first_seq`
-    is the seq of the first of them."""
+    """Return control frames that are one batch, or (`opened`) end the batch that Append frames began. `first_seq` is
+    the seq of the first of them."""
     out = []
     last = len(frames) - 1
     for i, (kind, payload) in enumerate(frames):
@@ -321,9 +321,9 @@ def seal_batch(
 
 
 def seal_payloads(payloads: Sequence[tuple[FrameType, bytes, int]], *, topic_id: int, ts: int) -> Unsealed:
-    """Control frames that stand together as one batch, from payloads that are encoded already, each with its seq.
+    """Return control frames that are one batch, from encoded payloads, each with its seq.
 
-    For megabytes of them: they are copied once.
+    For payloads of megabytes: they are copied only once.
     """
     bodies = []
     last = len(payloads) - 1
@@ -334,16 +334,16 @@ def seal_payloads(payloads: Sequence[tuple[FrameType, bytes, int]], *, topic_id:
 
 
 Row = tuple[int, int, int, int, int, int, int, int, int, int]
-"""The fields of a `Frame` as a plain tuple: replay makes a million of them."""
+"""The fields of a `Frame` as a plain tuple, because replay makes millions of them."""
 
 
 class Scan(NamedTuple):
-    """What a window of a log held: its verified frames, and how it ended.
+    """The verified frames of a window of a log, and why the scan ended.
 
-    `ends` are the indices behind the last frame of each batch that ends here, `controls` those of frames that are no
-    Append, `tagged` those of Appends with a tag, `copied` those with an origin. `stop` is the offset (in the file) of
-    the first byte not consumed; `reason` is "window" when the window ended inside a frame that may be whole in the
-    file, "zeros" at a frame_len of 0, "bad" at bytes that are no valid frame.
+    `ends` are the indices behind the last frame of each batch that ends here, `controls` those of frames other than
+    Appends, `tagged` those of Appends with a tag, `copied` those with an origin. `stop` is the offset (in the file) of
+    the first byte not consumed. `reason` is "window" if the window ended inside a frame that may be whole in the file,
+    "zeros" at a frame_len of 0, "bad" at bytes that are not a valid frame.
     """
 
     rows: list[Row]
@@ -356,15 +356,14 @@ class Scan(NamedTuple):
 
     @property
     def frames(self) -> list[Frame]:
-        """The rows with names to their fields."""
+        """Return the rows as `Frame`s."""
         return [Frame._make(row) for row in self.rows]
 
 
 def scan_window(window: bytes, base: int, *, file_end: int, salt: int | None) -> Scan:
-    """Verify frames from the start of `window`, which lies at offset `base` of its file of `file_end` bytes with this
-    salt.
+    """Verify frames from the start of `window`, which is at offset `base` of a file of `file_end` bytes with this salt.
 
-    Raises `UnknownFrameType` for a checksummed frame of an unknown type.
+    Raises `UnknownFrameType` for a frame of an unknown type with a valid checksum.
     """
     view = memoryview(window)
     unpack, unpack_sum, xxh3 = _HEADER.unpack_from, _SUM.unpack_from, _xxh3
@@ -409,14 +408,15 @@ def scan_window(window: bytes, base: int, *, file_end: int, salt: int | None) ->
 
 
 def origin_at(window: bytes, base: int, frame: Frame) -> Origin:
-    """The origin that an Append carries. Raises ValueError if there is no room for one."""
+    """Return the origin that an Append carries. Raises ValueError if there is no room for one."""
     if frame.data_len < ORIGIN_BYTES:
         raise ValueError(f"the frame at offset {frame.offset} is too short for an origin")
     return Origin(*ORIGIN.unpack_from(window, frame.offset - base + HEADER_BYTES + frame.node_len + frame.tag_len))
 
 
 def control_payload(window: bytes, base: int, frame: Frame) -> dict[str, Any]:
-    """The CBOR map of a control frame that lies in `window` (at offset `base` of the file)."""
+    """Return the CBOR map of a control frame in `window` (at offset `base` of the file). Raises ValueError, or a CBOR
+    error."""
     end = frame.end - CHECKSUM_BYTES - base
     payload = cbor2.loads(window[end - frame.data_len : end])
     if not isinstance(payload, dict):
@@ -425,7 +425,7 @@ def control_payload(window: bytes, base: int, frame: Frame) -> dict[str, Any]:
 
 
 class StoredRecord(NamedTuple):
-    """An Append frame taken apart. Empty bytes mean that there is none."""
+    """A decoded Append frame. Empty bytes mean that the record has no such part."""
 
     seq: int
     ts: int
@@ -436,7 +436,7 @@ class StoredRecord(NamedTuple):
 
 
 def decode_append(window: bytes, at: int, size: int, seeds: Seeds) -> StoredRecord | None:
-    """The record of the Append frame of `size` bytes at index `at` of `window`; None when the bytes there are no such
+    """Return the record of the Append frame of `size` bytes at index `at` of `window`; None if the bytes are no such
     frame."""
     end = at + size
     frame_len = size - 4
@@ -469,8 +469,8 @@ def decode_append(window: bytes, at: int, size: int, seeds: Seeds) -> StoredReco
 def are_appends(
     window: bytes, starts: Sequence[int], frame_lens: Sequence[int], topic_id: int, seqs: Sequence[int], seeds: Seeds
 ) -> bool:
-    """Whether there are verified Append frames of this topic and these seqs at these indices of `window`, none of which
-    carries an origin. A third of a microsecond each, where `open_append` takes five."""
+    """Return True if there are verified Append frames of this topic and these seqs at these indices of `window`, all
+    without an origin. A third of a microsecond each, where `open_append` takes five."""
     view = memoryview(window)
     size_of_window = len(window)
     count = len(starts)
@@ -491,8 +491,8 @@ def are_appends(
 
 
 class OpenedRecord(NamedTuple):
-    """A frame taken apart with what a copy has to know of it: its origin, which is the frame's own topic and seq where
-    it carries no other."""
+    """A decoded frame with what a copy needs of it: its origin, which is the frame's own topic and seq if it carries
+    none."""
 
     origin: Origin
     node: bytes
@@ -502,8 +502,8 @@ class OpenedRecord(NamedTuple):
 
 
 def open_append(window: bytes, at: int, size: int, seeds: Seeds) -> OpenedRecord | None:
-    """The record of the Append frame of `size` bytes at index `at` of `window`, with its origin; None when the bytes
-    there are no such frame."""
+    """Return the record of the Append frame of `size` bytes at index `at` of `window`, with its origin; None if the
+    bytes are no such frame."""
     record = decode_append(window, at, size, seeds)
     if record is None:
         return None
@@ -515,7 +515,7 @@ def open_append(window: bytes, at: int, size: int, seeds: Seeds) -> OpenedRecord
 
 
 def offsets_of(start: int, frame_lens: Iterable[int]) -> list[int]:
-    """The offset of each frame of a run that begins at `start`, from their bytes on disk."""
+    """Return the offset of each frame of a run that begins at `start`, from their bytes on disk."""
     out = list(accumulate(frame_lens, initial=start))
     out.pop()
     return out

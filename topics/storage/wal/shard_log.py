@@ -1,8 +1,8 @@
 """The files of one shard's log on disk: the active one, which is open, and the next one, which is made ahead of need.
 
 Everything here blocks: it runs in a worker thread, one call at a time (the making of the next file beside another
-call), or before the writer does. What fails before anything of the log was written raises `NoRoom`, and may be tried
-again; after an OSError nobody knows what is on the disk. Which frames are written when is `shard_writer`'s business.
+call), or before the writer runs. An error before any byte of the log was written raises `NoRoom`, and the call may be
+repeated; after an OSError the state of the disk is unknown. `shard_writer` decides which frames are written when.
 """
 
 from __future__ import annotations
@@ -37,13 +37,13 @@ class Entered(NamedTuple):
 
 
 class ShardLog:
-    """See the module. Of one shard."""
+    """The files of one shard. Made by its `ShardWriter`; `close` must be called at the end."""
 
     def __init__(self, shard: int, directory: str, fs: Fs, clock: Clock, file_bytes: int) -> None:
         self.allocated = 0
-        """Bytes of the active file that are on the disk, as frames or as zeros."""
+        """Bytes of the active file that are on disk, as frames or as zeros."""
         self.is_spare_ready = False
-        """Return True if the next file is there, preallocated, under its temporary name."""
+        """True if the next file exists, preallocated, under its temporary name."""
         self.shard = shard
         self._directory = directory
         self._fs = fs
@@ -51,9 +51,9 @@ class ShardLog:
         self._file_bytes = file_bytes
         self._handle: File | None = None
         self._spare_salt = 0
-        """In the header of the next file, once it has one."""
+        """The salt in the header of the next file, once it has one."""
         self._home: str | None = None
-        """Which directory `directory` is (`Fs.identity`), in case somebody puts another one there."""
+        """The identity of `directory` (`Fs.identity`), to notice if another one takes its place."""
         self._current_told = False
 
     @property
@@ -91,9 +91,9 @@ class ShardLog:
         return end + 2 * TAIL_BYTES <= self.allocated
 
     def make_room(self, end: int) -> None:
-        """see to it that zeros are on the disk behind `end`, up to where frames will be written. So a file
-        that has no FileEnd and does not end in zeros has lost its end (`log_end`). Raises NoRoom, and OSError if what
-        was written before cannot be synced."""
+        """Make sure that zeros are on disk behind `end`, where frames will be written. So a file that has no FileEnd
+        and does not end in zeros has lost its end (`log_end`). Raises NoRoom, and OSError if earlier writes cannot be
+        synced."""
         if not self.has_room(end):
             handle = self.handle
             try:
@@ -108,8 +108,7 @@ class ShardLog:
         return f"{self._directory}/next.tmp"
 
     def make_spare(self) -> None:
-        """the next file, preallocated under a temporary name. Its zeros are on disk before it is
-        used."""
+        """Preallocate the next file under a temporary name. Its zeros are on disk before it is used. Raises NoRoom."""
         self._check_home()
         handle = self._fs.open(self._spare_path, create=True)
         try:
@@ -117,14 +116,14 @@ class ShardLog:
             handle.preallocate(self._file_bytes + 2 * TAIL_BYTES)
             handle.fdatasync()
         except OSError:
-            with suppress(OSError):  # what it takes is needed, and the next attempt is one with another file
+            with suppress(OSError):  # its room is needed, and the next attempt makes another file
                 self._fs.unlink(self._spare_path)
             raise
         finally:
             handle.close()
 
     def _check_home(self) -> None:
-        """raises OSError where another directory is in the place of the shard's."""
+        """Raise OSError if another directory is in the place of the shard's."""
         if self._fs.identity(self._directory) != self._home:
             raise OSError(errno.ESTALE, os.strerror(errno.ESTALE), self._directory)
 
@@ -136,8 +135,8 @@ class ShardLog:
         sync: bool,
         after_write: Callable[[], None] | None,
     ) -> int:
-        """Compute the checksums of `pieces` and write them at `start`, call `after_write`, then sync if `sync` says so.
-        Returns the ns of the sync. Raises NoRoom before anything is written, and OSError."""
+        """Compute the checksums of `pieces`, write them at `start`, call `after_write`, then sync if `sync` is True.
+        Return how long the sync took (ns). Raises NoRoom before anything is written, and OSError."""
         handle = self.handle
         bodies = pieces[0].bodies if len(pieces) == 1 else [body for piece in pieces for body in piece.bodies]
         if bodies:
@@ -152,21 +151,20 @@ class ShardLog:
         return self._clock.perf_ns() - file.written_ns
 
     def end_file(self, ending: bytes, at: int) -> None:
-        """FileEnd and all before it are synced before the next file gets its name
-        (`docs/spec/crash.md` 5)."""
+        """Write FileEnd and sync the file, before the next one gets its name (`docs/spec/crash.md` 5)."""
         handle = self.handle
         write_all(handle, ending, at)
         handle.fdatasync()
         handle.truncate(at + len(ending))  # behind the sync: a file without FileEnd never ends before its zeros
 
     def enter_spare(self, ordinal: int, *, again: bool = False) -> Entered:
-        """give the preallocated file its header and its name, both durably, and open it. Raises
-        NoRoom where it has not got them, and may be called `again`; OSError where that is not known."""
+        """Give the preallocated file its header and its name, both durably, and open it. Raises NoRoom if it has not
+        got them, and may then be called `again`; OSError if that is unknown."""
         name = wal_name(ordinal)
         path = f"{self._directory}/{name}"
         try:
             self._check_home()
-            renamed = again and self._fs.exists(path)  # what was answered by an error may have been done
+            renamed = again and self._fs.exists(path)  # a rename that raised an error may have been done
             handle = self._fs.open(path if renamed else self._spare_path)
         except OSError as error:
             raise NoRoom(error) from error
@@ -185,17 +183,17 @@ class ShardLog:
         return Entered(ordinal, path, new_head(self._spare_salt), handle)
 
     def _write_header(self, handle: File, ordinal: int) -> None:
-        """Give the spare a salt. The header is synced before anybody can find the file."""
+        """Give the spare a salt. The header is synced before the file can be found."""
         self._spare_salt = self._fs.salt()
         try:
             write_all(handle, encode_file_header(self._spare_salt, ordinal), 0)
             handle.fdatasync()
         except OSError:
-            self.is_spare_ready = False  # the next attempt is one with another file
+            self.is_spare_ready = False  # the next attempt makes another file
             raise
 
     def _name_current(self, name: str) -> None:
-        """say in CURRENT which file is active. It is for people, so it may fail."""
+        """Write the active file's name to CURRENT. Only for people who look, so it may fail."""
         try:
             write_current(self._fs, self._directory, name)
         except OSError as error:
@@ -205,7 +203,8 @@ class ShardLog:
 
 
 def write_current(fs: Fs, directory: str, name: str) -> None:
-    """Advisory: names the active file for people. The listing decides, so it is not synced."""
+    """Write the active file's name to CURRENT, for people. The listing of the directory decides, so this is not
+    synced."""
     path = f"{directory}/CURRENT"
     handle = fs.open(path + ".tmp", create=True)
     try:

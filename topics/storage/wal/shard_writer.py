@@ -4,32 +4,32 @@
 Theory of operation
 -------------------
 A shard is one append-only log in files `wal-<ordinal of first frame>.log`. Everything that must survive is a `Batch`:
-bytes of one or more frames that stand or fall together. Batches are queued in the order in which they were decided and
-are written in that order; the queue is the only order there is.
+bytes of one or more frames that count together or not at all. Batches are queued in the order in which they were
+decided and are written in that order; there is no other order.
 
-One task (`ShardWriter.run`) drains the queue into a group and hands it to one worker-thread call: a write and, if
-something in the group waits for it or the background tick is due, an fdatasync. The next group gathers meanwhile. A
-batch hears of three things, each at most once and always on the loop: `on_written`, `on_synced` or `on_failed`.
-Between write and sync the thread posts the former, so a batch that waits only for write(2) never waits for another's
-sync. A *patient* batch, of which nobody waits to hear, goes with the next group, and after `PATIENCE_MS` by itself: a
-write and the hop to its thread cost as much as the call that it comes from.
+One task (`ShardWriter.run`) takes a group from the queue and hands it to one worker-thread call: a write and, if a
+batch of the group waits for it or the background tick is due, an fdatasync. The next group gathers meanwhile. A batch
+is told of three things, each at most once and always on the loop: `on_written`, `on_synced` or `on_failed`. The thread
+posts the first between write and sync, so a batch that waits only for write(2) never waits for another batch's sync. A
+*patient* batch, for which nothing waits, goes with the next group, and after `PATIENCE_MS` by itself: a write and its
+thread call cost as much as the call that made the batch.
 
-What a sync has covered is *vouched for* by a Synced frame, so that recovery can tell damage (below a vouched position)
-from a torn end (above it). The frame travels in front of the next group; when nothing follows, it is written once at
-the next idle tick, synced once, and then the shard is silent: a Synced frame never asks for another. A rotated file
-ends in FileEnd and is synced whole before its successor gets its name, so a successor vouches for its predecessor.
+A Synced frame *vouches* for the log that a sync has covered, so that recovery can tell damage (below a vouched
+position) from a torn end (above it). The frame travels in front of the next group; when nothing follows, it is written
+once at the next idle tick, synced once, and then the shard is silent: a Synced frame never asks for another. A rotated
+file ends in FileEnd and is synced whole before its successor gets its name, so a successor vouches for its predecessor.
 
-A batch says what its frames hold; their checksums depend on where they go and on the salt of the file, so they are
-computed here, for a whole group in one pass, in the thread that writes it. The salt stands in the header of a file,
-which is synced before the file gets its name: no crash leaves a named file whose frames nobody can verify. A file of
-version 1 that a life finds takes the verdict of its recovery and nothing else: the first group goes to a file with a
-salt.
+The checksums of frames depend on their place and on the salt of the file, so they are computed here, for a whole group
+in one pass, in the thread that writes it. The salt is in the header of a file, which is synced before the file gets its
+name: no crash leaves a named file whose frames cannot be verified. To a file of version 1, left by an older version,
+only the verdict of recovery is added: the first group goes to a file with a salt.
 
-A failed write or sync of the log, or of its directory, ends the writer's life: everything not yet acked fails, the
-shard is read-only until a restart, and nothing is retried, because after a failed fdatasync the kernel may call clean
-what never reached the disk. Where the disk refuses what comes before that (the next file, its name, room in the current
-one), nothing is uncertain: the shard is stalled, and tries again (`topics.storage.wal.stall`). Room is asked for ahead
-of a write, so that a full disk is met there. While the next file cannot be made, the current one grows past its size.
+A failed write or sync of the log, or of its directory, ends the writer: everything not yet acked fails, the shard is
+read-only until a restart, and nothing is retried, because after a failed fdatasync the kernel may call pages clean that
+never reached the disk. If the disk refuses what comes before the write (the next file, its name, room in the current
+one), nothing is uncertain: the shard is stalled, and tries again (`topics.storage.wal.stall`). Room is allocated ahead
+of a write, so that a full disk is noticed there. While the next file cannot be made, the current one grows past its
+size.
 """
 
 from __future__ import annotations
@@ -59,14 +59,18 @@ from topics.telemetry.logs import get_logger
 log = get_logger(__name__)
 
 SYNC_TICK_MS: Final = 20
-"""The background sync: at most this long an acked `disk` record is only in the page cache."""
+"""Period of the background sync (ms): for at most this long an acked `disk` record is only in the page cache."""
 
 SYNCED_ROOM: Final = 256
 """Bytes that a Synced frame takes at most."""
 
 
 class ShardWriter:
-    """One shard's log and the task that writes it. See the module for how it works."""
+    """One shard's log and the task that writes it.
+
+    Made by the store. `resume` or `create` must be called before `run`, and `stop` ends it; `submit` and `cut` never
+    wait. The module describes how it works.
+    """
 
     def __init__(
         self,
@@ -86,9 +90,9 @@ class ShardWriter:
         self.figures = figures
         self.failed: ApiError | None = None
         self.commit_window_ms = 0.0
-        """How long a group gathers before it is written; the governor widens it under pressure."""
+        """How long a group gathers before it is written (ms); the governor widens it under pressure."""
         self.rotated = trio.Event()
-        """Replaced at each rotation: the compactor waits for it."""
+        """Set, and replaced, at each rotation: the compactor waits for it."""
         self._clock = clock
         self._offload = offload
         self._files = files
@@ -107,23 +111,23 @@ class ShardWriter:
         """Highest seq of each topic in the current file (for FileEnd)."""
         self._unsynced: list[Batch] = []
         self._in_group: list[Batch] = []
-        """Taken from the queue and not yet written. A failure finds every batch that has not heard of a sync here, in
-        `_unsynced` or in the queue, whatever the writer does at that moment."""
+        """Batches taken from the queue and not yet written. At any moment every batch that was not told of a sync is
+        here, in `_unsynced` or in the queue, so that a failure can tell all of them."""
         self._group_written = 0
-        """How many of the group have heard `on_written`."""
+        """How many batches of the group were told `on_written`."""
         self._data_end = 0
-        """Offset behind the last frame that is not a Synced frame; what is below `_synced_end` is on disk."""
+        """Offset behind the last frame other than a Synced frame. Everything below `_synced_end` is on disk."""
         self._synced_end = 0
         self._synced_frames = 0
         self._vouched = 0
         self._tick_from_ms = clock.monotonic_ms()
-        """Since when something has been waiting for the background tick."""
+        """When the first of the batches was written that wait for the background tick."""
         self._spare_lock = trio.Lock()
         self._ended: tuple[int, int] | None = None
-        """The current file is complete and the next one has no name yet: its ordinal, and how long FileEnd is."""
+        """Set while the current file is complete and the next one has no name: its ordinal, and FileEnd's length."""
         self._stop_asked = trio.Event()
 
-    # -- what the engine calls -------------------------------------------------------------------------------------
+    # -- calls of the engine ---------------------------------------------------------------------------------------
 
     def submit(self, batch: Batch, *, patient: bool = False) -> None:
         """Queue a batch; never waits. Raises `503 read_only` on a failed shard, and then the batch is not queued."""
@@ -135,7 +139,7 @@ class ShardWriter:
             self._wake.set()
 
     async def prepare_cut(self) -> None:
-        """Make what a cut needs, so that a lack of room on the disk is found before it. Raises OSError."""
+        """Make the next file for a cut, so that a lack of room is noticed before it. Raises OSError."""
         async with self._spare_lock:
             if not self._log.is_spare_ready and self.failed is None and not self._stopping:
                 await self._offload.run(Kind.FILES, self._log.make_spare)
@@ -143,17 +147,17 @@ class ShardWriter:
                 self.stall.end()
 
     def cut(self) -> Cut:
-        """End the current file between what is queued by now and what comes later; never waits. Cuts of several shards
+        """End the current file between the batches queued by now and later ones; never waits. Cuts of several shards
         made in one step of the loop are one moment for all of them. Raises like `submit`."""
         cut = Cut()
         self.submit(cut)
         return cut
 
     def synced_position(self) -> tuple[Position, int]:
-        """How far the disk is known to hold the log, and the number of frames up to there.
+        """Return how far the disk is known to have the log, and the number of frames up to there.
 
-        Everything before it has reached its commit point, so a replay that begins with the state as it is now may
-        start there.
+        Everything before it has reached its commit point, so a replay that begins with the current state may start
+        there.
         """
         assert self._file is not None
         return Position(self._file.ordinal, self._synced_end), self._synced_frames
@@ -178,16 +182,17 @@ class ShardWriter:
         self._last_seqs = dict(last_seqs)
 
     def create(self, frame_count: int = 0) -> None:
-        """Start an empty log, or its next file, whose first frame is the `frame_count`-th of the shard. Blocking."""
+        """Start an empty log, or its next file, whose first frame has the ordinal `frame_count`. Blocking; called
+        before `run`."""
         with refused_outright():
             self._begin_file(self._log.create(frame_count))
 
     def abandon(self) -> None:
-        """Blocking: let go of a log that is not written any more. Never called after `run`."""
+        """Close a log that will not be written any more. Blocking; never called after `run`."""
         self._log.close()
 
     def write_opening(self, opening: Unsealed, count: int) -> None:
-        """Blocking: write and sync the frames with which this life of the log begins (`docs/spec/crash.md` 2). Called
+        """Write and sync the first frames of this process's part of the log (`docs/spec/crash.md` 2). Blocking; called
         before `run`."""
         handle, file = self._log.handle, self.file
         with refused_outright():
@@ -229,7 +234,7 @@ class ShardWriter:
             if self._stopping and self.failed is None and self._ended is None:
                 await self._write_clean_stop()
         except BaseException:
-            # A mistake of ours, or nobody wants the shard any more: who waits for it would do so for ever.
+            # An unexpected error, or a cancellation: fail what waits for the shard, which would wait for ever.
             self.failed = self.failed or read_only(f"WAL shard {self.shard} has ended")
             self._refuse_waiting(self.failed)
             raise
@@ -246,7 +251,7 @@ class ShardWriter:
         await self._stopped.wait()
 
     async def _write_clean_stop(self) -> None:
-        """The mark that nothing was in flight; it counts only as the log's last frame."""
+        """Write the mark that nothing was in flight; it counts only as the log's last frame."""
         file = self.file
         mark = frames.encode_control(FrameType.CLEAN_STOP, {"clock": self._clock.now_ms()}, ts=self._clock.now_ms())
         try:
@@ -266,17 +271,17 @@ class ShardWriter:
 
     @property
     def _clean(self) -> bool:
-        """Nothing unsynced, nothing unvouched."""
+        """Return True if everything is synced and vouched for."""
         return not self._dirty and self._data_end <= self._vouched
 
     @property
     def _due(self) -> bool:
-        """Whether the background tick has come for what waits for it."""
+        """Return True if the background tick is due for unsynced or unvouched frames."""
         return not self._clean and (self._stopping or self._clock.monotonic_ms() - self._tick_from_ms >= SYNC_TICK_MS)
 
     async def _wait_for_work(self) -> None:
-        """Sleep until a batch comes, the patience of those that are there is over, or the tick of an unsynced or
-        unvouched shard is due."""
+        """Sleep until a batch comes, the patience of queued ones is over, or the tick of an unsynced or unvouched shard
+        is due."""
         if self._wake.is_set():
             self._wake = trio.Event()
         if self.queue.is_urgent or self._stopping:
@@ -290,7 +295,7 @@ class ShardWriter:
             await self._wake.wait()
 
     def _take_group(self) -> list[Batch]:
-        """What the next write takes: what still fits into the file (one batch always does)."""
+        """Take the batches of the next write: as many as fit into the file (one batch always does)."""
         self._in_group = group = self.queue.take_group(max(self._file_bytes - self.file.end, 0))
         self._group_written = 0
         return group
@@ -371,7 +376,7 @@ class ShardWriter:
             self._synced()
 
     def _tell_written(self, group: list[Batch], file: WalFile, offset: int) -> None:
-        """Tell each batch of the group where it lies, once."""
+        """Tell each batch of the group its place, once."""
         if self._group_written or self._in_group is not group:
             return
         self._group_written = len(group)
@@ -381,7 +386,7 @@ class ShardWriter:
             offset += size
 
     def _synced(self) -> None:
-        """A sync has covered all that was written."""
+        """Note that a sync has covered everything written."""
         self._synced_end = self.file.end
         self._synced_frames = self._frame_count
         self._tick_from_ms = self._clock.monotonic_ms()
@@ -392,7 +397,7 @@ class ShardWriter:
     # -- rotation ---------------------------------------------------------------------------------------------------
 
     async def _prepare_spare(self) -> None:
-        """Preallocate ahead of the rotation. If that fails, what is left of the current file is a reserve."""
+        """Preallocate the next file ahead of the rotation. If that fails, the rest of the current file is a reserve."""
         async with self._spare_lock:
             try:
                 await self._have_spare()
@@ -400,7 +405,7 @@ class ShardWriter:
                 self._stalled(problem.error)
 
     async def _have_spare(self) -> None:
-        """Make the next file unless it is there. Raises NoRoom. The caller holds the lock."""
+        """Make the next file unless it exists. Raises NoRoom. The caller holds the lock."""
         if not self._log.is_spare_ready:
             try:
                 await self._offload.run(Kind.FILES, self._log.make_spare)
@@ -409,7 +414,7 @@ class ShardWriter:
             self._log.is_spare_ready = True
 
     async def _try_again(self) -> None:
-        """What the shard is stalled for may be there by now. Raises NoRoom where nothing can be written without it."""
+        """Try to get what the shard is stalled for. Raises NoRoom if nothing can be written without it."""
         if self._ended is not None:
             await self._rotate()
         try:
@@ -426,7 +431,7 @@ class ShardWriter:
         self._wake.set()  # to look at the clock: the spare is made beside the writer, which may be asleep
 
     async def _wait_for_room(self, error: OSError) -> None:
-        """Nothing more can be written: wait, after a sync of what has been. A stop does not wait."""
+        """Sync what was written and wait, because nothing more can be written. A stop does not wait."""
         self._stalled(error)
         if self._stopping:
             self._give_up(error)
@@ -437,7 +442,7 @@ class ShardWriter:
             except OSError as failure:
                 self._fail(failure)
                 return
-        if self.stall.refusal is not None:  # else what was missing has been made meanwhile, for a cut
+        if self.stall.refusal is not None:  # else the next file has been made meanwhile, for a cut
             self.queue.settle_requests(self.stall.refusal)
         if self.stall.lasts:
             self._tell_of_delay(error)
@@ -445,7 +450,7 @@ class ShardWriter:
             await self._stop_asked.wait()
 
     def _tell_of_delay(self, error: OSError) -> None:
-        """Clients whose batches wait get an answer; the batches stay, as their seqs are given out."""
+        """Answer the clients whose batches wait. The batches stay queued, because their seqs are given out."""
         refusal = read_only(
             f"WAL shard {self.shard} waits for room on the disk ({error.strerror or error}). What was sent is not "
             "stored; it is kept in memory, and may still be written when there is room"
@@ -454,14 +459,14 @@ class ShardWriter:
             batch.on_delayed(refusal)
 
     async def _allocate(self, end: int) -> None:
-        """Have room on the disk for the current file up to `end`. Raises NoRoom; OSError if the log cannot be
+        """Allocate room on disk for the current file up to `end`. Raises NoRoom; OSError if the log cannot be
         synced."""
         if not self._log.has_room(end):
             await self._offload.run(Kind.WAL, partial(self._log.make_room, end))
 
     async def _rotate_or_grow(self) -> None:
-        """The next batch does not fit into the file: rotate, or, while the next file cannot be made, make this one
-        longer. Raises NoRoom."""
+        """Make room for a batch that does not fit into the file: rotate, or, while the next file cannot be made, let
+        this one grow. Raises NoRoom."""
         if self.stall.refusal is None or self.stall.due:
             try:
                 await self._rotate()
@@ -477,8 +482,8 @@ class ShardWriter:
         await self._allocate(end)
 
     async def _rotate(self) -> None:
-        """End the current file and begin the next. What was written before is synced by it. Raises NoRoom: where the
-        current file is complete by then, nothing can be written before the next call has succeeded."""
+        """End and sync the current file and begin the next. Raises NoRoom: if the current file is complete by then,
+        nothing can be written until a further call has succeeded."""
         file = self.file
         async with self._spare_lock:
             await self._have_spare()
@@ -493,7 +498,7 @@ class ShardWriter:
                 await self._allocate(file.end + len(ending))
                 sealed = ending.sealed(file.head.salt, file.end)
                 await self._offload.run(Kind.WAL, partial(self._log.end_file, sealed, file.end))
-                self._synced()  # without FileEnd: a replay that began behind it would not know of it
+                self._synced()  # a position before FileEnd: a replay that began behind FileEnd would not know of it
                 self._ended = ordinal, len(ending)
             ordinal, length = self._ended
             entered = await self._offload.run(Kind.WAL, partial(self._log.enter_spare, ordinal, again=again))
@@ -509,7 +514,7 @@ class ShardWriter:
         self.rotated = trio.Event()
 
     async def _go_over(self) -> None:
-        """Carry out the cut at the head of the queue. An empty file is a new one already."""
+        """Carry out the cut at the head of the queue. If the current file is empty, it is used as the new one."""
         if self.file.end > self.file.head.first:
             await self._rotate()
         cut = self.queue.take_cut()
@@ -528,7 +533,7 @@ class ShardWriter:
     # -- failure ----------------------------------------------------------------------------------------------------
 
     def _fail(self, error: OSError) -> None:
-        """End of this shard's writing: everything not yet acked fails, nothing is retried."""
+        """End this shard's writing: everything not yet acked fails, nothing is retried."""
         self.failed = read_only(
             f"WAL shard {self.shard} has failed ({error.strerror or error}); it stays read-only until a restart"
         )
@@ -545,12 +550,12 @@ class ShardWriter:
         self._on_failure(self.shard)
 
     def _give_up(self, error: OSError) -> None:
-        """A stop while there is no room: what waits is refused. Nothing of it was written, so nothing is uncertain."""
+        """Refuse what waits, at a stop without room. None of it was written, so nothing is uncertain."""
         self.failed = read_only(f"WAL shard {self.shard} was stopped without room on the disk ({error.strerror})")
         self._refuse_waiting(self.failed)
 
     def _refuse_waiting(self, error: ApiError) -> None:
-        """Nothing of what is not acked yet will be."""
+        """Fail every batch that is not acked yet."""
         waiting = [*self._in_group, *self._unsynced, *self.queue.close(error)]
         self._in_group, self._unsynced = [], []
         for batch in waiting:

@@ -1,8 +1,8 @@
-"""`Stall`: a shard whose log cannot go on for now, because the disk refuses what is needed before anything of the log
-is written: the next file, its name, room in the current one.
+"""`Stall`: a shard whose log cannot continue for now, because the disk refuses what is needed before the log is
+written: the next file, its name, or room in the current one.
 
-Nothing is uncertain then, so the shard does not fail: it tries again, at growing intervals. Meanwhile appends are
-refused; deletions, acks and config go on for as long as the current file has room, or can get some.
+Nothing is uncertain then, so the shard does not fail but tries again, at growing intervals. Meanwhile appends are
+refused; deletions, acks and config changes go on as long as the current file has room, or can get some.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ log = get_logger(__name__)
 
 FIRST_RETRY_MS: Final = 100
 LONGEST_RETRY_MS: Final = 2000
-"""The intervals double from the one to the other."""
+"""The intervals between attempts (ms) double from the first to the longest."""
 
 TELL_AFTER_MS: Final = 5000
-"""When clients are told whose batches were taken before the stall and wait in it."""
+"""After so long a stall (ms), clients are told whose batches were queued before it and still wait."""
 
 
 class NoRoom(Exception):
-    """The disk refuses something, and nothing of the log has been written. `error` is what it said."""
+    """The disk refuses something, and nothing of the log has been written. `error` is the disk's error."""
 
     def __init__(self, error: OSError) -> None:
         super().__init__(str(error))
@@ -35,7 +35,7 @@ class NoRoom(Exception):
 
 @contextmanager
 def refused_outright() -> Iterator[None]:
-    """Where nobody can wait, as at the start: what raises NoRoom raises the OSError that is behind it."""
+    """Run a body in which waiting is impossible, as at the start: it raises the OSError behind a NoRoom."""
     try:
         yield
     except NoRoom as problem:
@@ -43,13 +43,13 @@ def refused_outright() -> Iterator[None]:
 
 
 class Stall:
-    """See the module. Of one shard."""
+    """The stall of one shard, if any. Made by its `ShardWriter`, which calls `begin` and `end`."""
 
     def __init__(self, shard: int, clock: Clock) -> None:
         self.refusal: ApiError | None = None
-        """What an append is told; None while all is well."""
+        """The answer to appends during a stall; None without one."""
         self.retry_at_ms = 0
-        """When to try again, by the monotonic clock; meaningless while all is well."""
+        """When to try again (ms, monotonic); meaningless without a stall."""
         self._since_ms = 0
         self._shard = shard
         self._clock = clock
@@ -57,16 +57,16 @@ class Stall:
 
     @property
     def due(self) -> bool:
-        """Whether it is time to try again."""
+        """Return True if it is time to try again."""
         return self.refusal is not None and self._clock.monotonic_ms() >= self.retry_at_ms
 
     @property
     def lasts(self) -> bool:
-        """Whether nobody should be kept waiting for the end of it any longer."""
+        """Return True if the stall has lasted so long that waiting clients are to be told."""
         return self.refusal is not None and self._clock.monotonic_ms() - self._since_ms >= TELL_AFTER_MS
 
     def begin(self, error: OSError) -> None:
-        """The disk has refused, for the first time or again."""
+        """Note that the disk has refused, for the first time or again."""
         if self.refusal is None:
             self._since_ms = self._clock.monotonic_ms()
             self._interval_ms = FIRST_RETRY_MS
@@ -85,7 +85,7 @@ class Stall:
         self.retry_at_ms = self._clock.monotonic_ms() + self._interval_ms
 
     def end(self) -> None:
-        """The disk has given what was asked for."""
+        """Note that the disk has given what was needed."""
         if self.refusal is not None:
             self.refusal = None
             log.warning("wal_shard_goes_on", shard=self._shard)

@@ -1,4 +1,4 @@
-"""The files of all shards, and places in them: the ids that the index of records stores."""
+"""The files of all shards, the ids by which the index of records refers to them, and positions in a shard's log."""
 
 from __future__ import annotations
 
@@ -9,10 +9,12 @@ from topics.storage.wal.wal_head import WalHead
 
 MOST_GROWTH: Final = 2
 MOST_BYTES: Final = 3 << 30
+"""While the next file cannot be made, a file may grow to `MOST_GROWTH` times its size, but not beyond `MOST_BYTES`,
+because offsets are u32."""
 
 
 def most_bytes(file_bytes: int) -> int:
-    """How long a file may become for want of a next one: so many times its size, and less than an offset can say."""
+    """Return how long a file may become if there is no room for the next one."""
     return min(file_bytes * MOST_GROWTH, MOST_BYTES)
 
 
@@ -30,42 +32,43 @@ class WalFile:
         self.end = end
         """Offset behind the last frame written."""
         self.written_ns = 0
-        """When the last write to it returned, by `Clock.perf_ns`."""
+        """When the last write to it returned (`Clock.perf_ns`)."""
 
 
 class Position(NamedTuple):
     """A place in a shard's log. Positions of one shard are ordered as the log is."""
 
     ordinal: int
-    """Of the file's first frame."""
+    """Ordinal of the file's first frame in the shard."""
     offset: int
 
 
 Place = tuple[str, int, int]
-"""A file by what it is called on disk: ("wal", shard, ordinal), or ("segment", topic id, first seq)."""
+"""A file by its name on disk: ("wal", shard, ordinal), or ("segment", topic id, first seq)."""
 
 
 class WalFiles:
-    """The files of all shards by the id that the index stores; and segments that copies are made of."""
+    """The files of all shards, and the segments that copies point to, by the id that the index stores. Recovery makes
+    the one that the store then uses."""
 
     def __init__(self) -> None:
         self._by_id: dict[int, WalFile] = {}
         self._segments: dict[int, tuple[int, int]] = {}
         self._ids: dict[Place, int] = {}
         self.salts: dict[int, int | None] = {}
-        """By file id, the salt of a segment's `.data` as it was read last."""
+        """The salt of a segment's `.data` as it was read last, by file id."""
         self._next_id = 1
 
     def add(self, shard: int, ordinal: int, path: str, head: WalHead) -> WalFile:
-        """Register a file."""
+        """Register a WAL file, and give it an id."""
         file = self._by_id[self._next_id] = WalFile(self._next_id, shard, ordinal, path, head)
         self._ids["wal", shard, ordinal] = self._next_id
         self._next_id += 1
         return file
 
     def file_of(self, place: Place, salt: int | None = None) -> int:
-        """The id of a file; 0 for one of the WAL that is not there (any more). A segment gets one when it is first
-        asked for; `salt` is that of its `.data`, if it is known."""
+        """Return the id of a file; 0 for a WAL file that does not exist (any more). A segment gets an id at the first
+        call; `salt` is that of its `.data`, if known."""
         kind, owner, first = place
         known = self._ids.get(place, 0)
         if not known and kind == "segment":
@@ -77,13 +80,13 @@ class WalFiles:
         return known
 
     def keep_segments(self, file_ids: Collection[int]) -> None:
-        """Forget the segments that no copy is made of any more."""
+        """Forget all other segments: no copy points to them any more."""
         for file_id in self._segments.keys() - file_ids:
             del self._ids["segment", *self._segments.pop(file_id)]
             self.salts.pop(file_id, None)
 
     def place_of(self, file_id: int) -> Place:
-        """What a file is called. KeyError when it was dropped."""
+        """Return the place of a file. Raises KeyError if it was dropped."""
         segment = self._segments.get(file_id)
         if segment is not None:
             return ("segment", *segment)
@@ -91,7 +94,7 @@ class WalFiles:
         return ("wal", file.shard, file.ordinal)
 
     def get(self, file_id: int) -> WalFile:
-        """The file of an id. KeyError when it was dropped."""
+        """Return the WAL file of an id. Raises KeyError if it was dropped."""
         return self._by_id[file_id]
 
     def drop(self, file: WalFile) -> None:
@@ -100,5 +103,5 @@ class WalFiles:
         del self._ids["wal", file.shard, file.ordinal]
 
     def of_shard(self, shard: int) -> list[WalFile]:
-        """A shard's files, oldest first."""
+        """Return a shard's files, oldest first."""
         return sorted((file for file in self._by_id.values() if file.shard == shard), key=lambda file: file.ordinal)

@@ -1,18 +1,17 @@
-"""How a WAL file begins: which version it is of, and the salt of its frames (`docs/spec/storage.md` sections 2 and 6).
+"""How a WAL file begins: its version, and the salt of its frames (`docs/spec/storage.md` sections 2 and 6).
 
-Responsible for the answer that everybody who reads WAL files needs before the first frame: a file of version 2 has a
-header that holds, one of version 1 begins with a frame, and any other beginning is damage. What becomes of a file whose
-beginning is damaged is left to recovery.
+Every reader of WAL files needs this before the first frame: a file of version 2 begins with a valid header, one of
+version 1 with a frame, and any other beginning is damage. Recovery decides what to do with a damaged beginning.
 
-Nothing in a file tells a file of version 1 whose first frame is damaged from one of version 2 whose header is, and
-bytes that a client chose must never be read without a salt. So the second is assumed. What is known otherwise is used:
+No byte tells a file of version 1 whose first frame is damaged from one of version 2 whose header is. Bytes that a
+client chose must never be read without a salt, so the second is assumed. Other knowledge is used:
 
 - FORMAT: as long as it says 1, no file has a header. It is raised only after recovery has understood every file.
 - A shard never goes back: behind a file of version 2 there is none of version 1.
-- A header is synced before its file gets its name. So no crash leaves one that is torn, and a file that begins with
-  zeros has lost its header, unless it is the empty last file of a shard of version 1.
-- A single flipped bit is corrected: of the 256 neighbours of 32 bytes only the header that was written has a checksum
-  that holds.
+- A header is synced before its file gets its name. So no crash leaves a torn header, and a file that begins with zeros
+  has lost its header, unless it is the empty last file of a shard of version 1.
+- A single flipped bit is corrected: of the 256 neighbours of 32 bytes only the header that was written has a valid
+  checksum.
 """
 
 from __future__ import annotations
@@ -35,19 +34,19 @@ from topics.storage.wal.frames import Scan
 
 
 class WalHead(NamedTuple):
-    """The beginning of a WAL file. `salt` is None in a file of version 1, and where it is not known."""
+    """The beginning of a WAL file. `salt` is None in a file of version 1, and where it is unknown."""
 
     salt: int | None
     first: int
     """The offset of the first frame."""
     problem: str | None = None
-    """What is wrong with the beginning; then no frame of the file can be verified."""
+    """The damage of the beginning, if any; then no frame of the file can be verified."""
     corrected: bool = False
-    """One bit of the header is not as it was written."""
+    """True if one flipped bit of the header was corrected."""
 
 
 class Window(NamedTuple):
-    """Some bytes of a WAL file, and the frames that they hold."""
+    """Some bytes of a WAL file, and the frames in them."""
 
     scan: Scan
     data: bytes
@@ -56,29 +55,29 @@ class Window(NamedTuple):
 
 
 TAIL_BYTES: Final = 4096
-"""A file of version 2 ends in FileEnd or in at least so many zeros. The writer keeps twice as many."""
+"""A file of version 2 ends in FileEnd, or in at least so many zeros. The writer keeps twice as many."""
 
 HEADLESS: Final = WalHead(None, 0)
 """The beginning of every file of version 1."""
 
 
 def new_head(salt: int) -> WalHead:
-    """The beginning of a file that is made now."""
+    """Return the beginning of a new file."""
     return WalHead(salt, FILE_HEADER_BYTES)
 
 
 def wal_format(fs: Fs, datadir: DataDir) -> int:
-    """What FORMAT says of the WAL. The newest where it is missing or cannot be read: then a file without a header is
-    damage rather than old."""
+    """Return the version of the WAL according to FORMAT; the newest if that is missing or unreadable, because then a
+    file without a header is damage rather than old."""
     with suppress(FileNotFoundError, DataDirError):
         return read_format(fs, datadir)["wal"]
     return 2
 
 
 def read_heads(fs: Fs, directory: str, ordinals: Iterable[int], *, version: int) -> dict[int, WalHead]:
-    """The beginnings of a shard's files, of which these are all. `version` is what FORMAT says of the WAL.
+    """Return the beginnings of a shard's files, given all their ordinals. `version` is that of FORMAT.
 
-    Blocking. FileNotFoundError is left out of the answer: the file was removed meanwhile.
+    Blocking. Files that are removed meanwhile are left out.
     """
     heads: dict[int, WalHead] = {}
     before: WalHead | None = None
@@ -98,8 +97,8 @@ def read_heads(fs: Fs, directory: str, ordinals: Iterable[int], *, version: int)
 
 
 def scans(handle: File, head: WalHead, at: int, size: int) -> Iterator[Window]:
-    """The verified frames of a file from `at` on, window by window, up to its end or the first bytes that are no frame.
-    Raises UnknownFrameType, OSError."""
+    """Yield the verified frames of a file from `at` on, window by window, up to its end or the first bytes that are not
+    a frame. Raises UnknownFrameType, OSError."""
     length = WINDOW_BYTES
     while True:
         window = handle.pread(max(min(length, size - at), 0), at)
@@ -134,7 +133,7 @@ def _read_head(handle: File, ordinal: int, before: WalHead | None) -> WalHead:
 
 
 def _corrected(data: bytes) -> FileHeader | None:
-    """The header that differs from these bytes in one bit."""
+    """Return the valid header that differs from these bytes in one bit, None if there is none."""
     if len(data) < FILE_HEADER_BYTES:
         return None
     for bit in range(8 * FILE_HEADER_BYTES):
@@ -148,7 +147,7 @@ def _corrected(data: bytes) -> FileHeader | None:
 
 
 def _begins_with_frame(handle: File, size: int) -> bool:
-    """Whether a frame without a salt stands at the beginning."""
+    """Return True if the file begins with a valid frame without a salt."""
     length = min(WINDOW_BYTES, size)
     while True:
         try:

@@ -1,7 +1,7 @@
 """`WriteQueue`: the batches of one shard that wait to be written, and the appends that wait for room among them.
 
-Bounded by batches, by bytes and by how far checkpoints are behind. At the bound an append waits (`admit`) and is
-refused with 429 after `TOPICS_ADMISSION_MS`; frames that must not wait for an append go in beyond it
+The queue is bounded by batches, by bytes, and by how far checkpoints are behind. At the bound an append waits (`admit`)
+and is refused with 429 after `TOPICS_ADMISSION_MS`; frames that must not wait for appends are queued beyond it
 (`docs/spec/crash.md` 25). Nothing here writes: `shard_writer` takes groups out.
 """
 
@@ -24,18 +24,18 @@ PATIENCE_MS: Final = 5
 """How long a batch without waiters may be delayed so that it can share a write."""
 
 GROUP_BYTES: Final = 8 << 20
-"""Most bytes of one group: two of them fit into what a disk takes in a few ms, and the next gathers meanwhile."""
+"""Bytes of one group at most: a disk takes two of them in a few ms while the next one gathers."""
 
 QUEUE_BYTES: Final = 32 << 20
 QUEUE_BATCHES: Final = 4096
-"""The bounds of a queue."""
+"""The bounds of a queue. At either bound appends wait."""
 
 RETRY_AFTER_MS: Final = 500
-"""What a client that found the queue full is told to wait."""
+"""How long a client that found the queue full is told to wait (ms)."""
 
 
 class WriteQueue:
-    """See the module. Of one shard."""
+    """The queue of one shard. Made by its `ShardWriter`; `close` must be called at the end."""
 
     def __init__(self, clock: Clock, figures: WalFigures, backlog_bytes: int, stall: Stall) -> None:
         self.is_urgent = False
@@ -48,7 +48,7 @@ class WriteQueue:
         self._batches: deque[Batch] = deque()
         self._bytes = 0
         self._patient_from_ms = 0
-        """Since when the oldest patient batch has been waiting; meaningless while the queue is urgent or empty."""
+        """When the oldest patient batch was queued; meaningless while the queue is urgent or empty."""
         self._stored_bytes = 0
         self._waiting = trio.lowlevel.ParkingLot()
 
@@ -70,7 +70,7 @@ class WriteQueue:
 
     @property
     def _is_behind(self) -> bool:
-        """Return True if checkpoints do not keep up: records that are in no segment take memory and log."""
+        """Return True if checkpoints do not keep up, so that too many records are in the log only."""
         return self._figures.bytes_written - self._stored_bytes >= self._backlog_bytes
 
     @property
@@ -81,10 +81,10 @@ class WriteQueue:
     # -- the way in ------------------------------------------------------------------------------------------------
 
     async def admit(self, admission_ms: int | None) -> float:
-        """Wait for room in the queue, before seqs are assigned; returns the ms waited.
+        """Wait for room in the queue, before seqs are assigned. Return how long that took (ms).
 
         `None` waits without limit (`disable_backpressure`). Raises `429 throttled` at the limit, `503 read_only` on a
-        shard that takes no appends. Cancellation leaves nothing behind.
+        shard that takes no appends. Cancelling leaves nothing behind.
         """
         if self._closed is not None:
             raise self._closed
@@ -103,7 +103,7 @@ class WriteQueue:
         raise throttled("wal_queue", QUEUE_BATCHES, retry_after_ms=RETRY_AFTER_MS)
 
     def put(self, batch: Batch, *, patient: bool) -> bool:
-        """Queue a batch. Return True if the writer has to wake up: to write, or to look at the clock."""
+        """Queue a batch. Return True if the writer has to wake up: to write, or to set a timer."""
         self._batches.append(batch)
         self._bytes += len(batch.data)
         depth = len(self._batches)
@@ -117,18 +117,19 @@ class WriteQueue:
         return False
 
     def note_stored(self, bytes_written: int) -> None:
-        """A checkpoint has covered what the shard had written by `bytes_written` (its figure of that name)."""
+        """Note that a checkpoint has covered everything the shard had written by `bytes_written` (its figure of that
+        name)."""
         self._stored_bytes = bytes_written
         if not self.is_full:
             self.wake_waiting()
 
     def wake_waiting(self) -> None:
-        """Have all that wait for room look again."""
+        """Have all appends that wait for room check again."""
         self._waiting.unpark_all()
 
     @property
     def _refusal(self) -> ApiError | None:
-        """Why no append may wait, if none may."""
+        """Return the reason why no append may wait, None if it may."""
         return self._closed or self._stall.refusal
 
     def _raise_refusal(self) -> None:
@@ -155,21 +156,21 @@ class WriteQueue:
         return group
 
     def put_back(self, group: list[Batch]) -> None:
-        """A group was not written: it is in front again."""
+        """Put a group that was not written in front again."""
         self._batches.extendleft(reversed(group))
         self._bytes += sum(len(batch.data) for batch in group)
         self.is_urgent = bool(self._batches)
 
     def take_cut(self) -> Cut:
-        """Take the cut that is first."""
+        """Take the first batch, which is a cut."""
         cut = self._batches.popleft()
         assert isinstance(cut, Cut)
         self.is_urgent = bool(self._batches)
         return cut
 
     def settle_requests(self, refusal: ApiError) -> None:
-        """Nothing can be written for now, and what was written is synced: answer the batches that only ask for a sync.
-        Those with nothing to write before them are synced; the others, and cuts, are refused."""
+        """Answer the requests for a sync, while nothing can be written and everything written is synced: those with
+        nothing to write before them are synced, the others and cuts are refused."""
         waiting: deque[Batch] = deque()
         for batch in self._batches:
             if not isinstance(batch, SyncRequest):
@@ -182,7 +183,7 @@ class WriteQueue:
         self.is_urgent = bool(waiting)
 
     def close(self, error: ApiError) -> list[Batch]:
-        """The shard ends: nobody is admitted any more, for this reason. Returns the batches that were queued."""
+        """End the queue for this reason: appends are admitted no more. Return the batches that were queued."""
         self._closed = error
         batches = list(self._batches)
         self._batches.clear()
