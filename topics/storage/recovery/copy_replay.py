@@ -1,8 +1,8 @@
-"""Copies and routers, as the log tells of them (`docs/spec/crash.md` 16 to 20).
+"""Copies and routers in replay (`docs/spec/crash.md` 16 to 20).
 
-Responsible for Forwarded frames, for where records come from, and for routers when the log has been read. Recovery
-builds structure first and resolves bytes second: which copies are without bytes is the business of `lost_copies`, when
-the ends of all shards are known.
+Responsible for Forwarded frames, for origins, and for the state of routers after the log has been read. Recovery builds
+the structure first and looks for bytes second: `lost_copies` finds copies without bytes when the ends of all shards are
+known.
 """
 
 from __future__ import annotations
@@ -25,7 +25,8 @@ log = get_logger(__name__)
 
 
 def note_origins(topic: RecoveredTopic, first: int, origins: Sequence[Origin | None]) -> None:
-    """Note where records come from, the first of which has the seq `first`; None is one that was appended here."""
+    """Note the origins of records whose seqs begin at `first`; None for a record that was first appended in the
+    topic."""
     for seq, origin in enumerate(origins, first):
         if origin is not None:
             topic.copies = topic.copies or CopyTable()
@@ -35,7 +36,7 @@ def note_origins(topic: RecoveredTopic, first: int, origins: Sequence[Origin | N
 
 
 def keep_origins(topic: RecoveredTopic) -> None:
-    """Remember origins as long as a router needs them that feeds the topic (`docs/spec/crash.md` 19)."""
+    """Keep the set of taken origins if an `exactly_once` router leads into the topic (`docs/spec/crash.md` 19)."""
     topic.origins = kept_origins(topic.origins, topic.incoming.values())
 
 
@@ -47,12 +48,12 @@ class CopyReplay:
         self._files = files
         self._columns = columns
         self._sources: dict[int, int] = {}
-        """By source, the highest seq that any router has dealt with."""
+        """The highest seq that any router has copied or skipped, by source."""
 
     def apply(self, topic: RecoveredTopic, shard: RecoveredShard, frame: Frame, payload: dict[str, Any]) -> None:
-        """A router has moved on, and has made what the frame says; or stages were committed.
+        """Apply a Forwarded frame: a router's step, or a commit of stages.
 
-        Raises OSError if the disk does not answer, and anything if the payload is not what it should be.
+        Raises OSError if the disk does not answer, and any exception for a malformed payload.
         """
         trims = not is_staged(payload) and self._move_router(topic, payload)
         if topic.config.durability == "ephemeral" or not frame.seq:
@@ -74,7 +75,7 @@ class CopyReplay:
         self._copy(topic, frame, recipe)
 
     def _move_router(self, topic: RecoveredTopic, payload: dict[str, Any]) -> bool:
-        """Move the cursor. Return True if the frame stands for a hole in its source."""
+        """Move the cursor. Return True if the frame stands for a hole in the source."""
         forwarded = decode_forwarded(payload)
         router = topic.incoming.get(forwarded.router)
         if router is not None and router.source_id == forwarded.source:
@@ -84,7 +85,7 @@ class CopyReplay:
         return forwarded.trims
 
     def _copy(self, topic: RecoveredTopic, frame: Frame, recipe: Recipe) -> None:
-        """The copies of one recipe. Structure does not need the bytes; what is found of those tells their tags."""
+        """Add the copies of one recipe. The structure does not need their bytes, but their tags do."""
         n = len(recipe.flags)
         flags = bytearray(recipe.flags)
         tags = self._tags(topic, frame.seq, recipe, flags)
@@ -103,15 +104,15 @@ class CopyReplay:
         topic.copies.need(set(recipe.files) - {0}, frame.seq + n - 1)
         if topic.origins is not None:
             for i, (kind, seq) in enumerate(zip(each_kind(recipe.kinds), recipe.origin_seqs, strict=True)):
-                if flags[i] & HAS_ORIGIN and frame.seq + i not in topic.missing:  # what is lost may come another way
+                if flags[i] & HAS_ORIGIN and frame.seq + i not in topic.missing:  # a lost copy may come another way
                     topic.origins.add(kind.topic_id, seq)
 
     def _tags(self, topic: RecoveredTopic, first: int, recipe: Recipe, flags: bytearray) -> list[str | None]:
-        """The tag of each copy, the first of which has the seq `first`. A copy whose bytes are not there is noted as
-        missing, and its flag of a tag is taken away.
+        """Return the tag of each copy; the first copy has the seq `first`. A copy whose bytes are missing is noted, and
+        loses its flag of a tag.
 
-        Bytes in a segment were on the disk before the copy was made of them, so copies without a tag are there also
-        while the cold store does not answer, to which the segment may have gone since.
+        Bytes in a segment were on disk before the copy was made, so copies without a tag count as present even while
+        the cold store, to which the segment may have gone since, does not answer.
         """
         tags: list[str | None] = [None] * len(flags)
         tiers = self._columns.tiers
@@ -131,8 +132,8 @@ class CopyReplay:
         return tags
 
     def settle_routers(self, topics: Mapping[int, RecoveredTopic]) -> None:
-        """Routers between instances that are not both there are gone (`docs/spec/crash.md` 20); no cursor stands above
-        its source's head (`docs/spec/crash.md` 15)."""
+        """Remove routers whose source or dest no longer exists (`docs/spec/crash.md` 20), and lower cursors to their
+        source's head (`docs/spec/crash.md` 15)."""
         for topic in topics.values():
             gone = [name for name, router in topic.incoming.items() if router.source_id not in topics]
             for name in gone:

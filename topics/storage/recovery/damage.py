@@ -1,8 +1,8 @@
-"""Damage: bytes of the log that were synced and are not there any more (`docs/spec/semantics.md` 8.10).
+"""Damage: bytes of the log that were synced and are missing or changed (`docs/spec/semantics.md` 8.10).
 
-Responsible for saying so: where the bytes are, which seqs of which topics they held, and how many frames a filler has
-to stand for if salvage gives them up. That it is damage, and no torn end, is decided by `log_end`; giving it up is
-`salvage`'s business.
+Responsible for reporting it: where the bytes are, which seqs of which topics they held, and how many frames a filler
+has to stand for if salvage gives them up. `log_end` decides between damage and a torn end; `salvage` gives the range
+up.
 """
 
 from __future__ import annotations
@@ -14,21 +14,21 @@ from topics.storage.wal.wal_head import WalHead
 
 
 class BadRange(NamedTuple):
-    """Where damage is: offsets `start` (inclusive) to `stop` (exclusive) of one file of the log. `stop` may lie behind
-    the end of a file that was cut short."""
+    """The place of damage: offsets `start` (inclusive) to `stop` (exclusive) of one file of the log. `stop` may be
+    beyond the end of a file that was cut short."""
 
     path: str
     ordinal: int
-    """Of the file's first frame, which its name says."""
+    """Ordinal of the file's first frame, from its name."""
     head: WalHead
-    """How the file begins. Where that is damaged, all of it is."""
+    """The beginning of the file. If that is damaged, the whole file is."""
     start: int
     stop: int
 
 
 class LostSeqs(NamedTuple):
-    """The seqs of one topic that a bad range held, both ends inclusive; `last` is None where nothing behind the range
-    tells how many they were."""
+    """The seqs of one topic that a bad range held, both ends inclusive; `last` is None if the rest of the log does not
+    tell."""
 
     first: int
     last: int | None
@@ -38,30 +38,30 @@ class Affected(NamedTuple):
     """What a bad range held, as far as the rest of the log tells."""
 
     losses: Mapping[int, LostSeqs]
-    """By topic id."""
+    """The lost seqs by topic id."""
     names: Mapping[int, str]
-    """Of the topics that are known, by id."""
+    """The names of known topics by id."""
     routed: Collection[int]
     """Ids of topics that routers or commits of stages may feed: a frame may stand for many of their seqs."""
     outstanding: Mapping[int, int]
-    """By topic id, how many seqs earlier ranges may have held, in front of those of this one (`bare_fillers`)."""
+    """By topic id, how many seqs earlier bad ranges may have held (`bare_fillers`)."""
     room: int
-    """How many bytes of frames the range may have held: more than it is long where the file has lost its end."""
+    """How many bytes of frames the range may have held: more than its length if the file has lost its end."""
 
 
 class LostFrames(NamedTuple):
-    """The frames that a bad range held, for the filler that would stand for them (`docs/spec/crash.md` 15)."""
+    """The frames that a bad range held, for the filler that would replace them (`docs/spec/crash.md` 15)."""
 
     first: int
-    """Ordinal of the first of them in their shard."""
+    """Ordinal of the first lost frame in its shard."""
     replaces: int
-    """How many they were, as far as the ordinal of the next file tells; 1 in the last file."""
+    """How many frames were lost, according to the ordinal of the next file; 1 in the last file."""
     next_ordinal: int | None
     """Ordinal of the next file, None for the last one."""
 
 
 class Damage(Exception):
-    """Bytes that were synced are not there any more. Strict recovery refuses to start; salvage gives `where` up."""
+    """Synced bytes of the log are missing or changed. Strict recovery refuses to start; salvage gives `where` up."""
 
     def __init__(self, where: BadRange, affected: Affected, frames: LostFrames) -> None:
         self.where = where
@@ -70,7 +70,7 @@ class Damage(Exception):
         super().__init__(self.sentence())
 
     def sentence(self) -> str:
-        """What the operator has to know."""
+        """Return what the operator has to know, in one sentence."""
         where, parts = self.where, []
         for topic_id, (first, last) in sorted(self.affected.losses.items()):
             name = self.affected.names.get(topic_id, f"id {topic_id}")

@@ -1,8 +1,8 @@
 """The frames of one WAL file, as whole batches (`docs/spec/storage.md` section 2).
 
-Responsible for reading: windows of verified frames become batches that stand or fall together, with what replay needs
-of their bodies. A batch that the end of the file tears is not handed out. What a batch means is the business of
-`shard_replay` and `topic_replay`; whether the file may end where it does is `log_end`'s.
+Responsible for reading: windows of verified frames become whole batches, with the parts of their bodies that replay
+needs. A batch that is cut off by the end of the file is left out. `shard_replay` and `topic_replay` interpret batches;
+`log_end` decides whether the file may end where it does.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from topics.storage.wal.wal_files import WalFile
 from topics.storage.wal.wal_head import scans
 
 Extras = dict[int, Any]
-"""What replay needs of bodies. By frame offset: the tag of an Append, the payload of any other frame. By its inverse:
-the origin of an Append."""
+"""The parts of bodies that replay needs. By frame offset: the tag of an Append, the payload of any other frame. By the
+bitwise inverse of the offset: the origin of an Append."""
 
 _FILE_END = int(FrameType.FILE_END)
 _SHARD_OPEN = int(FrameType.SHARD_OPEN)
@@ -32,13 +32,13 @@ class FrameBatch:
 
     def __init__(self, file: WalFile, rows: list[Row], controls: int, extras: Extras) -> None:
         self.file = file
-        """Where it was read."""
+        """The file it was read from."""
         self.rows = rows
-        """Its frames, at least one; the names of their fields are those of `Frame`."""
+        """Its frames, at least one, with the fields of `Frame`."""
         self.controls = controls
-        """How many of the rows are no Appends."""
+        """How many rows are not Appends."""
         self.extras = extras
-        """Of these frames, and of others."""
+        """The parts of bodies of these frames, and of others."""
 
     @property
     def first(self) -> Frame:
@@ -53,15 +53,16 @@ class FrameBatch:
 
     @property
     def weight(self) -> int:
-        """How many frames it stands for: the filler of a salvage stands for those that it replaces. Raises anything
-        if the payload of a filler is not what it should be."""
+        """Return how many frames it stands for: a filler of salvage stands for those that it replaces. Raises any
+        exception for a malformed filler."""
         if len(self.rows) == 1 and self.rows[0][2] == _SHARD_OPEN:
             return int(self.extras[self.rows[0][0]].get("replaces", 1))
         return len(self.rows)
 
     @property
     def ends_file(self) -> bool:
-        """Return True if the file is complete with this: FileEnd, or what salvage has put in its place."""
+        """Return True if the file is complete with this batch: FileEnd, or the filler that salvage has put in its
+        place."""
         row = self.rows[-1]
         if row[2] == _FILE_END:
             return True
@@ -69,28 +70,28 @@ class FrameBatch:
 
 
 class FrameBatches:
-    """The whole batches of an open file, to be gone through once; meanwhile it says how far that has come."""
+    """The whole batches of an open file, to be iterated once. Its attributes tell how far the iteration has come."""
 
     def __init__(self, file: WalFile, handle: File, begin: int, count: int, progress: Progress) -> None:
-        """`begin` is the offset of the first frame to be read, `count` its ordinal. `progress` is told of every byte
-        that was looked at. Raises OSError."""
+        """`begin` is the offset of the first frame to be read, `count` its ordinal. `progress` counts the bytes read.
+        Raises OSError."""
         self.at = begin
         """Offset behind the last window of frames; in the end, of the first bytes that are no frame."""
         self.reason = "window"
-        """Why they are none (`Scan.reason`)."""
+        """Why those bytes are no frame (`Scan.reason`)."""
         self.batch_at = begin
         """Offset behind the last whole batch."""
         self.count = count
-        """Ordinal of the frame there."""
+        """Ordinal of the next frame."""
         self.ended = False
-        """The last batch says that the file is complete."""
+        """True if the last batch completes the file."""
         self.size = handle.size()
         self._file = file
         self._handle = handle
         self._progress = progress
 
     def __iter__(self) -> Iterator[FrameBatch]:
-        """Raises UnknownFrameType, OSError, and anything if a payload is not what it should be."""
+        """Yield the batches. Raises UnknownFrameType, OSError, and any exception for a malformed payload."""
         extras: Extras = {}
         begun = FrameBatch(self._file, [], 0, extras)
         for scan, window, base in scans(self._handle, self._file.head, self.at, self.size):
@@ -108,10 +109,10 @@ class FrameBatches:
                 return
 
     def _whole(self, scan: Scan, begun: FrameBatch, extras: Extras) -> Iterator[FrameBatch]:
-        """The batches that end in a window; `begun` is what the windows before have of the first one.
+        """Yield the batches that end in a window; `begun` has the frames of the first one from earlier windows.
 
-        Neighbouring batches of one topic's Appends are one: replaying them together costs a fraction. The first one
-        stands alone when it began in a window before.
+        Neighbouring batches of one topic's Appends are joined: replaying them together costs a fraction. The first one
+        stays alone if it began in an earlier window.
         """
         file, rows, ends, controls = self._file, scan.rows, scan.ends, scan.controls
         begin = i = k = 0
@@ -137,7 +138,7 @@ class FrameBatches:
 
 
 def _begun(scan: Scan, begun: FrameBatch) -> FrameBatch:
-    """What is there of the batch that goes on behind the window."""
+    """Return the frames of the batch that continues behind the window."""
     taken = scan.ends[-1] if scan.ends else 0
     rows, controls = scan.rows[taken:], sum(i >= taken for i in scan.controls)
     if not taken:
@@ -146,7 +147,7 @@ def _begun(scan: Scan, begun: FrameBatch) -> FrameBatch:
 
 
 def _extras(scan: Scan, window: bytes, base: int) -> Extras:
-    """Tags and origins of Appends, and payloads of control frames."""
+    """Return tags and origins of Appends, and payloads of control frames."""
     extras: Extras = {}
     for i in scan.tagged:
         row = scan.rows[i]

@@ -1,7 +1,7 @@
-"""What an interrupted checkpoint, rewrite, merge, relocation or removal has left behind is cleared away before the
-daemon is ready (`docs/spec/crash.md` 10 and 12): the part decides what belongs to a topic, everything else goes.
+"""Removes what an interrupted checkpoint, rewrite, merge, relocation or removal has left behind (`docs/spec/crash.md`
+10 and 12): a topic's part says which files belong to it, all others are removed.
 
-Blocking. What is hot is tidied before the daemon is ready; what is cold behind that, as the store may not answer
+Blocking. Hot files are removed before the daemon is ready, cold ones after that, because the cold store may not answer
 (`cold_removal`).
 """
 
@@ -23,10 +23,10 @@ log = get_logger(__name__)
 
 
 def tidy_topic(fs: Fs, datadir: DataDir, topic_id: int, segments: Sequence[Segment]) -> None:
-    """Remove hot files that no segment of the topic's part has, and cut off what the part does not count.
+    """Remove hot files that belong to no segment of the topic's part, and cut files to the length that the part counts.
 
-    Asks nothing of the cold store: the hot `.data` of a segment that is cold by now stays until somebody has seen its
-    cold copy (`tidy_cold`).
+    Does not ask the cold store: the hot `.data` of a segment that is cold stays until its cold copy has been seen
+    (`tidy_cold`).
     """
     directory = datadir.topic_dir(topic_id)
     names = fs.listdir(directory)
@@ -62,8 +62,8 @@ def _cut(fs: Fs, path: str, length: int) -> None:
 
 
 def tidy_cold(tiers: Tiers, topic_id: int, segments: Sequence[Segment]) -> list[str]:
-    """Remove cold files that no segment of the topic's part has. Returns hot `.data` files that may go: the cold copy,
-    which counts, is there. Raises OSError."""
+    """Remove cold files that belong to no segment of the topic's part. Return hot `.data` files that may be removed,
+    because their cold copies, which count, exist. Raises OSError."""
     assert tiers.cold is not None
     wanted = {"topic.cbor"}
     for segment in segments:
@@ -83,7 +83,7 @@ def tidy_cold(tiers: Tiers, topic_id: int, segments: Sequence[Segment]) -> list[
 
 
 def remove_unknown_topics(store: SegmentStore, known: Collection[int]) -> None:
-    """Remove the directories of topics that are gone. What fails is a line in the log."""
+    """Remove the directories of topics that do not exist any more. Failures are logged."""
     try:
         store.finish_deletions()
         for topic_id in store.topics():
@@ -94,8 +94,7 @@ def remove_unknown_topics(store: SegmentStore, known: Collection[int]) -> None:
 
 
 def set_unknown_aside(fs: Fs, datadir: DataDir, known: Collection[int]) -> None:
-    """Rename the directories of topics that nobody knows, rather than remove them: their manifests may have been
-    damaged."""
+    """Rename the directories of unknown topics instead of removing them: their manifests may be damaged."""
     for name in fs.listdir(datadir.topics_dir):
         topic_id = parse_topic_name(name)
         if topic_id is not None and topic_id not in known:

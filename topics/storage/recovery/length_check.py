@@ -1,10 +1,11 @@
-"""Is every hot `.data` as long as the part of its topic says? A sealed file that was cut short, or that is missing, is
-found at the start, not when somebody reads it years later (`docs/spec/crash.md` 10, `docs/spec/semantics.md` 8.4).
+"""Checks that every hot `.data` is as long as the part of its topic says. A sealed file that was cut short, or that is
+missing, is found at the start and not when it is read years later (`docs/spec/crash.md` 10, `docs/spec/semantics.md`
+8.4).
 
-The start asks for the lengths of `AT_START` files, those of topics with frames in the log first: one call each, a few
-microseconds where the directory is in memory. The rest follows when the daemon is ready. What a file does not have is
-loaded like any other damage: it becomes `corrupt` holes. The cold store is not asked, as no start may wait for it; a
-cold file that is too short is found when it is read, and by `topics verify`.
+The start checks `AT_START` files, those of topics with frames in the log first: one call each, a few microseconds if
+the directory is cached. The rest follows when the daemon is ready. Missing bytes are treated like any other damage:
+their records become `corrupt` holes. The cold store is not asked, because no start may wait for it; a cold file that is
+too short is found when it is read, and by `topics verify`.
 """
 
 from __future__ import annotations
@@ -25,15 +26,15 @@ from topics.telemetry.logs import get_logger
 log = get_logger(__name__)
 
 AT_START: Final = 20_000
-"""Files whose lengths a start asks for."""
+"""Files that are checked before the daemon is ready."""
 
 SLICE: Final = 256
-"""Files whose lengths are asked for in one thread call."""
+"""Files that are checked in one thread call."""
 
 
 def check_at_start(recovered: Recovered, tiers: Tiers, most: int = AT_START) -> list[int]:
-    """Blocking: look at the files of the first topics, and load what is too short. The ids of the topics that are left
-    for later."""
+    """Check the files of the first topics, and load those that are too short. Return the ids of the topics left for
+    later. Blocking."""
     replayed_first = sorted(recovered.topics.values(), key=lambda topic: topic.id not in recovered.replayed)
     later: list[int] = []
     for topic in replayed_first:
@@ -53,21 +54,23 @@ def check_at_start(recovered: Recovered, tiers: Tiers, most: int = AT_START) -> 
 
 
 class LengthCheck:
-    """Looks at what the start has left. `run` is a task."""
+    """Checks the files that the start has left. Made by the engine; `run` is a background task."""
 
     def __init__(
         self, loader: SpanLoader, topics: Mapping[int, Any], account: Callable[[Any], None], offload: Offload
     ) -> None:
-        """`topics` are the running ones by id, each an `Owner`; `account` counts one anew that has lost records."""
+        """`topics` are the live topics by id, each an `Owner`; `account` updates the totals of one that has lost
+        records."""
         self.pending: list[int] = []
-        """Ids of topics whose files nobody has looked at in this life."""
+        """Ids of topics whose files have not been checked since the start."""
         self._loader = loader
         self._topics = topics
         self._account = account
         self._offload = offload
 
     async def run(self) -> None:
-        """Look at all of it, once; until cancelled. What fails for one topic is left to its readers."""
+        """Check all files once. An error about one topic leaves its files to their readers. May be cancelled at any
+        time."""
         while self.pending:
             topic = self._topics.get(self.pending.pop())
             if topic is None or topic.shelf is None:
@@ -85,7 +88,7 @@ class LengthCheck:
             short = await self._offload.run(Kind.FILES, partial(_short_ones, self._loader.tiers, segments))
             if not short:
                 continue
-            # With nobody at work on the files: one that is being replaced may look too short.
+            # Under the lock, because a file that is being replaced may look too short.
             async with topic.shelf.upkeep:
                 await self._loader.reload(topic, [segments[i].end - 1 for i in short])
                 if not topic.deleted:
@@ -93,5 +96,5 @@ class LengthCheck:
 
 
 def _short_ones(tiers: Tiers, segments: Sequence[Segment]) -> list[int]:
-    """Blocking: the positions of those whose `.data` is too short."""
+    """Return the indexes of the segments whose `.data` is too short. Blocking."""
     return [i for i, segment in enumerate(segments) if shortened_to(tiers, segment) is not None]

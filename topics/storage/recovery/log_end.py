@@ -1,8 +1,8 @@
 """Where a shard's log ends, or is damaged (`docs/spec/storage.md` section 3, `docs/spec/crash.md` 4 and 5).
 
-Replay stops at bytes that are no frame. Here it is decided whether they are the torn end of writes that no sync has
-covered, or damage: bytes that were on disk and are not any more. What is vouched for decides; what stands behind the
-bytes (`frame_search`) tells what may be vouched for, where the log goes on, and how many seqs of which topic are gone.
+Replay stops at bytes that are no frame. This module decides whether they are the torn end of writes that no sync has
+covered, or damage: bytes that were on disk and are not any more. Bytes below a vouched position are damage. The frames
+behind the bytes (`frame_search`) tell the vouched position, where the log continues, and how many seqs are missing.
 """
 
 from __future__ import annotations
@@ -34,9 +34,9 @@ log = get_logger(__name__)
 
 
 WAL_FILE_BYTES: Final = 64 << 20
-"""How long files of the log are made where nobody says otherwise (`TOPICS_WAL_FILE_BYTES`)."""
+"""Default length of a file of the log (`TOPICS_WAL_FILE_BYTES`)."""
 MOST_FILE_BYTES: Final = 1 << 30
-"""No more than so many bytes are taken for lost with the end of a file."""
+"""The most bytes that are assumed lost with the end of a file."""
 
 
 class OpenEnd(NamedTuple):
@@ -49,30 +49,30 @@ class OpenEnd(NamedTuple):
     at: int
     """Offset of the first bytes that are no frame."""
     reason: str
-    """Why they are none (`Scan.reason`)."""
+    """Why those bytes are no frame (`Scan.reason`)."""
     batch_at: int
     """Offset behind the last whole batch."""
     batch_count: int
-    """Ordinal of the frame there."""
+    """Ordinal of the next frame."""
 
 
 def was_cut_short(file: LogFile, head: WalHead, at: int) -> bool:
     """Return True if a file that has no FileEnd has lost its end. `at` is where its frames stop, or where replay would
     have begun.
 
-    Of a file of version 1 nobody can tell, unless it ends before replay begins.
+    This cannot be told of a file of version 1, unless it ends before replay begins.
     """
     if file.size < at:
         return True
     if head.salt is None:
         return False
     tail = file.handle.pread(TAIL_BYTES, max(file.size - TAIL_BYTES, 0))
-    # A single byte is a bit that flipped.
+    # A single byte that is not zero is a flipped bit.
     return at > file.size - TAIL_BYTES or len(tail) - tail.count(0) > 1
 
 
 class LogEnds:
-    """Judges the ends of logs, with what replay knows when it meets them. Blocking."""
+    """Judges the ends of logs, with what replay knows at that moment. Blocking."""
 
     def __init__(
         self,
@@ -89,10 +89,9 @@ class LogEnds:
         self._file_bytes = file_bytes
 
     def judge(self, end: OpenEnd, handle: File) -> None:
-        """Note in `end.shard` that its log ends there, at the torn end of what no sync has covered, or at zeros
-        (`docs/spec/crash.md` 4).
+        """Note in `end.shard` that its log ends there, at a torn end or at zeros (`docs/spec/crash.md` 4).
 
-        Raises Damage if it does not end there, OSError.
+        Raises Damage if the log does not end there, and OSError.
         """
         shard, file, following = end.shard, end.file, end.following
         search = LogFile(handle, handle.size(), file.ordinal, file.head.salt)
@@ -117,18 +116,19 @@ class LogEnds:
         if cut:
             stop = self._most(search.size)
         elif following is None and stop == search.size and known:
-            # There is nothing behind: what is zeros up to the end was not vouched for.
+            # No frame follows. Zeros at the end of the file that nothing vouches for are not part of the damage.
             stop = max(end.at if clean else end_of_bytes(handle, end.at, search.size), vouched)
         raise self._damage(end, on._replace(stop=stop), lost_end=lost_end)
 
     def without_header(self, end: OpenEnd, size: int) -> Damage:
-        """The damage that a file of `size` bytes is of which nothing can be verified: `end` is where replay would have
-        begun. Raises OSError."""
+        """Return the damage of a file of `size` bytes without a valid beginning, so that none of it can be verified.
+        `end` is where replay would have begun. Raises OSError."""
         stop = self._most(size) if end.following is None else size
         return self._damage(end, Behind(stop, {}, 0), lost_end=True)
 
     def _damage(self, end: OpenEnd, on: Behind, *, lost_end: bool) -> Damage:
-        """All from `end` up to where the log goes on. `lost_end`: nothing tells how long the file was."""
+        """Return the damage from `end` up to where the log continues. `lost_end`: the original length of the file is
+        unknown."""
         shard, file, following = end.shard, end.file, end.following
         topics = self._topics.values()
         replaces = 1 if following is None else max(following - end.batch_count - on.frames, 0)
@@ -149,7 +149,7 @@ class LogEnds:
         )
 
     def _most(self, size: int) -> int:
-        """Up to where a file may have had frames that is `size` bytes long now and has lost its end."""
+        """Return how long a file that has lost its end and has `size` bytes now may have been."""
         return max(size, min(self._file_bytes, MOST_FILE_BYTES))
 
     def _replayed(self) -> dict[int, TopicReplayed]:
@@ -159,7 +159,7 @@ class LogEnds:
         }
 
     def _losses(self, shard: RecoveredShard, later: Mapping[int, SeqBehind], ordinal: int) -> dict[int, LostSeqs]:
-        """The seqs that the bad range held, by topic id."""
+        """Return the seqs that the bad range held, by topic id."""
         losses: dict[int, LostSeqs] = {}
         told = any(not one.exact for one in later.values())
         known = {**self._first_seqs_of_later_files(shard, ordinal), **later}
@@ -169,7 +169,7 @@ class LogEnds:
             if topic is not None and topic_id not in known:
                 ours = self._shard_of(topic.id) == shard.shard
                 if ours and topic.config.durability == "ephemeral":
-                    # Its seqs are no frames; what the range may have held is the reserve that they were taken from.
+                    # Its records have no frames; the range may have held the reserve of its seqs.
                     losses[topic_id] = LostSeqs(head + 1, max(head, topic.ceiling) + MOST_RESERVED)
                 elif not told and ours:
                     losses[topic_id] = LostSeqs(head + 1, None)
@@ -181,7 +181,7 @@ class LogEnds:
         return losses
 
     def _first_seqs_of_later_files(self, shard: RecoveredShard, ordinal: int) -> dict[int, SeqBehind]:
-        """The first Append of each topic in the files behind `ordinal`."""
+        """Return the first Append of each topic in the files behind `ordinal`."""
         firsts: dict[int, SeqBehind] = {}
         for file in self._files.of_shard(shard.shard):
             if file.ordinal <= ordinal or file.head.problem is not None:

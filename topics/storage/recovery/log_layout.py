@@ -1,8 +1,7 @@
 """Which files of the log count, shard by shard (`docs/spec/storage.md` sections 1 and 6).
 
-Responsible for the directories of shards and the names of files in them. After a change of the shard count files of the
-old layout may still be there; they are left out (`docs/spec/crash.md` 14). What is in a file is `shard_replay`'s
-business.
+Responsible for the directories of shards and the names of files in them. After a change of the shard count, files of
+the old layout may still exist; they are left out (`docs/spec/crash.md` 14). `shard_replay` reads the files.
 """
 
 from __future__ import annotations
@@ -17,12 +16,12 @@ from topics.storage.wal.wal_head import read_heads, wal_format
 
 
 def shards_with_files(fs: Fs, datadir: DataDir) -> list[FoundShard]:
-    """Blocking: every shard of every layout that has a file. Raises OSError."""
+    """Return every shard of every layout that has a file. Blocking. Raises OSError."""
     return [found for found in discover_shards(fs, datadir) if ordinals_in(fs, found.path)]
 
 
 def ordinals_in(fs: Fs, directory: str, least: int = 0) -> list[int]:
-    """Blocking: the ordinals of a shard's files from `least` on, ascending. Raises OSError."""
+    """Return the ordinals of a shard's files from `least` on, ascending. Blocking. Raises OSError."""
     found = (parse_wal_name(name) for name in fs.listdir(directory))
     return sorted(ordinal for ordinal in found if ordinal is not None and ordinal >= least)
 
@@ -31,10 +30,10 @@ class LogLayout:
     """The shards that count, and their files. Blocking."""
 
     def __init__(self, fs: Fs, datadir: DataDir, snapshot: Snapshot | None, found: list[FoundShard]) -> None:
-        """`found` are the shards of all layouts that have a file. Raises DataDirError if nothing tells two layouts
-        apart, OSError."""
+        """`found` are the shards of all layouts that have a file. Raises DataDirError if two layouts cannot be told
+        apart, and OSError."""
         self.first_ordinal = 0
-        """Files below it belong to an old layout."""
+        """Files with lower ordinals belong to an old layout."""
         self.shards = found
         self._fs = fs
         self._datadir = datadir
@@ -46,8 +45,8 @@ class LogLayout:
     def _leave_out_old(self, snapshot: Snapshot) -> None:
         """Keep the shards of the layout that the snapshot has announced.
 
-        The old files go only when every new one is there. So as long as one of them is left, a new one that is missing
-        was never made; after that it is lost, and recovery refuses.
+        Old files are removed only when every new one exists. So while there is an old one, a missing new file was never
+        made; after that it is lost, and recovery refuses.
         """
         first = self.first_ordinal = min(position[0] for position in snapshot.positions.values())
         count, datadir = snapshot.shards, self._datadir
@@ -57,15 +56,15 @@ class LogLayout:
         self.shards = shards if old else [shard for shard in shards if self.ordinals(shard)]
 
     def ordinals(self, shard: FoundShard) -> list[int]:
-        """The ordinals of a shard's files, ascending. Raises OSError."""
+        """Return the ordinals of a shard's files, ascending. Raises OSError."""
         return ordinals_in(self._fs, shard.path, self.first_ordinal)
 
     def size(self) -> int:
-        """Bytes of all files. Raises OSError."""
+        """Return the bytes of all files. Raises OSError."""
         return sum(self.file_size(shard, ordinal) for shard in self.shards for ordinal in self.ordinals(shard))
 
     def file_size(self, shard: FoundShard, ordinal: int) -> int:
-        """Bytes of one file. Raises OSError."""
+        """Return the bytes of one file. Raises OSError."""
         handle = self._fs.open(wal_path(shard.path, ordinal), read_only=True)
         try:
             return handle.size()
@@ -73,7 +72,7 @@ class LogLayout:
             handle.close()
 
     def register(self, files: WalFiles) -> None:
-        """Give every file an id, and note how it begins. Raises OSError, also for a file that goes meanwhile."""
+        """Give every file an id, and read its beginning. Raises OSError, also if a file is removed meanwhile."""
         version = wal_format(self._fs, self._datadir)
         for shard in self.shards:
             heads = read_heads(self._fs, shard.path, ordinals_in(self._fs, shard.path), version=version)

@@ -1,8 +1,8 @@
-"""Copies whose bytes are not there, now that the ends of all shards are known (`docs/spec/crash.md` 16).
+"""Copies whose bytes are missing, found when the ends of all shards are known (`docs/spec/crash.md` 16).
 
-Responsible for two losses that replay cannot see when it meets a record: bytes behind the end of another shard's log,
-and bytes in a range that salvage has given up and that nobody has looked at. What was lost becomes a hole in memory,
-and a verdict (`verdicts`).
+Responsible for two losses that replay does not see when it meets a record: bytes beyond the end of another shard's log,
+and bytes in a range that salvage has given up and that replay has not read. Lost records become a hole in memory, and a
+verdict (`verdicts`).
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class LostCopies:
         self._filled = any(shard.fillers for shard in shards.values())
 
     def find(self, topics: Collection[RecoveredTopic]) -> dict[int, list[LostRun]]:
-        """Make holes of the records without bytes; what was lost of copies, by topic id."""
+        """Make holes of the records without bytes. Return the lost copies by topic id."""
         if self._filled:
             for topic in topics:
                 self._give_up_filled(topic)
@@ -44,7 +44,7 @@ class LostCopies:
         return found
 
     def _of_topic(self, topic: RecoveredTopic) -> list[LostRun]:
-        """The live copies without bytes, one by one: they are lost, or were damaged."""
+        """Return the live copies without bytes, one by one, with the reason: lost or damaged."""
         lost: list[LostRun] = []
         for run in topic.log.index.capture_raw(topic.log.head_seq):
             for i, flag in enumerate(run.flags):
@@ -59,7 +59,7 @@ class LostCopies:
         return lost
 
     def _give_up_filled(self, topic: RecoveredTopic) -> None:
-        """Records that a part knows of, in the log where salvage has given it up: replay has not looked at them."""
+        """Make holes of records of a part whose bytes salvage has given up: replay has not read them."""
         for run in topic.log.index.capture_raw(topic.log.head_seq):
             for i, flag in enumerate(run.flags):
                 if flag >= FLAG_DERIVED or run.dead[i] or not self._is_filled(run.file[i], run.offset[i]):
@@ -70,13 +70,13 @@ class LostCopies:
                 topic.part = None
 
     def _is_given_up(self, file: int, offset: int) -> bool:
-        """Return True if salvage has given up the bytes there, or they are in a segment: then they were on disk."""
+        """Return True if salvage has given up the bytes there, or they are in a segment: then they were on disk
+        once."""
         kind = self._files.place_of(file)[0] if file else ""
         return kind == "segment" or self._is_filled(file, offset)
 
     def _is_filled(self, file: int, offset: int) -> bool:
-        """Return True if salvage has given up the bytes there: a copy that the snapshot knows of was not looked at
-        before."""
+        """Return True if salvage has given up the bytes there."""
         if not self._filled:
             return False
         kind, shard, ordinal = self._files.place_of(file) if file else ("", 0, 0)
@@ -85,7 +85,7 @@ class LostCopies:
         )
 
     def _is_beyond(self, file: int, end: int) -> bool:
-        """Return True if a frame that ends there is not in the log as it was recovered."""
+        """Return True if a frame that ends there is not in the recovered log."""
         if not file:
             return True
         kind, shard, ordinal = self._files.place_of(file)
@@ -96,13 +96,13 @@ class LostCopies:
 
 
 def copied_topics(topics: Iterable[RecoveredTopic], files: WalFiles) -> set[int]:
-    """Ids of topics, gone ones among them, with segments that copies are made of."""
+    """Return the ids of topics, deleted ones among them, with segments that copies point to."""
     needed = (file for topic in topics if topic.copies is not None for file in topic.copies.files)
     return {owner for kind, owner, _ in map(files.place_of, filter(None, needed)) if kind == "segment"}
 
 
 def _joined(lost: Sequence[LostRun]) -> list[LostRun]:
-    """The same with neighbours of one reason as one run."""
+    """Return the runs with neighbours of one reason joined."""
     joined: list[LostRun] = []
     for run in lost:
         if joined and joined[-1].last + 1 == run.first and joined[-1].reason == run.reason:

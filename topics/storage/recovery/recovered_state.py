@@ -1,8 +1,8 @@
-"""What recovery comes to: topics and shards, as replay finds them and `verdicts` judges them (`docs/spec/storage.md`
+"""The result of recovery: topics and shards, as replay finds them and `verdicts` judges them (`docs/spec/storage.md`
 section 3).
 
-Responsible for the state alone, and for the columns of stored records that replay asks for on its way. How the state
-comes about is the business of `replay` and of the modules that it names; a log that cannot be read is `damage`'s.
+Responsible for the state alone, and for the columns of stored records that replay needs. `replay` and the modules it
+names build the state; `damage` reports a log that cannot be read.
 """
 
 from __future__ import annotations
@@ -39,13 +39,13 @@ from topics.telemetry.logs import get_logger
 log = get_logger(__name__)
 
 NO_LEASES_RUN: Final = Instant(0, 0)
-"""For those who only look at a directory: when leases end is not asked."""
+"""For callers that only inspect a directory, and do not need to know when leases end."""
 
 T = TypeVar("T")
 
 
 class LostRun(NamedTuple):
-    """Neighbouring seqs of one topic, both ends inclusive, that are gone for one reason."""
+    """Neighbouring seqs of one topic, both ends inclusive, that are lost for one reason."""
 
     first: int
     last: int
@@ -53,14 +53,14 @@ class LostRun(NamedTuple):
 
 
 class StashedRecords(NamedTuple):
-    """Neighbouring records of an `ephemeral` topic that stand in the log before the ConfigUpdate that makes them
-    count (`docs/spec/crash.md` 24)."""
+    """Neighbouring records of an `ephemeral` topic in the log that count only with the ConfigUpdate behind them
+    (`docs/spec/crash.md` 24)."""
 
     first_seq: int
     file_id: int
-    """Of the WAL file, as `WalFiles` counts."""
+    """Id of the WAL file in `WalFiles`."""
     offsets: list[int]
-    """Where each frame begins in the file."""
+    """Offset of each frame in the file."""
     totals: list[int]
     """The bytes of each frame, its length field included."""
     origins: list[Origin | None]
@@ -70,7 +70,7 @@ class FilledRange(NamedTuple):
     """Bytes of the log that salvage has given up: offsets `start` (inclusive) to `stop` (exclusive) of a file."""
 
     ordinal: int
-    """Of the file's first frame."""
+    """Ordinal of the file's first frame."""
     start: int
     stop: int
 
@@ -81,11 +81,11 @@ class BareFiller(NamedTuple):
     place: Position
     end: Position
     heads: Mapping[int, int]
-    """By topic id, the head there, of each topic that the range may have held records of."""
+    """The heads, at that place, of the topics that the range may have held records of, by id."""
 
 
 class RecoveredTopic:
-    """A topic as recovery knows it. Times are ms since the epoch, by the retention clock where nothing else is said."""
+    """A topic as recovery knows it. Times are epoch ms of the retention clock, unless stated otherwise."""
 
     __slots__ = (
         "base",
@@ -123,39 +123,39 @@ class RecoveredTopic:
         self.ceiling = 0
         """The highest seq that may have been given out (`docs/spec/crash.md` 1)."""
         self.end = Position(-1, 0)
-        """Behind the last frame of the topic that is in here; frames before it are skipped (`docs/spec/crash.md` 8)."""
+        """End of the last frame that is in this state; earlier frames are skipped (`docs/spec/crash.md` 8)."""
         self.keys: DedupeWindow | None = None
         """Idempotency keys."""
         self.last_write: int | None = None
         self.last_read: int | None = None
         self.part: bytes | None = None
-        """Its part of the snapshot, as long as nothing has been found that is newer."""
+        """Its part in the snapshot, until something newer is found."""
         self.base: bytes | None = None
-        """The part that replay began with, which the log leads on from; None if the log has all of it."""
+        """The part that replay began with; None if the whole topic is in the log."""
         self.segments: list[Segment] = []
         self.rewritten: set[Segment] = set()
-        """Where the manifest cannot be read: segments whose `.data` is another file than the part means."""
+        """If the manifest cannot be read: segments whose `.data` is another file than the part means."""
         self.emptied: set[Segment] = set()
-        """Likewise those that have no file any more."""
+        """If the manifest cannot be read: segments that have no file any more."""
         self.queue = Leases() if config.type == "queue" else None
         self.copies: CopyTable | None = None
         self.incoming: dict[str, Router] = {}
-        """The routers that feed it, by name."""
+        """The routers that lead into it, by name."""
         self.origins: OriginSet | None = None
-        """Which records it has taken, if a router may bring each only once (`docs/spec/crash.md` 19)."""
+        """The origins it has taken, if a router into it is `exactly_once` (`docs/spec/crash.md` 19)."""
         self.missing: dict[int, None] = {}
-        """Copies whose bytes were not found where they should be; some may be gone for other reasons by the end."""
+        """Copies whose bytes were not found in their place; some may die for other reasons before the log ends."""
         self.stage: StageOf | None = None
         self.used_at: int | None = None
-        """When a stage was last used, by the clock of windows, if its part says so."""
+        """When a stage was last used (window clock), if its part says so."""
         self.commit_keys: CommitKeys | None = None
         self.forwarded_to = 0
-        """The highest seq of it that a router has dealt with: there was one, whatever has become of it."""
+        """The highest seq that a router has copied or skipped: so that seq existed, whatever the log has now."""
         self.stash: list[StashedRecords] = []
         """Records that an `ephemeral` topic is writing out; they count when its ConfigUpdate follows."""
         self.doomed = False
-        """Its files are gone, so what the log says of it cannot be worked out any more: the log must come to say that
-        it was deleted."""
+        """True if its files are missing, so that its frames cannot be applied: the log must say later that it was
+        deleted."""
 
 
 class RecoveredShard:
@@ -186,31 +186,31 @@ class RecoveredShard:
         self.file: WalFile | None = None
         """The last file that was read."""
         self.end = 0
-        """Offset in it, behind the last whole batch."""
+        """Offset in that file behind the last whole batch."""
         self.ended = False
-        """The last file is complete (FileEnd): its successor was never named."""
+        """True if the last file is complete (FileEnd) and its successor never got its name."""
         self.frame_count = 0
         """Ordinal of the frame at `end`."""
         self.last_seqs: dict[int, int] = {}
-        """By topic id, the last seq in the last file."""
+        """The last seq of each topic in the last file, by topic id."""
         self.fillers: list[FilledRange] = []
         """Ranges that salvage has given up (`docs/spec/crash.md` 15)."""
         self.bare_fillers: list[BareFiller] = []
-        """Those of them without a verdict, as long as it is not known what they held (`bare_fillers`)."""
+        """The ranges without a verdict, until it is known what they held (`bare_fillers`)."""
         self.vouched = Position(0, 0)
-        """Up to where a sync is known to have covered the log (`docs/spec/crash.md` 4 and 5)."""
+        """The position up to which a sync is known to have covered the log (`docs/spec/crash.md` 4 and 5)."""
         self.boot_id: str | None = None
-        """Of the machine's boot in which the log was written last; None if nothing says."""
+        """Id of the machine's boot in which the log was last written; None if unknown."""
         self.identity: str | None = None
-        """Of the data directory at that time; None if nothing says."""
+        """Identity of the data directory at that time; None if unknown."""
         self.shards = 0
-        """How many shards the directory had at that time; 0 if nothing says."""
+        """How many shards the directory had at that time; 0 if unknown."""
         self.failed_shards: set[int] = set()
-        """Other shards of which this one has noted that they failed (`docs/spec/crash.md` 3)."""
+        """Other shards whose failure is noted in this one (`docs/spec/crash.md` 3)."""
         self.clean = False
-        """The last frame is a clean-stop mark."""
+        """True if the last frame is a clean-stop mark."""
         self.truncated: Position | None = None
-        """Where the torn end begins that has to be cut off; None if there is none."""
+        """Where the torn end begins, which has to be cut off; None without one."""
 
 
 MALFORMED: Final = (
@@ -223,12 +223,12 @@ MALFORMED: Final = (
     TypeError,
     ValueError,
 )
-"""What comes of values whose checksum holds and that nobody has written: which of them depends on the value."""
+"""The exceptions that values with a valid checksum but malformed content may raise; which one depends on the value."""
 
 
 @contextmanager
 def understood(what: str) -> Iterator[None]:
-    """Raises DataDirError where something cannot be made sense of, although its checksum holds."""
+    """Run a body; turn the exceptions of malformed content into DataDirError. `what` is named in the message."""
     try:
         yield
     except (*MALFORMED, cbor2.CBORDecodeError) as error:
@@ -236,28 +236,28 @@ def understood(what: str) -> Iterator[None]:
 
 
 class _Ahead(NamedTuple):
-    """A span of which the files say less than its part."""
+    """A span whose part counts more live records than its files have."""
 
     topic: RecoveredTopic
     live: int
-    """How many records the part counts as live; which ones may be known to nobody."""
+    """How many records the part counts as live; it may be unknown which ones."""
     unflagged: int
-    """How many deletions are to be written to the files, before replay has added any."""
+    """How many deletions were to be flagged in the files, before replay has added any."""
     dropped: bool
-    """There are no files at all. So no deletion by tag finds anything there, and the others are about live records."""
+    """True if there are no files at all. Then deletions by tag find nothing there; others are of live records."""
 
     def is_over(self, span: Span) -> bool:
-        """Whether replay has deleted as many as were live, one by one: the others had been deleted before."""
+        """Return True if replay has deleted as many records as were live: then the others had been deleted before."""
         return self.dropped and len(span.unflagged or ()) - self.unflagged >= self.live
 
 
 class Columns:
-    """Loads columns that replay asks for; keeps only the last few in memory.
+    """Loads columns that replay needs; keeps only the last few spans in memory.
 
-    Files may be newer than the part that replay begins with: the manifest that knew of them was damaged, or a crash
-    came before it. Records that a file does not have any more, or flags as deleted, are live for replay as they are for
-    the part, until a frame says what has become of them: an eviction moves the floor only where it takes something, and
-    what was deleted is not damaged. What the files say is looked at again when replay is over (`settle`).
+    Files may be newer than the part that replay begins with: the manifest that knew of them is damaged, or a crash came
+    before it was written. Records that a file no longer has, or flags as deleted, are live for replay as they are for
+    the part, until a frame deletes or evicts them: an eviction moves the floor only if it evicts a live record, and
+    deleted records are not damaged ones. When replay is over, the files are asked again (`settle`).
     """
 
     KEPT: Final = 16
@@ -265,13 +265,14 @@ class Columns:
     def __init__(self, tiers: Tiers) -> None:
         self.tiers = tiers
         self.damaged: dict[int, list[tuple[int, int]]] = {}
-        """By topic id, the records that were found to be damaged and were not known to be lost."""
+        """Records that were found damaged and were not known to be lost, by topic id."""
         self._loaded: deque[Span] = deque()
         self._replaying = True
         self._ahead: dict[Span, _Ahead] = {}
 
     def run(self, topic: RecoveredTopic, operation: Callable[[], T]) -> T:
-        """Call `operation`, as often as it asks for columns. Raises OSError if the disk does not answer."""
+        """Call `operation`, load the columns that it raises NotLoaded for, and repeat until it succeeds. Raises OSError
+        if the disk does not answer."""
         while True:
             try:
                 return operation()
@@ -282,15 +283,14 @@ class Columns:
                     self._load(topic, span)
 
     def look_at(self, topic: RecoveredTopic, span: Span) -> None:
-        """Load a span, to find out what is wrong with it. Raises OSError if the disk does not answer."""
+        """Load a span to find its damage. Raises OSError if the disk does not answer."""
         while len(self._loaded) > self.KEPT:
             self._forget()
         if not span.loaded:
             self._load(topic, span)
 
     def add_hole(self, topic: RecoveredTopic, first: int, last: int, reason: LossReason) -> None:
-        """Note in the topic's log that these seqs are gone (`TopicLog.add_hole`). Raises OSError if the disk does not
-        answer."""
+        """Make these seqs of the topic lost (`TopicLog.add_hole`). Raises OSError if the disk does not answer."""
         self.run(topic, partial(topic.log.add_hole, first, last, reason))
 
     def _load(self, topic: RecoveredTopic, span: Span) -> None:
@@ -306,8 +306,8 @@ class Columns:
         if later:
             columns, damaged = self._as_of_part(span, columns), []
         if self.run(topic, partial(topic.log.attach, span, columns)) and topic.log.stored.holds(span):
-            # Somebody was flagging deletions that are newer than the part. One of .data and .idx may have a flag that
-            # the other has not, and which of them is read is another question each time.
+            # Deletions that are newer than the part were being flagged. A flag may be in only one of .data and .idx,
+            # and either of the two may be read next time.
             span.unflag()
         if later and (found.damaged or columns is not found.columns) and span not in self._ahead:
             self._ahead[span] = _Ahead(topic, live, len(span.unflagged or ()), self._was_dropped(segment))
@@ -320,14 +320,14 @@ class Columns:
         self._loaded.append(span)
 
     def _was_dropped(self, segment: Segment) -> bool:
-        """Whether a hot segment has no file left."""
+        """Return True if a hot segment has no file left."""
         names = [segment_name(segment.first, kind) for kind in ("data", "idx", "tags")]
         return segment.tier == "hot" and not any(self.tiers.hot.exists(segment.topic_id, name) for name in names)
 
     @staticmethod
     def _as_of_part(span: Span, columns: SpanColumns) -> SpanColumns:
-        """The columns with every record live that the part may count as such; the same ones if it counts no more of
-        them than the files."""
+        """Return the columns with every record live that the part may count as live; unchanged if the part counts no
+        more live records than the files."""
         known = {seq - span.first for seq in span.unflagged or ()}
         newer = [i for i in range(span.start, span.n) if columns.dead[i] == DELETED and i not in known]
         by_part = span.n - span.start - span.live - span.lost - sum(i >= span.start for i in known)
@@ -339,8 +339,8 @@ class Columns:
         return columns._replace(dead=bytes(dead))
 
     def settle(self, topics: Mapping[int, RecoveredTopic]) -> None:
-        """Replay is over, and `topics` are there: what is left of records that the files do not have is as the files
-        say, deleted or damaged. Raises OSError if the disk does not answer."""
+        """Take over what the files say, because replay is over: records that the files do not have are deleted or
+        damaged. Raises OSError if the disk does not answer."""
         self._replaying = False
         for span, ahead in self._ahead.items():
             topic = ahead.topic
@@ -357,7 +357,8 @@ class Columns:
                 self._settle_files(topic)
 
     def _settle_files(self, topic: RecoveredTopic) -> None:
-        """What the log says of records whose tags have left the files with them replay cannot tell: the files do."""
+        """Take over from the files which records were deleted by tag, where the tags have left the files with the
+        records."""
         for span in topic.log.stored.all():
             segment = span.segment
             if not topic.log.stored.holds(span) or not isinstance(segment, Segment):
@@ -374,7 +375,7 @@ class Columns:
         self._loaded.popleft().detach()
 
     def forget_all(self) -> None:
-        """Replay is over: the daemon counts what is in memory from here on."""
+        """Drop all columns: from here on the daemon's cache counts what is in memory."""
         while self._loaded:
             self._forget()
 
@@ -387,36 +388,36 @@ class Recovered(NamedTuple):
     files: WalFiles
     next_topic_id: int
     clock: int
-    """The retention clock, ms since the epoch."""
+    """The retention clock (epoch ms)."""
     now: Instant
-    """The moment from which leases and windows run on."""
+    """The moment from which leases and windows continue."""
     snapshot_number: int
     snapshots_damaged: bool
-    """Whether there are some that cannot be read, or that are missing."""
+    """True if some snapshots cannot be read or are missing."""
     failed: set[int]
-    """Shards of which others have noted that they failed."""
+    """Shards whose failure is noted in other shards."""
     starts: dict[int, ShardPosition]
-    """By shard, where replay has begun."""
+    """Where replay has begun, by shard."""
     new_layout: bool
-    """The snapshot is from a change of the shard count; files of the old layout may still be there."""
+    """True if the snapshot is from a change of the shard count; files of the old layout may still exist."""
     replayed: set[int]
-    """Ids of topics with frames in the range that was replayed: work on their files may have been cut short."""
+    """Ids of topics with frames in the replayed range: work on their files may have been interrupted."""
     directories: set[int]
-    """Ids of topics, gone ones among them, that have a directory."""
+    """Ids of topics, deleted ones among them, that have a directory."""
     generations: dict[int, int]
-    """By topic id, of the manifests that count, where it is not 0."""
+    """Generations of the manifests that count, by topic id, if not 0."""
     columns: Columns
     copied_topics: set[int]
-    """Topics, gone ones among them, with segments that copies are made of."""
+    """Ids of topics, deleted ones among them, with segments that copies point to."""
     missing: dict[int, list[LostRun]]
-    """By topic id, copies whose bytes are gone. They are holes by now."""
+    """Copies whose bytes are missing, by topic id. They are holes already."""
 
 
 def shard_of(topic_id: int, shards: int) -> int:
-    """A topic's shard (`docs/spec/storage.md` section 2)."""
+    """Return a topic's shard (`docs/spec/storage.md` section 2)."""
     return frames.digest(topic_id.to_bytes(8, "little")) % shards
 
 
 def shard_count(fs: Fs, datadir: DataDir) -> int:
-    """How many shards the directory holds; 0 for an empty one."""
+    """Return how many shards the directory has; 0 for an empty one."""
     return len(discover_shards(fs, datadir))

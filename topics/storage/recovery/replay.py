@@ -1,27 +1,27 @@
 """Recovery: from a data directory to topics in memory, and the judgement between a torn end and damage
 (`docs/spec/storage.md` section 3).
 
-Responsible for the order of things: what replay leads on from (`stored_parts`, `substitute_snapshot`), one shard after
-another (`log_layout`, `shard_replay`), and what follows for all topics together (`topic_catalog`, `lost_copies`,
+Responsible for the order of the steps: finding where replay begins (`stored_parts`, `substitute_snapshot`), one shard
+after another (`log_layout`, `shard_replay`), and the work on all topics together (`topic_catalog`, `lost_copies`,
 `copy_replay`).
 
 Theory of operation
 -------------------
-The newest valid snapshot gives the topics as of a position in each shard; each shard is replayed from there. A frame
-that belongs to a topic and lies before that topic's own position in the snapshot is skipped: it is in there already.
-Replay applies what the log says and decides nothing by itself: evictions are logged, so are deletions, so are the
-holes that an earlier recovery has found (`topic_replay`).
+The newest valid snapshot gives the topics as of a position in each shard; each shard is replayed from there. A frame of
+a topic before that topic's own position in the snapshot is skipped: the snapshot has it already. Replay applies what
+the log says and decides nothing by itself: evictions and deletions are logged, and so are the holes that an earlier
+recovery has found (`topic_replay`).
 
-*The end.* What a sync has covered is vouched for: by a Synced frame, by a snapshot, by the existence of a later file.
-A bad frame at or after the highest vouched position of the shard is the torn end of unsynced writes and is cut off,
+*The end.* What a sync has covered is vouched for: by a Synced frame, by a snapshot, by the existence of a later file. A
+bad frame at or after the highest vouched position of the shard is the torn end of unsynced writes and is cut off,
 together with the batch that it tears. A bad frame before it is damage: bytes that were on disk and are not any more
 (`log_end`). Strict recovery then refuses, naming what is affected (`damage`); salvage (`salvage`) replaces the bad
 range by a filler frame of the same length that carries the verdict, and recovery begins again.
 
-*The verdict.* A topic whose class does not wait for syncs may have shown seqs that are gone. Its head becomes its
+*The verdict.* A topic whose class does not wait for syncs may have shown seqs that are lost now. Its head becomes its
 ceiling, and the seqs between are a `lost` hole, unless the machine stayed up (the boot id and the directory are the
-same and no sync has failed), in which case what write(2) took is still there. The verdict is logged and synced
-(`ShardOpen` and its Hole frames) before anybody is served, and so is everything that was replayed: bytes beyond the
+same and no sync has failed), in which case everything that write(2) took still exists. The verdict is logged and synced
+(`ShardOpen` and its Hole frames) before any request is served, and so is everything that was replayed: bytes beyond the
 vouched position are written again, because after a failed sync the page cache may show what the disk does not hold
 (`verdicts`).
 
@@ -77,15 +77,15 @@ def recover(
     file_bytes: int = WAL_FILE_BYTES,
     without_snapshot: bool = False,
 ) -> Recovered:
-    """Read everything. Changes nothing on disk. `now` is the moment from which leases run on, `file_bytes` how long
-    files of the log are made (which says how much one has held that has lost its end).
+    """Read everything. Changes nothing on disk. `now` is the moment from which leases continue, `file_bytes` the length
+    to which files of the log are made (it bounds what a file that has lost its end may have held).
 
-    `windows_by_wall` says that the clock of windows has no mark: then it is not behind the retention clock.
-    `without_snapshot`: where no snapshot can be read and the log was cut, the manifests stand in for it
-    (`substitute_snapshot`); else that is NoSnapshot.
+    `windows_by_wall`: there is no mark of the window clock, so it is taken to be not behind the retention clock.
+    `without_snapshot`: if no snapshot can be read and the log was cut, use the manifests instead
+    (`substitute_snapshot`); without it that is NoSnapshot.
 
-    Raises `Damage` for the first bad range below a synced position, `DataDirError` where the directory cannot be used
-    at all, or holds what nobody has written, checksums or not, `UnknownFrameType` for frames of a newer version.
+    Raises `Damage` for the first bad range below a synced position, `DataDirError` if the directory cannot be used at
+    all, or has content with valid checksums that no version writes, `UnknownFrameType` for frames of a newer version.
     """
     with understood(f"the log of {datadir.root}"):
         base = _find_base(fs, datadir, without_snapshot=without_snapshot)
@@ -96,13 +96,13 @@ def recover(
 
 
 class _Base(NamedTuple):
-    """What replay leads on from."""
+    """The snapshot and the log that replay starts from."""
 
     snapshot: Snapshot | None
     damaged: Sequence[str]
     """A sentence about each newer snapshot that cannot be read."""
     shards: list[FoundShard]
-    """Of all layouts that have files."""
+    """The shards of all layouts that have files."""
 
 
 def _find_base(fs: Fs, datadir: DataDir, *, without_snapshot: bool) -> _Base:
@@ -118,10 +118,10 @@ def _find_base(fs: Fs, datadir: DataDir, *, without_snapshot: bool) -> _Base:
 
 
 class _Replay:
-    """One reading of everything: the topics as they are stored, then the log, then what follows for all of them."""
+    """One reading of everything: the topics as they are stored, then the log, then the work on all topics together."""
 
     def __init__(self, fs: Fs, datadir: DataDir, tiers: Tiers, clock: ReplayClock, base: _Base) -> None:
-        """Raises DataDirError if the snapshot cannot be understood, OSError."""
+        """Raises DataDirError if the snapshot is malformed, and OSError."""
         self._fs = fs
         self._datadir = datadir
         self._base = base
@@ -132,7 +132,7 @@ class _Replay:
         self._topics = TopicCatalog(self._stored, clock)
         self._copies = CopyReplay(fs, self._files, self._columns)
         self._starts: dict[int, ShardPosition] = {}
-        """By shard, where replay begins."""
+        """Where replay begins, by shard."""
         self._shards: list[RecoveredShard] = []
         if base.snapshot is not None:
             try:
@@ -141,7 +141,7 @@ class _Replay:
                 raise DataDirError(f"the newest snapshot of {datadir.root} cannot be understood: {error}") from error
 
     def _load(self, snapshot: Snapshot) -> None:
-        """Take what a snapshot has."""
+        """Take over the contents of a snapshot."""
         clock, topics = self._clock, self._topics
         topics.next_id = snapshot.next_topic_id
         clock.retention = snapshot.clock
@@ -149,7 +149,7 @@ class _Replay:
         topics.load(snapshot.topics)
 
     def read_log(self, progress: Progress, file_bytes: int) -> None:
-        """Replay every shard. Raises what `recover` does."""
+        """Replay every shard. Raises what `recover` raises."""
         fs, datadir, topics = self._fs, self._datadir, self._topics
         layout = LogLayout(fs, datadir, self._base.snapshot, self._base.shards)
         progress.total += layout.size()
@@ -172,9 +172,9 @@ class _Replay:
             self._shards.append(ShardReplay(shared, found, begin, self._base.snapshot).run())
 
     def result(self, *, ids_of_unknown_count: bool) -> Recovered:
-        """What it comes to. `ids_of_unknown_count`: ids of which nothing but frames is left are not given out again.
+        """Return the result. `ids_of_unknown_count`: ids of which only frames are left are not given out again.
 
-        Raises DataDirError if files are missing, OSError.
+        Raises DataDirError if files are missing, and OSError.
         """
         snapshot, damaged, _ = self._base
         topics, shards = self._topics, self._shards

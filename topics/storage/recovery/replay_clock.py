@@ -1,8 +1,8 @@
 """The two clocks as replay finds them, and leases as of one moment (`docs/spec/crash.md` 6, `docs/spec/semantics.md`
 8.2).
 
-The retention clock goes on from the latest time that anything was written with. The clock of windows, by which leases,
-delays and the windows of keys run, is not behind anything that was written by it. How far that is turns out only when
+The retention clock continues from the latest time of anything that was written. The window clock, by which leases,
+delays and the windows of keys run, must not be behind any time that was written by it. That time is known only when
 everything has been read, so replay loads leases as of the moment that is known at its beginning, and moves them in the
 end. Pure.
 """
@@ -17,42 +17,42 @@ from topics.storage.recovery.recovered_state import RecoveredTopic
 
 
 class ReplayClock:
-    """What has been found of the two clocks. All times in ms."""
+    """The times found so far. All in ms."""
 
     __slots__ = ("_by_wall", "retention", "started", "windows")
 
     def __init__(self, started: Instant, *, windows_by_wall: bool) -> None:
-        """`started` is the moment of the start, as far as it is known before replay. `windows_by_wall`: nothing else
-        says where the clock of windows stands, so it is not behind the retention clock."""
+        """`started` is the moment of the start, as far as it is known before replay. `windows_by_wall`: there is no
+        mark of the window clock, so it is taken to be not behind the retention clock."""
         self.started = started
         self.retention = 0
-        """The latest time of anything that was written, since the epoch."""
+        """The latest time of anything that was written (epoch ms)."""
         self.windows = 0
-        """The latest time of the clock of windows that was found."""
+        """The latest time of the window clock that was found."""
         self._by_wall = windows_by_wall
 
     def note_write(self, ts: int) -> None:
-        """Something was written at `ts`, by the retention clock."""
+        """Note a write at `ts`, by the retention clock."""
         self.retention = max(self.retention, ts)
 
     def note_window(self, at: int) -> None:
-        """Something was written at `at`, by the clock of windows."""
+        """Note a write at `at`, by the window clock."""
         self.windows = max(self.windows, at)
 
     def note_keys(self, topic: RecoveredTopic) -> None:
-        """No window of a key that the topic knows of began later than now."""
+        """Note the times of the keys that the topic knows: no window began in the future."""
         if topic.keys is not None:
             self.note_window(topic.keys.last_at)
         if topic.commit_keys is not None:
             self.note_window(topic.commit_keys.last_at)
 
     def now(self) -> Instant:
-        """The moment of the start, when everything has been read."""
+        """Return the moment of the start, when everything has been read."""
         by_wall = self.retention if self._by_wall else 0
         return Instant(self.started.mono, max(self.started.window, self.windows, by_wall))
 
     def move_leases(self, topics: Iterable[RecoveredTopic]) -> Instant:
-        """Move leases and delays to the moment of the start, which is returned: none runs longer than it was given
+        """Move leases and delays to the moment of the start, and return that: none runs longer than it was given
         for."""
         now = self.now()
         if now != self.started:

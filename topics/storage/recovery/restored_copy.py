@@ -1,12 +1,13 @@
-"""A data directory that is a copy: recognised at its first start, so that its topics number on above the original.
+"""A data directory that is a copy of another: recognised at its first start, so that its topics continue with higher
+seqs than the original can have used.
 
-A copy shows a moment of the past. What was appended behind that moment was read by others, under seqs that the copy
-knows nothing of; given out again, they would be two records under one seq (`docs/design/restored-directories.md`). So
-every head moves up by `SKIPPED_SEQS`, more than anybody can have appended since, and readers are told of the seqs
+A copy shows a moment of the past. Records appended after that moment were read by others, under seqs that the copy does
+not know. If it gave these out again, there would be two records under one seq (`docs/design/restored-directories.md`).
+So every head moves up by `SKIPPED_SEQS`, more than can have been appended since, and readers are told of the seqs
 between as `lost`.
 
-A copy is recognised by the file `RESTORED` in it, which `scripts/copy` writes and an operator may; or, where it was not
-stopped cleanly, by a directory that has another inode than when its log was opened.
+A copy is recognised by the file `RESTORED` in it, which `scripts/copy` writes and an operator may; or, if it was not
+stopped cleanly, by a directory with another inode than when its log was opened.
 """
 
 from __future__ import annotations
@@ -18,15 +19,15 @@ from topics.storage.recovery.recovered_state import Recovered, RecoveredShard
 from topics.storage.snapshots.snapshot import ShardPosition
 
 MARK: Final = "RESTORED"
-"""Name of the file in the data directory that says that it is a copy. Its content means nothing."""
+"""Name of the file in the data directory that says that it is a copy. Its content has no meaning."""
 
 SKIPPED_SEQS: Final = 1 << 42
-"""At 100,000 records a second a topic takes more than a year for so many; 2,000 restores stay below 2^53, up to which
-a JSON number is exact everywhere."""
+"""Seqs that every head of a copy skips. At 100,000 records a second a topic takes more than a year for so many; 2,000
+restores stay below 2^53, up to which JSON numbers are exact everywhere."""
 
 
 def is_restored(fs: Fs, root: str, recovered: Recovered, identity: str) -> bool:
-    """Blocking: return True if this is the first start of a copy. `identity`: of the directory as it is now."""
+    """Return True if this is the first start of a copy. `identity` is that of the directory now. Blocking."""
     if fs.exists(join(root, MARK)):
         return True
     return any(
@@ -38,18 +39,19 @@ def is_restored(fs: Fs, root: str, recovered: Recovered, identity: str) -> bool:
 
 
 def _was_stopped(shard: RecoveredShard, start: ShardPosition | None) -> bool:
-    """Return True if a clean stop may have ended the log: its mark does, or the snapshot covers all of it."""
+    """Return True if the log may have ended with a clean stop: with its mark, or covered by the snapshot completely."""
     return shard.clean or (start is not None and shard.frame_count == start.frames)
 
 
 def forget(fs: Fs, root: str) -> None:
-    """Blocking: the heads have been moved, durably. A crash before this moves them once more, which harms nobody."""
+    """Remove the mark, once the heads have been moved durably. A crash before this moves them once more, which does no
+    harm. Blocking."""
     if fs.exists(join(root, MARK)):
         fs.unlink(join(root, MARK))
         fs.sync_dir(root)
 
 
 def _inode(identity: str) -> str:
-    """Of `device:inode` and what may follow it (`witness`); the number of a device may be another one after each
-    boot."""
+    """Return the inode of an identity, `device:inode` and what may follow it (`witness`); device numbers may change at
+    a boot."""
     return identity.partition(" ")[0].rpartition(":")[2]

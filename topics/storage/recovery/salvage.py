@@ -1,11 +1,11 @@
 """Salvage: giving up a damaged range of a WAL file so that the rest can be used (`docs/spec/storage.md` section 3,
 `docs/spec/crash.md` 15).
 
-The bad range is replaced by one *filler*: a ShardOpen frame of exactly its length, whose payload says what was lost.
-No other byte of the file moves, so every position that snapshots, Synced frames and the index know stays what it was.
-The filler is the durable record of the decision: replay turns it into `corrupt` holes, and the next strict start finds
-nothing wrong. Where a range is too short for that the filler is bare, and every replay comes to the same holes by
-itself (`bare_fillers`). So there is no range that is too short. The original file is kept aside.
+The bad range is replaced by one *filler*: a ShardOpen frame of exactly its length, whose payload says what was lost. No
+other byte of the file moves, so every position in snapshots, Synced frames and the index stays valid. The filler is the
+durable record of the decision: replay turns it into `corrupt` holes, and the next strict start finds no damage. If a
+range is too short for a verdict, the filler is bare, and every replay comes to the same holes by itself
+(`bare_fillers`). So no range is too short. The original file is kept aside.
 """
 
 from __future__ import annotations
@@ -28,14 +28,15 @@ log = get_logger(__name__)
 
 COPY_BYTES: Final = 8 << 20
 MOST_BEYOND: Final = 1 << 30
-"""A file may have lost its end. What was vouched for lies no further behind it than a file and a batch are long."""
+"""How far beyond the end of a file a damaged range may reach: a file that has lost its end was at most this much
+longer."""
 
 
 def repair(fs: Fs, damage: Damage) -> None:
-    """Blocking: replace the damaged range by a filler. Atomic: the file is either the old or the repaired one.
+    """Replace the damaged range by a filler. Atomic: the file is either the old or the repaired one. Blocking.
 
-    The repaired copy is made under a temporary name, the original is renamed aside, then the copy takes its name; a
-    crash between the two leaves the copy under `.repaired`, which is finished by `finish_repairs`.
+    The repaired copy is made under a temporary name, the original is renamed aside, then the copy takes its name. A
+    crash between the two renames leaves the copy under `.repaired`; `finish_repairs` completes it.
     """
     where = damage.where
     handle = fs.open(where.path, read_only=True)
@@ -83,7 +84,7 @@ def _write_copy(fs: Fs, damage: Damage, handle: File, path: str) -> None:
             salt = fs.salt()
             write_all(copy, _new_beginning(damage, salt), 0)
         elif salt is None and size < where.start:
-            # Half a frame at its beginning would not be taken for a file of version 1.
+            # A file that began with half a frame would not be recognised as one of version 1.
             write_all(copy, _before(damage, 0).sealed(None, 0), 0)
         else:
             _copy(handle, copy, 0, where.start)
@@ -98,14 +99,14 @@ def _write_copy(fs: Fs, damage: Damage, handle: File, path: str) -> None:
 
 
 def finish_repairs(fs: Fs, directory: str) -> None:
-    """Blocking: finish a swap that a crash has interrupted."""
+    """Finish a swap that a crash has interrupted. Blocking."""
     for name in fs.listdir(directory):
         if name.endswith(".repaired"):
             _swap(fs, f"{directory}/{name.removesuffix('.repaired')}")
 
 
 def _swap(fs: Fs, path: str) -> None:
-    """Keep the original aside, give the repaired copy its name. Repeatable at every step."""
+    """Keep the original aside and give the repaired copy its name. Repeatable at every step."""
     directory = parent(path)
     number = 0
     while fs.exists(f"{path}.{number}.damaged"):
@@ -121,14 +122,14 @@ def _copy(source: File, target: File, start: int, end: int) -> None:
     while start < end:
         window = source.pread(min(COPY_BYTES, end - start), start)
         if not window:
-            return  # the file ends before the range does: what was there reads as zeros
+            return  # the file ends before the range does: the rest reads as zeros
         write_all(target, window, start)
         start += len(window)
 
 
 def _new_beginning(damage: Damage, salt: int) -> bytes:
-    """The header of a file that has lost it, and a filler for what lies before the place from which replay needs it:
-    the snapshot has what was there."""
+    """Return the header of a file that has lost it, and a filler up to the place where replay begins: the snapshot has
+    the content before it."""
     header = encode_file_header(salt, damage.where.ordinal)
     if damage.where.start == len(header):
         return header
@@ -136,7 +137,7 @@ def _new_beginning(damage: Damage, salt: int) -> bytes:
 
 
 def _before(damage: Damage, at: int) -> Unsealed:
-    """A filler from `at` up to the place from which replay needs the file."""
+    """Return a filler from `at` up to the place where replay begins."""
     where = damage.where
     before = bare_filler(damage.frames.first - where.ordinal, where.start - at)
     if before is None:
@@ -145,7 +146,7 @@ def _before(damage: Damage, at: int) -> Unsealed:
 
 
 def _filler(damage: Damage, *, at_least: int, ends_file: bool) -> Unsealed:
-    """A ShardOpen frame as long as the range (longer only where it ends the file) with the verdict in it."""
+    """Return a ShardOpen frame as long as the range (longer only where it ends the file) that contains the verdict."""
     where, affected, lost = damage.where, damage.affected, damage.frames
     holes = {
         topic_id: [first, last if last is not None else first - 1 + _most_lost(affected, topic_id)]
@@ -162,33 +163,34 @@ def _filler(damage: Damage, *, at_least: int, ends_file: bool) -> Unsealed:
         return frames.encode_control(FrameType.SHARD_OPEN, payload)
     if data is None:
         data = bare_filler(1 if last_file else lost.replaces, at_least)
-    if data is None:  # no range of a log that a daemon has written
+    if data is None:  # impossible for a log that a daemon has written
         raise DataDirError(f"the damaged range at {where.start} of {where.path} has no room for a frame: restore it")
     return data
 
 
 def _most_lost(affected: Affected, topic_id: int) -> int:
-    """How many seqs of a topic the range may have held, and ranges in front of it that nobody has given up yet."""
+    """Return how many seqs of a topic the range, and earlier ranges not given up yet, may have held."""
     held = most_seqs(affected.room, routed=topic_id in affected.routed)
     return held + affected.outstanding.get(topic_id, 0)
 
 
 def bare_filler(replaces: int, length: int) -> Unsealed | None:
-    """A filler of exactly `length` bytes that stands for so many frames and says nothing else. None if it is too short,
-    which no range is that has held these frames."""
+    """Return a filler of exactly `length` bytes that stands for so many frames and says nothing else; None if `length`
+    is too short, which no range is that has held these frames."""
     data = _sized({"replaces": replaces} if replaces != 1 else {}, length)
     if data is None and replaces == 1:
-        # One byte more than the shortest filler: an empty map whose length takes a byte of its own.
+        # One byte more than the shortest filler: an empty map whose length is encoded in an extra byte.
         data = frames.seal_payloads([(FrameType.SHARD_OPEN, b"\xb8\x00", 0)], topic_id=0, ts=0)
     return data if data is not None and len(data) == length else None
 
 
 def _sized(payload: Mapping[str, object], length: int) -> Unsealed | None:
-    """The frame with a pad that makes it exactly `length` bytes; None if it is too long, or too close for a pad."""
+    """Return the frame with a pad that makes it exactly `length` bytes; None if it is too long, or too close for a
+    pad."""
     bare = frames.encode_control(FrameType.SHARD_OPEN, payload)
     if len(bare) == length:
         return bare
-    # The length prefixes of CBOR jump by a byte now and then: a key of another length makes up for it.
+    # The length prefixes of CBOR grow by a byte at certain lengths: a key of another length compensates for it.
     for key in ("", "-", "--"):
         for prefixes in (2, 3, 4, 6):
             pad = length - len(bare) - len(key) - prefixes

@@ -1,8 +1,8 @@
-"""The replay of one shard of the log, from where the snapshot ends to the end of its last file
-(`docs/spec/storage.md` section 3, `docs/spec/crash.md` 2 to 5).
+"""The replay of one shard of the log, from where the snapshot ends to the end of its last file (`docs/spec/storage.md`
+section 3, `docs/spec/crash.md` 2 to 5).
 
-Responsible for the order of its files, which has no gap, for frames about the shard itself, and for handing batches
-about topics to `topic_replay`. Where a file does not end in FileEnd, `log_end` judges.
+Responsible for the order of its files, which must have no gap, for frames about the shard itself, and for passing
+batches about topics to `topic_replay`. If a file does not end in FileEnd, `log_end` judges.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _TOPIC_DELETE: Final = int(FrameType.TOPIC_DELETE)
 
 
 class ReplayTools(NamedTuple):
-    """What the replays of all shards share."""
+    """The objects that the replays of all shards share."""
 
     fs: Fs
     progress: Progress
@@ -49,14 +49,14 @@ class ReplayTools(NamedTuple):
     frames: TopicReplay
     ends: LogEnds
     shard_of: Callable[[int], int]
-    """The shard of a topic, by its id."""
+    """Returns the shard of a topic id."""
 
 
 class ShardReplay:
     """Replays one shard, once. Blocking."""
 
     def __init__(self, tools: ReplayTools, found: FoundShard, begin: ShardPosition, snapshot: Snapshot | None) -> None:
-        """`begin` is where the snapshot ends; without one, where the log does."""
+        """`begin` is where the snapshot ends; without a snapshot, where the log begins."""
         self._tools = tools
         self._found = found
         self._begin = begin
@@ -64,15 +64,15 @@ class ShardReplay:
         self._shard = shard = RecoveredShard(found.shard, found.path)
         shard.vouched = Position(begin.ordinal, begin.offset)
         if snapshot is not None and found.shard in snapshot.positions:
-            # One that the manifests stand in for knows neither; the frames may.
+            # A substitute made from manifests knows neither; the frames may.
             shard.boot_id, shard.identity = snapshot.boot_id or None, snapshot.identity or None
             shard.shards = snapshot.shards
 
     def run(self) -> RecoveredShard:
         """Replay the shard to its end.
 
-        Raises Damage, DataDirError if a file is missing, UnknownFrameType, OSError, and anything if a payload is not
-        what it should be.
+        Raises Damage, DataDirError if a file is missing, UnknownFrameType, OSError, and any exception for a malformed
+        payload.
         """
         layout, progress, begin, shard = self._tools.layout, self._tools.progress, self._begin, self._shard
         ordinals = layout.ordinals(self._found)
@@ -94,8 +94,8 @@ class ShardReplay:
         return shard
 
     def _check_start(self, ordinals: list[int]) -> None:
-        """The log has to reach back to where the snapshot begins, and to the records that the snapshot places in older
-        files."""
+        """Check that the log reaches back to where the snapshot begins, and to the records that the snapshot places in
+        older files."""
         begin = self._begin.ordinal
         if begin not in ordinals:
             if ordinals and ordinals[0] <= begin:
@@ -117,8 +117,8 @@ class ShardReplay:
     # -- one file -----------------------------------------------------------------------------------------------------
 
     def _file(self, file: WalFile, offset: int, count: int, following: int | None) -> int:
-        """Replay one file from `offset`, where the frame of ordinal `count` is; the ordinal of the frame behind it.
-        `following` is the ordinal of the next file, None if this is the last one."""
+        """Replay one file from `offset`, where the frame of ordinal `count` is. Return the ordinal of the frame behind
+        it. `following` is the ordinal of the next file, None if this is the last one."""
         shard, progress, ends = self._shard, self._tools.progress, self._tools.ends
         shard.file = file
         shard.last_seqs = {}
@@ -146,7 +146,7 @@ class ShardReplay:
         )
 
     def _note_end(self, batches: FrameBatches, file: WalFile, following: int | None) -> None:
-        """The file is complete."""
+        """Note a file that is complete."""
         shard = self._shard
         if following is not None and batches.count != following:
             raise self._gap(following, batches.count)
@@ -171,7 +171,7 @@ class ShardReplay:
                 del topics.by_id[topic.id]
             return
         if (file.ordinal, first[0]) < topic.end:
-            # What lies before the topic's own position is in the snapshot already; a run may begin there.
+            # Frames before the topic's own position are in the snapshot already; a run may begin among them.
             batch.rows = [row for row in batch.rows if (file.ordinal, row[0]) >= topic.end]
         if batch.rows:
             topic.part = None
@@ -179,10 +179,10 @@ class ShardReplay:
             self._tools.frames.apply(topic, self._shard, batch)
 
     def _apply_to_shard(self, file: WalFile, frame: Frame, payload: dict[str, Any]) -> None:
-        """Apply a frame that is about the shard itself; others say nothing to replay."""
+        """Apply a frame about the shard itself; types not handled here need nothing done in replay."""
         shard = self._shard
         if frame.type == FrameType.SYNCED:
-            # What it says about bytes behind itself nobody has synced when it was written.
+            # Bytes behind this frame were not synced when it was written, whatever it says.
             vouched = Position(payload["file"], payload["offset"])
             shard.vouched = max(shard.vouched, min(vouched, Position(file.ordinal, frame.offset)))
         elif frame.type == FrameType.FILE_END:
@@ -192,7 +192,7 @@ class ShardReplay:
             self._tools.clock.note_write(payload["clock"])
         elif frame.type == FrameType.SHARD_OPEN:
             if "boot" not in payload and "failed" not in payload:
-                # A file that had lost its end, and is not the last: what was behind the filler is gone as well.
+                # A file that had lost its end and is not the last: frames behind the filler are lost as well.
                 stop = sys.maxsize if payload.get("ends_file") else frame.end
                 shard.fillers.append(FilledRange(file.ordinal, frame.offset, stop))
                 if "holes" not in payload:
@@ -209,15 +209,15 @@ class ShardReplay:
                 shard.failed_shards = set()
 
     def _take_verdict(self, file: WalFile, frame: Frame, holes: Mapping[int, tuple[int, int]]) -> None:
-        """What salvage says of the range that it has given up: first and last seq that is gone, by topic id
-        (`docs/spec/crash.md` 15)."""
+        """Apply the verdict of a filler: first and last lost seq, by topic id (`docs/spec/crash.md` 15)."""
         for topic_id, (first, last) in holes.items():
             topic = self._tools.topics.with_files(topic_id)
             if topic is not None and (file.ordinal, frame.offset) >= topic.end and last > topic.log.head_seq:
                 self._give_up(topic, last, Position(file.ordinal, frame.end), first=first)
 
     def _fill_up(self, last_seqs: Mapping[int, int]) -> None:
-        """What FileEnd knows of and replay has not found was in a range that salvage gave up."""
+        """Make holes of the seqs that FileEnd knows and replay has not found: they were in a range that salvage gave
+        up."""
         for topic_id, last in last_seqs.items():
             topic = self._tools.topics.with_files(topic_id)
             if topic is not None and topic.config.durability != "ephemeral" and last > topic.log.head_seq:
@@ -227,7 +227,7 @@ class ShardReplay:
     # -- ranges that salvage has given up -----------------------------------------------------------------------------
 
     def _note_bare_filler(self, place: Position, end: Position) -> None:
-        """A filler without a verdict: note what is known of each topic whose records it may stand for."""
+        """Note what is known, at a filler without a verdict, of each topic whose records it may stand for."""
         topics, shard = self._tools.topics, self._shard
         heads: dict[int, int] = {}
         for topic_id in sorted(topics.by_id):
@@ -243,16 +243,18 @@ class ShardReplay:
         shard.bare_fillers.append(BareFiller(place, end, heads))
 
     def _settle_bare_fillers(self) -> None:
-        """The log has ended, and nothing behind these fillers has told how many seqs they stand for."""
+        """Decide about the fillers for which no later frame has told how many seqs they stand for, at the end of the
+        log."""
         topics, shard = self._tools.topics, self._shard
         for topic_id, seqs in outstanding(shard.bare_fillers, topics.by_id).items():
             topic = topics.with_files(topic_id)
             if topic is not None:
                 self._give_up(topic, topic.log.head_seq + seqs, shard.bare_fillers[-1].end)
-                shard.last_seqs[topic_id] = topic.log.head_seq  # FileEnd will tell the replays after this one
+                shard.last_seqs[topic_id] = topic.log.head_seq  # FileEnd tells it to later replays
 
     def _give_up(self, topic: RecoveredTopic, last: int, end: Position, *, first: int = 1) -> None:
-        """What a filler that ends at `end` held of a topic: the seqs behind the head, from `first` to `last`."""
+        """Make a hole of the seqs of a topic that a filler ending at `end` held: those behind the head, from `first` to
+        `last`."""
         self._tools.columns.add_hole(topic, max(first, topic.log.head_seq + 1), last, "corrupt")
         topic.part = None
         topic.ceiling = max(topic.ceiling, last)

@@ -1,8 +1,7 @@
-"""Topics as snapshots and manifests have them, which the log leads on from (`docs/spec/crash.md` 8 and 12).
+"""Topics as snapshots and manifests have them, to which the log is applied (`docs/spec/crash.md` 8 and 12).
 
-Responsible for making a topic of its part, and for finding the manifest that is newer than the snapshot's part. A
-topic's manifest is read when the log has the first frame of the topic, not before: most topics have none in the range
-that is replayed.
+Responsible for making a topic from its part, and for finding a manifest that is newer than the snapshot's part. A
+topic's manifest is read at the topic's first frame in the log, not before: most topics have none in the replayed range.
 """
 
 from __future__ import annotations
@@ -37,29 +36,28 @@ log = get_logger(__name__)
 
 
 class StoredParts:
-    """Makes topics of their parts. Blocking; methods raise OSError if the disk does not answer."""
+    """Makes topics from their parts. Blocking; methods raise OSError if the disk does not answer."""
 
     def __init__(self, fs: Fs, datadir: DataDir, tiers: Tiers, clock: ReplayClock) -> None:
         self.directories = {
             topic_id for name in fs.listdir(datadir.topics_dir) if (topic_id := parse_topic_name(name)) is not None
         }
-        """Ids of topics, gone ones among them, that have a directory."""
+        """Ids of topics, deleted ones among them, that have a directory."""
         self.generations: dict[int, int] = {}
-        """By topic id, of the manifests that count, where it is not 0."""
+        """Generations of the manifests that count, by topic id, if not 0."""
         self._fs = fs
         self._datadir = datadir
         self._tiers = tiers
         self._clock = clock
 
     def of_snapshot(self, blob: bytes) -> RecoveredTopic:
-        """The topic of a part of the snapshot. Raises SnapshotDamaged, or one of MALFORMED."""
+        """Return the topic of a part of the snapshot. Raises SnapshotDamaged, or one of MALFORMED."""
         return self._load(decode_part(blob), blob)
 
     def newer(self, topic_id: int, topic: RecoveredTopic | None) -> RecoveredTopic | None:
-        """The topic as of its manifest if that is as new as `topic`, else `topic`, which is as the snapshot has it.
+        """Return the topic as of its manifest if that is as new as `topic`, which is the snapshot's; else `topic`.
 
-        A manifest that cannot be read is logged. Where the files are gone that the topic has by the snapshot, it is
-        doomed.
+        A manifest that cannot be read is logged. If the files are missing that the snapshot's topic has, it is doomed.
         """
         if topic_id not in self.directories and (topic is None or not topic.segments):
             return topic
@@ -73,14 +71,14 @@ class StoredParts:
             if topic is None or not topic.segments:
                 return topic
             if self._fs.exists(directory):
-                # One that is removed has lost its name before it loses a file. So it is damaged.
+                # A topic that is being removed loses its directory's name before its files. So this is damage.
                 return self._without_manifest(topic_id, topic, error)
             topic.doomed = any(segment.tier == "cold" for segment in topic.segments)
             return topic
         except SnapshotDamaged as error:
             return self._without_manifest(topic_id, topic, error)
         try:
-            # One that is just as new may know of segments that were replaced since the snapshot.
+            # A manifest that is just as new may know of segments that were replaced since the snapshot.
             if part.id == topic_id and (topic is None or Position(*part.end) >= topic.end):
                 return self._load(part, None)
         except MALFORMED as error:
@@ -88,7 +86,7 @@ class StoredParts:
         return topic
 
     def _load(self, part: TopicPart, blob: bytes | None) -> RecoveredTopic:
-        """`blob` is the part itself if it is the snapshot's."""
+        """Make a topic. `blob` is the encoded part if it is the snapshot's."""
         log_ = TopicLog.load(part.log) if part.log != USUAL_LOG else TopicLog()
         topic = RecoveredTopic(part.id, part.name, config_from_wire(part.config), log_)
         topic.part = blob
@@ -109,7 +107,7 @@ class StoredParts:
             topic.stage = StageOf(target_id, stage)
             topic.used_at = used_at[0] if used_at else None
         topic.commit_keys = CommitKeys.load(part.commits) if part.commits else None
-        # A manifest may be newer than the snapshot, and the frames that it covers are not looked at.
+        # A manifest may be newer than the snapshot, and the frames that it covers are not read.
         self._clock.note_write(part.last_ts)
         self._clock.note_keys(topic)
         if part.queue is not None:
@@ -118,7 +116,7 @@ class StoredParts:
         return topic
 
     def _without_manifest(self, topic_id: int, topic: RecoveredTopic | None, error: Exception) -> RecoveredTopic | None:
-        """The topic as the snapshot has it, with its files as they are."""
+        """Return the topic as the snapshot has it, with its files as they are found."""
         log.warning("manifest_damaged", topic_id=topic_id, problem=str(error))
         if topic is not None:
             find_files(self._tiers, topic)

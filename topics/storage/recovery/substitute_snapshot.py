@@ -1,13 +1,13 @@
-"""What stands in for a snapshot when none can be read and the log was cut: what the manifests say
+"""A substitute for the snapshot, made from manifests, when no snapshot can be read and the log was cut
 (`docs/spec/storage.md` 3).
 
-A WAL file goes only when every topic with a frame in it has been stored behind that frame, and a topic that has ever
-had a segment was stored into its manifest. So its manifest and what is left of the log are all of it, and replay from
-the first frame there is says the rest: nothing is made up, nothing of such a topic is lost. What only snapshots hold is
-gone: topics that never had a segment and were made before the log begins, with their configuration and the routers that
-feed them. They cannot be announced by a tombstone, as nobody knows their names; who makes one again gets another
-instance, under an id that was never given out. A topic that was deleted, and whose directory has not been removed yet,
-may be back if the log that said so was cut.
+A WAL file is removed only when every topic with a frame in it has been stored behind that frame, and a topic that has
+ever had a segment was stored in its manifest. So its manifest and the rest of the log are complete, and replay begins
+at the first frame there is: no record of such a topic is lost or made up. Topics that were only in snapshots are lost:
+those that never had a segment and were made before the log begins, with their configuration and the routers that lead
+into them. Their names are unknown, so no tombstone can announce it; if such a topic is made again, it is another
+instance, under an id that was never given out. A deleted topic whose directory was not removed yet may come back if the
+log of its deletion was cut.
 """
 
 from __future__ import annotations
@@ -31,10 +31,10 @@ from topics.telemetry.logs import get_logger
 log = get_logger(__name__)
 
 DAMAGED_SUFFIX: Final = ".damaged"
-"""What a directory is called whose manifest could not be read when the others were."""
+"""Suffix of a directory whose manifest could not be read when the others were."""
 
 ID_MARGIN: Final = 1 << 20
-"""Ids that are left out above the highest known one: of topics that nobody knows of any more."""
+"""Ids that are skipped above the highest known one: unknown topics may have had them."""
 
 
 class NoSnapshot(DataDirError):
@@ -44,13 +44,13 @@ class NoSnapshot(DataDirError):
 def stand_in(
     fs: Fs, datadir: DataDir, first: Sequence[tuple[FoundShard, int]], damaged: Sequence[str], *, allowed: bool
 ) -> Snapshot:
-    """Blocking: what takes the place of a snapshot, if it may.
+    """Return a substitute for the snapshot, if that is allowed. Blocking.
 
     `first` is each shard with the ordinal of its first file; `damaged` has a sentence about each snapshot that cannot
-    be read. Raises NoSnapshot where nobody has `allowed` it, DataDirError where it is not a snapshot that is missing,
+    be read. Raises NoSnapshot unless `allowed`, DataDirError if something other than a snapshot is missing, and
     OSError.
     """
-    if not damaged:  # then it may be a file of the log that is missing, and nobody knows what was in it
+    if not damaged:  # then a file of the log may be missing, with unknown content
         raise DataDirError("the WAL does not reach back to its start, and there is no snapshot")
     found = f"no snapshot can be read ({damaged[0]})"
     numbers = {shard.shard for shard, _ in first}
@@ -66,8 +66,8 @@ def stand_in(
 
 
 def _rebuilt_snapshot(fs: Fs, datadir: DataDir, first: Mapping[int, int], shards: int) -> Snapshot:
-    """Blocking: as if a snapshot had been taken where the log begins. `first` is the ordinal of the first file of each
-    shard."""
+    """Return a snapshot as if it had been taken where the log begins. `first` is the ordinal of the first file of each
+    shard. Blocking."""
     names = fs.listdir(datadir.topics_dir)
     ids = [topic_id for name in names if (topic_id := parse_topic_name(name)) is not None]
     bare = (name.removesuffix(DAMAGED_SUFFIX) for name in names)
@@ -82,7 +82,7 @@ def _rebuilt_snapshot(fs: Fs, datadir: DataDir, first: Mapping[int, int], shards
         except (FileNotFoundError, SnapshotDamaged) as error:
             log.error("topic_not_rebuilt", topic_id=topic_id, problem=str(error))
             continue
-        parts[part.name] = part  # of two instances the later one counts
+        parts[part.name] = part  # the later one of two instances counts
     log.error(
         "rebuilt_from_manifests",
         topics=len(parts),

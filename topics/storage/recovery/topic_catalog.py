@@ -1,8 +1,7 @@
-"""Which topics there are, while the log is replayed (`docs/spec/semantics.md` 1, `docs/spec/crash.md` 20).
+"""Which topics exist, while the log is replayed (`docs/spec/semantics.md` 1, `docs/spec/crash.md` 20).
 
-Responsible for finding the topic that a batch is about: as the snapshot has it, as a newer manifest has it, or as the
-log creates it; and for what has to hold of all topics when the log has been read. What a batch does to its topic is
-`topic_replay`'s business.
+Responsible for finding the topic that a batch is about: from the snapshot, from a newer manifest, or created by the
+log; and for checking all topics when the log has been read. `topic_replay` applies batches to their topics.
 """
 
 from __future__ import annotations
@@ -34,23 +33,23 @@ class TopicCatalog:
         self.next_id = 1
         """Above every id that was given out, as far as the log has been read."""
         self.replayed: set[int] = set()
-        """Ids of topics with frames in the range that was replayed."""
+        """Ids of topics with frames in the replayed range."""
         self.unknown: set[int] = set()
-        """Ids that the log has frames of and that are no topic's: of one that is gone, or that nothing tells of."""
+        """Ids in the log without a topic: it was deleted, or nothing is known about it."""
         self._parts = parts
         self._clock = clock
         self._newest: dict[str, int] = {}
-        """By name, the highest id that the log has a creation for."""
+        """The highest id with a creation in the log, by name."""
 
     def load(self, parts: Iterable[bytes]) -> None:
-        """Take the topics of a snapshot. Raises SnapshotDamaged, one of MALFORMED, OSError."""
+        """Take over the topics of a snapshot. Raises SnapshotDamaged, one of MALFORMED, OSError."""
         for blob in parts:
             topic = self._parts.of_snapshot(blob)
             self.by_id[topic.id] = topic
 
     def of_batch(self, batch: FrameBatch) -> RecoveredTopic | None:
-        """The topic that a batch is about; None if there is none (any more). Raises OSError, and anything if a
-        creation is not what it should be."""
+        """Return the topic that a batch is about; None if it does not exist (any more). Raises OSError, and any
+        exception for a malformed creation."""
         first = batch.rows[0]
         kind, topic_id = first[2], first[4]
         topic = self.by_id.get(topic_id)
@@ -67,12 +66,12 @@ class TopicCatalog:
         return topic
 
     def with_files(self, topic_id: int) -> RecoveredTopic | None:
-        """The topic of an id, unless its files are gone."""
+        """Return the topic of an id, unless its files are missing."""
         topic = self.by_id.get(topic_id)
         return topic if topic is not None and not topic.doomed else None
 
     def consulted(self, topic_id: int) -> RecoveredTopic | None:
-        """The same as of its manifest, as if the log had a frame of it here. Raises OSError."""
+        """Return the topic of an id as of its manifest, as if the log had a frame of it here. Raises OSError."""
         topic = self.with_files(topic_id)
         if topic is not None and topic_id not in self.replayed:
             self.replayed.add(topic_id)
@@ -81,7 +80,7 @@ class TopicCatalog:
         return topic
 
     def _newer(self, topic_id: int, topic: RecoveredTopic | None) -> RecoveredTopic | None:
-        """The topic as of its manifest, if it has one and that is newer than what the snapshot has."""
+        """Return the topic as of its manifest, if that is newer than the snapshot."""
         found = self._parts.newer(topic_id, topic)
         if found is not None and found is not topic:
             self.by_id[topic_id] = found
@@ -89,7 +88,7 @@ class TopicCatalog:
         return found
 
     def _create(self, topic: RecoveredTopic | None, frame: Frame, payload: dict[str, Any]) -> RecoveredTopic:
-        """Make the topic that a TopicCreate frame or a Stage frame is about, if a part has not made it already."""
+        """Make the topic of a TopicCreate frame or a Stage frame, unless a part has made it already."""
         self.next_id = max(self.next_id, frame.topic_id + 1)
         self._clock.note_write(frame.ts)
         if frame.type == FrameType.TOPIC_CREATE:
@@ -100,24 +99,23 @@ class TopicCatalog:
         topic.ceiling = payload.get("ceiling", 0)
         if frame.type == FrameType.STAGE:
             topic.stage = StageOf(payload["target"], payload["stage"])
-            topic.last_write = frame.ts  # it is as if it had been used then
+            topic.last_write = frame.ts  # its creation counts as use
         self.by_id[topic.id] = topic
         return topic
 
     # -- when the log has been read -----------------------------------------------------------------------------------
 
     def check_files(self, datadir: DataDir) -> None:
-        """Raises DataDirError if a topic is without its files, and the log does not say that it was deleted."""
+        """Raise DataDirError if the files of a topic are missing and the log does not say that it was deleted."""
         doomed = min((topic.id for topic in self.by_id.values() if topic.doomed), default=None)
         if doomed is not None:
             raise DataDirError(f"files of topic {self.by_id[doomed].name!r} are missing in {datadir.topic_dir(doomed)}")
 
     def drop_superseded(self) -> None:
-        """For one name the highest id wins (`docs/spec/semantics.md` 1), whether that topic is still there or was
-        deleted.
+        """Keep only the highest id of each name (`docs/spec/semantics.md` 1), even if that topic was deleted.
 
-        There are two if a creation failed and was found on the disk all the same, and another one in a shard that had
-        not failed succeeded.
+        There are two if a creation failed and reached the disk all the same, and another one in a shard that had not
+        failed succeeded.
         """
         for topic in list(self.by_id.values()):
             newest = self._newest.get(topic.name, 0)

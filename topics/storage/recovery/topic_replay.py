@@ -1,8 +1,8 @@
 """What frames of the log do to the topic that they are about (`docs/spec/storage.md` section 3).
 
-Replay applies what the log says and decides nothing by itself: evictions are logged, so are deletions, so are the holes
-that an earlier recovery has found (`docs/spec/crash.md` 8). Which topic a batch is about is the business of
-`topic_catalog`; Forwarded frames are `copy_replay`'s.
+Replay applies what the log says and decides nothing by itself: evictions and deletions are logged, and so are the holes
+that an earlier recovery has found (`docs/spec/crash.md` 8). `topic_catalog` finds the topic of a batch; `copy_replay`
+applies Forwarded frames.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ class TopicReplay:
         self._columns = columns
         self._copies = copies
         self._appliers: dict[int, Callable[[RecoveredTopic, Frame, Payload], None]] = {
-            FrameType.TOPIC_CREATE: _nothing,  # the catalog has seen to it
+            FrameType.TOPIC_CREATE: _nothing,  # done by the catalog
             FrameType.TOPIC_DELETE: self._delete_topic,
             FrameType.ROUTER_CREATE: self._create_router,
             FrameType.ROUTER_DELETE: self._delete_router,
@@ -77,10 +77,9 @@ class TopicReplay:
         }
 
     def apply(self, topic: RecoveredTopic, shard: RecoveredShard, batch: FrameBatch) -> None:
-        """Apply a batch of one topic, found in `shard`: its records first, then what the batch says about them.
+        """Apply a batch of one topic, found in `shard`: its records first, then its control frames.
 
-        Raises OSError if the disk does not answer, UnknownFrameType, and anything if a payload is not what it should
-        be.
+        Raises OSError if the disk does not answer, UnknownFrameType, and any exception for a malformed payload.
         """
         if not batch.controls:
             self._append(topic, shard, batch, batch.rows)
@@ -147,17 +146,17 @@ class TopicReplay:
         self._columns.run(topic, partial(topic.log.evict_below, payload["below"], payload["reason"]))
 
     def _hole(self, topic: RecoveredTopic, frame: Frame, payload: Payload) -> None:
-        """An earlier recovery has found seqs to be lost: some between others, or all up to a new head."""
+        """Make a hole that an earlier recovery has found: seqs between others, or all up to a new head."""
         if payload.get("within"):
             self._columns.add_hole(topic, payload["first"], payload["last"], payload["reason"])
         elif payload["last"] > topic.log.head_seq:
-            # Of an `ephemeral` topic an older snapshot knows a lower head than the recovery that has logged this.
+            # An older snapshot of an `ephemeral` topic has a lower head than the recovery that logged this.
             if topic.config.durability != "ephemeral" and payload["first"] > topic.log.head_seq + 1:
                 self._columns.add_hole(topic, topic.log.head_seq + 1, payload["first"] - 1, "corrupt")
             self._columns.add_hole(topic, topic.log.head_seq + 1, payload["last"], payload["reason"])
 
     def _empty(self, topic: RecoveredTopic, _frame: Frame, payload: Payload) -> None:
-        """Nothing is left in some segments, whatever deletions by tag have found in there."""
+        """Empty some segments: no record is left in them, whatever deletions by tag have found there."""
         for first, n in payload.get(EMPTIED, ()):
             named = range(whole(first), whole(first) + whole(n))
             self._columns.run(topic, partial(topic.log.delete_seqs, named))
@@ -183,7 +182,7 @@ class TopicReplay:
             assert isinstance(segment, Segment)
             tags = load_tags(self._columns.tiers, segment)
             seqs = [segment.first + i for i in tags.find(match)]
-            # One segment after another, so that a few columns at a time are enough.
+            # One segment after another, so that only a few spans need their columns at a time.
             hit = array("Q", [seq for seq in seqs if seq < log_.tags.known_from and log_.earliest_seq <= seq <= end])
             if hit:
                 self._columns.run(topic, partial(log_.delete_seqs, hit))
@@ -198,13 +197,13 @@ class TopicReplay:
     def _remember_key(self, topic: RecoveredTopic, frame: Frame, payload: Payload) -> None:
         if topic.keys is None:
             topic.keys = DedupeWindow()
-        at = payload.get("at")  # version 1 has none, and its windows ran by the wall clock
+        at = payload.get("at")  # absent in version 1, whose windows ran by the wall clock
         at = max(frame.ts, topic.log.last_ts) if at is None else whole(at)
         topic.keys.remember(payload["key"], payload["first"], payload["count"], at)
         self._clock.note_keys(topic)
 
     def _remember_commit(self, topic: RecoveredTopic, frame: Frame, payload: Payload) -> None:
-        """Stages were committed; a Stage frame without a key is the creation of one."""
+        """Remember a commit of stages. A Stage frame without a key creates a stage instead."""
         if "key" in payload:
             topic.commit_keys = topic.commit_keys or CommitKeys()
             at = whole(payload.get("at", frame.ts))
@@ -221,7 +220,7 @@ class TopicReplay:
         router = Router.load(payload["router"])
         known = topic.incoming.get(router.name)
         if known is not None and known.source_id == router.source_id:
-            known.config = router.config  # its cursor is where the frames since have brought it
+            known.config = router.config  # its cursor stays where later frames have moved it
         else:
             topic.incoming[router.name] = router
         keep_origins(topic)
@@ -242,15 +241,15 @@ class TopicReplay:
         topic.stash = []
 
     def _leave_ephemeral(self, topic: RecoveredTopic, payload: Payload) -> bool:
-        """The log of the topic is what the frame says, with the records that were written out before it
-        (`docs/spec/crash.md` 24). Return False if the files are gone that it names."""
+        """Rebuild the topic's log from the frame and the records written out before it (`docs/spec/crash.md` 24).
+        Return False if the files that it names are missing."""
         topic.log = TopicLog.load(payload["log"])
         for span in topic.log.stored.all():
             inside = (one for one in topic.segments if one.first <= span.first and span.end <= one.end)
             span.segment = next(inside, None)
             if span.segment is None:
                 return False
-        topic.copies = None  # what is in no segment has been written out
+        topic.copies = None  # copies in no segment have been written out as records
         for stashed in topic.stash:
             topic.log.index.place(stashed.first_seq, stashed.file_id, stashed.offsets, array("I", stashed.totals))
             note_origins(topic, stashed.first_seq, stashed.origins)
@@ -263,4 +262,4 @@ class TopicReplay:
 
 
 def _nothing(topic: RecoveredTopic, frame: Frame, payload: Payload) -> None:
-    """Such a frame changes nothing."""
+    """Do nothing."""

@@ -1,4 +1,4 @@
-"""What recovery decides beyond what the log says, and the end of the log made durable (`docs/spec/crash.md` 2, 3 and
+"""What recovery decides beyond what the log says, and making the end of the log durable (`docs/spec/crash.md` 2, 3 and
 16)."""
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ class Verdict(NamedTuple):
 
     topic_id: int
     hole: tuple[int, int] | None
-    """First and last of the seqs that may have been shown and are gone, at the head; None if there are none."""
+    """First and last seq at the head that may have been shown to readers and are lost; None if there are none."""
     ceiling: int
-    """The topic's, from here on."""
+    """The topic's ceiling from here on."""
     copies: Sequence[LostRun] = ()
     """Copies that are lost, and records that are damaged."""
     dropped: str | None = None
-    """Of a stage that is none any more, what it was called; then the rest says nothing."""
+    """The name of a stage that is dropped, None for no drop; with a name, the other fields have no meaning."""
 
 
 def decide(
@@ -45,8 +45,8 @@ def decide(
     shards: int,
     restored: bool = False,
 ) -> dict[int, list[Verdict]]:
-    """The verdicts by shard; applied to the topics in memory, to be logged and synced before anybody is served.
-    `restored`: the directory is a copy, and this is its first start."""
+    """Return the verdicts by shard, applied to the topics in memory already. They must be logged and synced before any
+    request is served. `restored`: the directory is a copy, and this is its first start."""
     verdicts: dict[int, list[Verdict]] = {}
     by_number = {shard.shard: shard for shard in recovered.shards}
     noted = {number for number in range(shards) if failed(number)}
@@ -59,7 +59,7 @@ def decide(
             and shard.identity == identity
             and number not in recovered.failed
             and number not in noted
-            # What salvage has given up is gone, and may have told of seqs that were shown.
+            # Salvage has given up bytes that may have held seqs that were shown to readers.
             and (not shard.fillers or topic.stage is not None)
         )
         verdict = _decide_topic(topic, recovered.columns, stayed_up=stayed_up, skipped=SKIPPED_SEQS if restored else 0)
@@ -72,8 +72,8 @@ def decide(
 
 
 def drop_stages(recovered: Recovered, verdicts: dict[int, list[Verdict]], shards: int) -> None:
-    """Drop the stages that may not go on, and add that to the verdicts. Called when all is known that this start finds
-    out: what the next one would drop takes no more records."""
+    """Drop the stages that cannot continue, and add that to the verdicts. Must be called when everything else is
+    decided: a stage that the next start would drop must not take more records."""
     for stage in _stages_gone(recovered):
         del recovered.topics[stage.id]
         others = verdicts.setdefault(shard_of(stage.id, shards), [])
@@ -82,8 +82,9 @@ def drop_stages(recovered: Recovered, verdicts: dict[int, list[Verdict]], shards
 
 
 def _stages_gone(recovered: Recovered) -> list[RecoveredTopic]:
-    """The stages that may not go on (`docs/spec/crash.md` 23): the target is gone, or the stage was committed and its
-    deletion has not come to the disk; or something of it was lost, or may have been: no commit may publish the rest."""
+    """Return the stages that cannot continue (`docs/spec/crash.md` 23): the target was deleted; or the stage was
+    committed and its deletion has not reached the disk; or some of its records are or may be lost, so that no commit
+    may publish the rest."""
     gone: list[RecoveredTopic] = []
     newest: dict[StageOf, RecoveredTopic] = {}
     for topic in recovered.topics.values():
@@ -103,8 +104,8 @@ def _stages_gone(recovered: Recovered) -> list[RecoveredTopic]:
 
 
 def note_damage(recovered: Recovered, verdicts: dict[int, list[Verdict]], shards: int) -> None:
-    """Add to the verdicts the records that were found to be damaged: a deletion that comes later must not hide them
-    from the start after that."""
+    """Add the records that were found damaged to the verdicts, so that a later deletion does not hide the damage from
+    the next start."""
     for topic_id, ranges in recovered.columns.damaged.items():
         topic = recovered.topics.get(topic_id)
         if topic is None or topic.config.durability == "ephemeral":
@@ -120,7 +121,7 @@ def note_damage(recovered: Recovered, verdicts: dict[int, list[Verdict]], shards
 
 
 def settle_queues(recovered: Recovered) -> None:
-    """Now that it is known which records there are: forget the jobs that are gone."""
+    """Forget the jobs whose records are gone, now that the live records are known."""
     for topic in recovered.topics.values():
         if topic.queue is not None:
             topic.queue.gone_below(topic.log.earliest_seq)
@@ -128,14 +129,14 @@ def settle_queues(recovered: Recovered) -> None:
 
 
 def _decide_topic(topic: RecoveredTopic, columns: Columns, *, stayed_up: bool, skipped: int) -> Verdict | None:
-    """`skipped`: seqs above every one that the directory knows of, which others may have been given all the same."""
+    """Decide about one topic. `skipped` is how many seqs to skip above every one that the directory knows."""
     durability = topic.config.durability
     head, ceiling = topic.log.head_seq, topic.ceiling
     reached = topic.forwarded_to
     if skipped:
         reached = max(head, ceiling, reached) + skipped
     if durability == "fsync" and reached <= head:
-        topic.ceiling = head  # nothing is reserved for this class, so its part is as good as before
+        topic.ceiling = head  # this class reserves no seqs, so its part stays valid
         return None
     exempt = durability == "disk" and stayed_up and reached <= head
     ceiling = max(reached, 0 if durability == "fsync" else ceiling)
@@ -157,13 +158,12 @@ def _decide_topic(topic: RecoveredTopic, columns: Columns, *, stayed_up: bool, s
 
 
 def secure_end(fs: Fs, shard: RecoveredShard, *, boot_id: str) -> None:
-    """Blocking: cut the shard's last file behind its last whole batch and make all before that durable.
+    """Cut the shard's last file behind its last whole batch and make everything before that durable. Blocking.
 
-    After a failed sync the page cache may show what the disk does not hold, so in the boot that wrote it the file is
-    written again: under another name, as its synced bytes must not be put at risk, which also leaves nothing of a torn
-    end behind. A later boot reads what the disk holds. Behind a clean stop only marks can be unsynced, and they may be
-    written in place. The cut bytes are kept aside if a valid frame is among them: they may interest somebody who looks
-    for lost writes.
+    After a failed sync the page cache may show what the disk does not hold. So in the boot that wrote it the file is
+    written again: under another name, because its synced bytes must not be put at risk, which also removes the torn
+    end. A later boot reads what the disk holds. Behind a clean stop only marks can be unsynced, and they may be written
+    in place. The cut bytes are kept aside if a valid frame is among them, for an operator who looks for lost writes.
     """
     if shard.file is None:
         return
@@ -185,14 +185,14 @@ def secure_end(fs: Fs, shard: RecoveredShard, *, boot_id: str) -> None:
 
 
 def _may_hold_frames(handle: File, shard: RecoveredShard, size: int) -> bool:
-    """Return True if a valid frame is among the bytes that are cut, or if nobody can tell."""
+    """Return True if a valid frame is among the bytes that are cut, or if that is unknown."""
     assert shard.file is not None
     search = FrameSearch(LogFile(handle, size, shard.file.ordinal, shard.file.head.salt), shard.end)
     return next(search.found(), None) is not None or search.exhausted
 
 
 def _write_again(fs: Fs, handle: File, path: str, end: int, *, length: int) -> None:
-    """Replace a file by a copy of its first `end` bytes, with zeros up to `length`, atomically."""
+    """Replace a file atomically by a copy of its first `end` bytes, with zeros up to `length`."""
     copy = fs.open(path + TEMPORARY_SUFFIX, create=True)
     try:
         copy.truncate(0)

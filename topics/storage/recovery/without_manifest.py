@@ -1,13 +1,13 @@
-"""A topic whose manifest cannot be read begins with its part in the snapshot. What was done to its files since then
-only the manifest knew; most of it the files tell.
+"""Finds the files of a topic whose manifest cannot be read. Such a topic begins with its part in the snapshot. Only the
+manifest knew what was done to its files since; most of it can be seen from the files:
 
 - A segment has gone cold: its file is in the cold directory and not in the hot one.
 - Segments were merged into the first of them: the others have no files, and its `.idx` is as long as all of them.
-- A segment was sealed that the part knows as active, and rewritten or moved then. It takes no more records, and is not
-  cut to the length that the part knows.
+- A segment that is active in the part was sealed, then rewritten or moved. It takes no more records, and is not cut to
+  the length that the part knows.
 
-What was deleted by tag out of a file that is gone nobody could tell; of that the log has a mark
-(`topic_segments.EMPTIED`). All else is replayed as the log says it (`recovered_state.Columns`).
+Records deleted by tag from a file that is gone cannot be seen; the log has a mark for them (`topic_segments.EMPTIED`).
+Everything else is replayed from the log (`recovered_state.Columns`).
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ from topics.storage.segments.topic_segments import Segment
 
 
 def find_files(tiers: Tiers, topic: RecoveredTopic) -> None:
-    """Have the segments of a topic, which has just been loaded from a part, be where their files are. Where the disk or
-    the cold store does not answer, the start goes on with what it knows."""
+    """Set the segments of a topic, just loaded from a part, to where their files are. If the disk or the cold store
+    does not answer, the start continues with what the part says."""
     try:
         for segment in topic.segments:
             cold = tiers.cold
@@ -64,7 +64,7 @@ def _is_there(store: SegmentStore, segment: Segment) -> bool:
 
 
 def _layout(tiers: Tiers, segment: Segment) -> Layout | None:
-    """How the segment's `.data` begins; None if it is missing. Raises OSError."""
+    """Return how the segment's `.data` begins; None if it is missing. Raises OSError."""
     try:
         head = tiers.of(segment).read_range(segment.topic_id, segment_name(segment.first, "data"), 0, FILE_HEADER_BYTES)
     except FileNotFoundError:
@@ -73,12 +73,12 @@ def _layout(tiers: Tiers, segment: Segment) -> Layout | None:
 
 
 def _is_another(layout: Layout | None, segment: Segment) -> bool:
-    """Whether `.data` is another file than the part means: a file that is rewritten or merged gets a new salt."""
+    """Return True if `.data` is another file than the part means: a rewritten or merged file gets a new salt."""
     return layout is not None and layout.header is not None and layout.salt != segment.salt
 
 
 def _is_merged(tiers: Tiers, into: Segment, segment: Segment) -> bool:
-    """Whether the `.idx` of `into` is about `segment` too."""
+    """Return True if the `.idx` of `into` covers `segment` too."""
     needed = INDEX_ENTRY_BYTES * (segment.end - into.first)
     if into.tier == "cold" and _length(tiers.hot, into, "idx.cold") >= needed:
         return True
@@ -86,7 +86,7 @@ def _is_merged(tiers: Tiers, into: Segment, segment: Segment) -> bool:
 
 
 def _merged(tiers: Tiers, into: Segment, segment: Segment, layout: Layout | None) -> Segment:
-    """The two as one, in the file of `into`, which is laid out like that."""
+    """Return the two segments as one, in the file of `into`, which has this layout."""
     return Segment(
         into.topic_id,
         into.first,
@@ -101,7 +101,7 @@ def _merged(tiers: Tiers, into: Segment, segment: Segment, layout: Layout | None
 
 
 def _length(store: SegmentStore, segment: Segment, kind: str) -> int:
-    """Of one of its files; 0 if it is missing."""
+    """Return the length of one of its files; 0 if it is missing."""
     try:
         return store.length(segment.topic_id, segment_name(segment.first, kind))
     except OSError:
