@@ -1,12 +1,12 @@
-"""Copies on disk: the Forwarded frame, and what a copy looks like, given the frame that it is made of
-(`docs/spec/semantics.md` section 5, `docs/spec/crash.md` 16 to 19).
+"""Copies on disk: the Forwarded frame, and making a copy from the frame that it points to (`docs/spec/semantics.md`
+section 5, `docs/spec/crash.md` 16 to 19).
 
-A Forwarded frame is a router's cursor and the recipe of what it has made in one: which seqs of the source were looked
-at, which of them became copies, and for each copy where its bytes are, how long they are, and what its origin is. With
-it, replay needs nothing of the source but the bytes, and those only to read them. `docs/storage.md` lists its fields.
+A Forwarded frame is a router's cursor and the *recipe* of its copies in one: which seqs of the source were examined,
+which of them became copies, and for each copy the place and length of its bytes, and its origin. With it, replay needs
+nothing of the source but the bytes, and those only to read the copies. `docs/storage.md` lists its fields.
 
-Bytes are named by place: a WAL file (shard and ordinal) or a segment (topic and first seq), and an offset. That the
-frame there is the right one is told by its origin, which copies of copies pass on.
+Bytes are named by place: a WAL file (shard and ordinal) or a segment (topic and first seq), and an offset. The origin,
+which copies of copies pass on, proves that the frame there is the right one.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from topics.storage.wal.wal_files import Place, WalFiles
 
 READ_GAP: Final = 4096
 READ_BYTES: Final = 1 << 20
-"""Frames closer together than `READ_GAP` share a read of about `READ_BYTES`."""
+"""Frames with at most `READ_GAP` bytes between them share a read of about `READ_BYTES`."""
 
 DROP_NODE: Final = 1
 DROP_TAG: Final = 2
@@ -40,7 +40,7 @@ DROP_TAG: Final = 2
 
 class Recipe(NamedTuple):
     """The copies of one Forwarded frame, column by column. `flags` are those of the index without the derived bit;
-    `sizes` are the bytes of data + meta as the copies have them, `frame_lens` those of the frames on disk."""
+    `sizes` are the bytes of data + meta of the copies, `frame_lens` those of the frames on disk."""
 
     kinds: list[tuple[int, Kind]]
     origin_seqs: Sequence[int]
@@ -54,8 +54,8 @@ class Recipe(NamedTuple):
 class Forwarded(NamedTuple):
     """A Forwarded frame without the recipe.
 
-    The router has looked at the source's seqs `first` to `last`, and `copies` copies have come of it. `chosen` are the
-    seqs that became copies. `trims`: a hole of one seq stands for what the source did not have any more.
+    The router has examined the source's seqs `first` to `last` and made `copies` copies. `chosen` are the seqs that
+    became copies. `trims`: a hole of one seq stands for records that the source has lost.
     """
 
     router: str
@@ -64,7 +64,7 @@ class Forwarded(NamedTuple):
     last: int
     copies: int
     total: int = 0
-    """Copies that the router has made in its life, these included."""
+    """Copies that the router has made since its creation, including these."""
     chosen: Sequence[int] = ()
     trims: bool = False
 
@@ -72,7 +72,7 @@ class Forwarded(NamedTuple):
 def encode_forwarded(
     forwarded: Forwarded, recipe: Recipe | None, place_of: Callable[[int], Place] | None
 ) -> dict[str, Any]:
-    """The payload. Without a recipe the copies are in the same batch, or in no file at all."""
+    """Return the payload. Without a recipe the copies are in the same batch, or in no file at all."""
     payload: dict[str, Any] = {
         "router": forwarded.router,
         "source": forwarded.source,
@@ -93,14 +93,14 @@ def encode_forwarded(
 
 
 def encode_staged(stage_id: int, recipe: Recipe, place_of: Callable[[int], Place]) -> dict[str, Any]:
-    """The payload of a Forwarded frame that no router has made: records of a stage."""
+    """Return the payload of a Forwarded frame of a commit of stages, which no router has made."""
     first, n = recipe.origin_seqs[0], len(recipe.flags)
     return {"source": stage_id, "from": first, "to": first + n - 1, "count": n, **_encode_recipe(recipe, place_of)}
 
 
 def is_staged(payload: Mapping[str, Any]) -> bool:
-    """Whether a Forwarded frame is part of a commit of stages. Its records are first appended in the target, so their
-    flags have no origin."""
+    """Return True if a Forwarded frame is part of a commit of stages. Its records are first appended in the target, so
+    their flags have no origin."""
     return "router" not in payload
 
 
@@ -126,7 +126,7 @@ def _encode_recipe(recipe: Recipe, place_of: Callable[[int], Place]) -> dict[str
 
 
 def _bitmap(chosen: Sequence[int]) -> bytes:
-    """A bit for each seq from the first chosen one on."""
+    """Return a bit for each seq from the first chosen one on."""
     base = chosen[0]
     bits = bytearray((chosen[-1] - base) // 8 + 1)
     for seq in chosen:
@@ -135,8 +135,8 @@ def _bitmap(chosen: Sequence[int]) -> bytes:
 
 
 def _extents(recipe: Recipe) -> list[tuple[int, int, int, int]]:
-    """Runs of frames that follow one another in a file and whose origins have seqs that do: file, count, first origin
-    seq, offset."""
+    """Return runs of frames that follow one another in a file and whose origins have consecutive seqs: file, count,
+    first origin seq, offset."""
     files, seqs, offsets = recipe.files, recipe.origin_seqs, recipe.offsets
     n = len(files)
     ends = map(add, offsets, recipe.frame_lens)
@@ -149,7 +149,7 @@ def _extents(recipe: Recipe) -> list[tuple[int, int, int, int]]:
 
 
 def decode_forwarded(payload: Mapping[str, Any]) -> Forwarded:
-    """The inverse of `encode_forwarded`, without `chosen`."""
+    """Return the frame that `encode_forwarded` was given, without `chosen`."""
     return Forwarded(
         payload["router"],
         payload["source"],
@@ -162,7 +162,7 @@ def decode_forwarded(payload: Mapping[str, Any]) -> Forwarded:
 
 
 def decode_recipe(payload: Mapping[str, Any], file_of: Callable[[Place], int]) -> Recipe | None:
-    """The recipe of a payload, None if it has none. Raises ValueError if it contradicts itself."""
+    """Return the recipe of a payload, None if it has none. Raises ValueError if it contradicts itself."""
     if "kinds" not in payload:
         return None
     kinds = [
@@ -189,7 +189,7 @@ def decode_recipe(payload: Mapping[str, Any], file_of: Callable[[Place], int]) -
 
 
 def read_window(fs: Fs, tiers: Tiers, files: WalFiles, file: int, offset: int, length: int) -> bytes:
-    """Blocking: bytes of a file that copies are made of. FileNotFoundError when it is gone."""
+    """Return bytes of a file that copies point to. Raises FileNotFoundError if it is gone. Blocking."""
     kind, _, _ = files.place_of(file)
     if kind == "segment":
         try:
@@ -206,13 +206,13 @@ def read_window(fs: Fs, tiers: Tiers, files: WalFiles, file: int, offset: int, l
 
 
 def _is_cold(tiers: Tiers, files: WalFiles, file: int) -> bool:
-    """Whether a file is a segment of which the data directory has no `.data`."""
+    """Return True if the file is a segment whose `.data` is not in the data directory."""
     kind, owner, first = files.place_of(file)
     return kind == "segment" and not tiers.hot.exists(owner, segment_name(first, "data"))
 
 
 def _read_segment(store: SegmentStore, files: WalFiles, file: int, offset: int, length: int) -> bytes:
-    """Bytes of a `.data`; its salt is noted in `files`."""
+    """Return bytes of a `.data`, and note its salt in `files`."""
     _, owner, first = files.place_of(file)
     name = segment_name(first, "data")
     head = store.read_range(owner, name, 0, FILE_HEADER_BYTES)
@@ -223,8 +223,8 @@ def _read_segment(store: SegmentStore, files: WalFiles, file: int, offset: int, 
 def open_frames(
     files: WalFiles, file: int, offset: int, window: bytes, starts: Sequence[int], sizes: Sequence[int]
 ) -> list[OpenedRecord | None]:
-    """The frames of `sizes` bytes at these indices of a window, which `read_window` has read at `offset` of a file;
-    None for those that do not verify."""
+    """Decode the frames of `sizes` bytes at these indices of a window, which `read_window` has read at `offset` of a
+    file; None for each that does not verify."""
     kind, owner, _ = files.place_of(file)
     if kind == "segment":
         return open_records(window, starts, sizes, owner, salt=files.salts.get(file), base=offset)
@@ -233,7 +233,8 @@ def open_frames(
 
 
 def dressed(opened: OpenedRecord | None, run: CopyRun, seq: int, ts: int) -> StoredRecord | None:
-    """The copy with this seq and time, as its readers see it; None if the frame is not the one it was made of."""
+    """Return the copy with this seq and time, as its readers see it; None if the frame is not the one it was made
+    from."""
     if opened is None:
         return None
     origin, look = run.origin(seq), run.kind(seq).look
@@ -252,8 +253,8 @@ def dressed(opened: OpenedRecord | None, run: CopyRun, seq: int, ts: int) -> Sto
 def read_copies(
     fs: Fs, tiers: Tiers, files: WalFiles, wanted: FrameRange, runs: Sequence[CopyRun], times: Sequence[int]
 ) -> tuple[list[StoredRecord], list[int]]:
-    """Blocking: the copies that one range of frames makes, and the seqs of those that do not verify. FileNotFoundError
-    or KeyError when the file is gone."""
+    """Return the copies of one range of frames, and the seqs of those that do not verify. Raises FileNotFoundError or
+    KeyError if the file is gone. Blocking."""
     window = read_window(fs, tiers, files, wanted.file, wanted.offset, wanted.length)
     records, damaged = [], []
     frames = open_frames(files, wanted.file, wanted.offset, window, wanted.starts, wanted.frame_lens)
@@ -269,10 +270,10 @@ def read_copies(
 def read_recipe(
     fs: Fs, tiers: Tiers, files: WalFiles, recipe: Recipe, away: set[int] | None = None
 ) -> list[OpenedRecord | None]:
-    """Blocking: the frames that copies are made of; None for those that are not there.
+    """Return the frames that copies point to; None for each that is missing. Blocking.
 
-    `away` gets the indexes of those in segments that cannot be read now, as the cold store does not answer; without it
-    that is an OSError.
+    `away` gets the indexes of those in segments that cannot be read now because the cold store does not answer; without
+    it that is an OSError.
     """
     opened: list[OpenedRecord | None] = []
     for a, b, offset, window, starts in _windows(fs, tiers, files, recipe, away):
@@ -284,8 +285,8 @@ def read_recipe(
 
 
 def holds(fs: Fs, tiers: Tiers, files: WalFiles, recipe: Recipe) -> bool:
-    """Blocking: whether every frame that these copies are made of is there, an Append of their origin. The short way to
-    what `read_recipe` finds out; False also where it takes that."""
+    """Return True if every frame that these copies point to is there, an Append of their origin. Blocking. Faster than
+    `read_recipe`, but may be False although that finds the frames."""
     if len(recipe.kinds) != 1 or any(not file or files.place_of(file)[0] != "wal" for file in set(recipe.files)):
         return False
     topic_id = recipe.kinds[0][1].topic_id
@@ -301,8 +302,8 @@ def holds(fs: Fs, tiers: Tiers, files: WalFiles, recipe: Recipe) -> bool:
 def _windows(
     fs: Fs, tiers: Tiers, files: WalFiles, recipe: Recipe, away: set[int] | None = None
 ) -> Iterator[tuple[int, int, int, bytes | None, list[int]]]:
-    """Copies `a` to `b` (exclusive) whose frames are read in one go, from which offset of the file, what was read
-    (None: it is not there), and where in it each frame begins."""
+    """Yield copies `a` to `b` (exclusive) whose frames are read at a time, the offset of the read, its bytes (None:
+    missing), and where in them each frame begins."""
     at, n = 0, len(recipe.files)
     while at < n:
         to = at + 1

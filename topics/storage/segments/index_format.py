@@ -45,7 +45,7 @@ _CHECKED: Final = struct.Struct("17s3x")
 
 
 class IndexColumns(NamedTuple):
-    """Entries of an `.idx` as columns, as found; `bad` are the positions whose check fails, not to be believed."""
+    """Entries of an `.idx` as columns; `bad` are the positions of entries with a wrong check, not to be believed."""
 
     offset: array[int]
     frame_len: array[int]
@@ -55,7 +55,7 @@ class IndexColumns(NamedTuple):
 
 
 def encode_index(offsets: Sequence[int], lens: Sequence[int], ts: Sequence[int], flags: Sequence[int]) -> bytes:
-    """The entries of contiguous seqs. Of a hole: its reason, 0, its time, IDX_HOLE."""
+    """Return the entries of contiguous seqs. A hole has its reason, 0, its time and IDX_HOLE."""
     count = len(offsets)
     entries = bytearray(INDEX_ENTRY_BYTES * count)
     for at, column in ((0, array("I", offsets)), (4, array("I", lens)), (8, array("Q", ts)), (16, array("B", flags))):
@@ -65,7 +65,7 @@ def encode_index(offsets: Sequence[int], lens: Sequence[int], ts: Sequence[int],
 
 
 def decode_index(blob: bytes) -> IndexColumns:
-    """All whole entries of `blob`; what a crash left of one behind them is ignored."""
+    """Return all whole entries of `blob`; a torn one at the end is ignored."""
     entries = blob[: len(blob) // INDEX_ENTRY_BYTES * INDEX_ENTRY_BYTES]
     checks = bytearray(len(entries) // INDEX_ENTRY_BYTES * 3)
     for i in range(3):
@@ -90,7 +90,7 @@ def _spread(entries: bytearray, at: int, column: bytes, width: int) -> None:
 
 
 def _checks(entries: bytes | bytearray) -> bytes:
-    """What the check of each entry should be, joined."""
+    """Return the correct check of each entry, joined."""
     sums = little_endian(array("Q", starmap(xxh3, _CHECKED.iter_unpack(entries))))
     checks = bytearray(len(sums) // 8 * 3)
     for i in range(3):

@@ -1,9 +1,9 @@
 """`.data` files of segments: the byte layout, and the only functions that write and read it (`docs/spec/storage.md`
 section 4).
 
-A `.data` of version 2 begins with a header (`file_header`), whose salt and the offset of each frame are the seed of
-that frame's checksum; one of version 1 has no header, its frames begin at offset 0 and their checksums have no seed
-(`salt` is None throughout). What a damaged header means is `segment_scan`'s business.
+A `.data` of version 2 begins with a header (`file_header`). Its salt and the offset of each frame are the seed of that
+frame's checksum. One of version 1 has no header, its frames begin at offset 0 and their checksums have no seed (`salt`
+is None throughout). `segment_scan` deals with damaged headers.
 
 A frame of `.data`; `delete_flag` is the only byte that is ever written again:
 
@@ -22,11 +22,11 @@ A frame of `.data`; `delete_flag` is the only byte that is ever written again:
 The payload is that of a WAL Append: `[origin topic u64 | origin seq u64 | hops u8, with HAS_ORIGIN] meta_len u32 | meta
 JSON | data JSON`. So a segment frame is its WAL frame less type and topic, with fewer flags and a flag more.
 
-All integers are little-endian. Nothing here does I/O: which frames make a segment and which bytes are to be believed
-where files disagree is left to those who write and load segments.
+All integers are little-endian. Nothing here does I/O. The writers and loaders of segments decide which frames make a
+segment, and which bytes to believe if files disagree.
 
-What runs per record is C: columns are cut out of joined headers by strided slices and compared as a whole. Only where a
-comparison fails is the run halved until the frames that do not hold are found.
+No Python code runs per record: columns are cut out of joined headers by strided slices and compared as a whole. Only
+when a comparison fails is the run halved until the bad frames are found.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ from topics.storage.wal.frames import (
 )
 
 KEPT_FLAGS: Final = HAS_TAG | HAS_NODE | HAS_ORIGIN
-"""What of a WAL frame's flags goes to the segment."""
+"""The flags of a WAL frame that are kept in the segment."""
 
 
 HEADER_BYTES: Final = 29
@@ -137,7 +137,7 @@ _WAL_KEPT: Final = itemgetter(slice(14, -8))
 _WAL_SUM: Final = itemgetter(slice(-8, None))
 
 
-_HEAD_BYTES: Final = HEADER_BYTES + 4  # with what is `meta_len` where there is neither node, tag nor origin
+_HEAD_BYTES: Final = HEADER_BYTES + 4  # with the `meta_len` of a record that has neither node, tag nor origin
 
 
 _HEAD: Final = itemgetter(slice(0, _HEAD_BYTES))
@@ -162,39 +162,40 @@ _LAST: Final = itemgetter(-1)
 
 
 _FAST_BYTES: Final = 1 << 12
-"""Below that a window is scanned frame by frame: it may be a candidate that is no frame."""
+"""A smaller window is scanned frame by frame, because it may be a candidate that is no frame."""
 
 
 _record: Final = partial(tuple.__new__, StoredRecord)  # `StoredRecord._make` without its Python frame
 
 
 class SegmentDamaged(Exception):
-    """A derived file that is not what was written, or not about this segment: rebuild it from `.data`."""
+    """A derived file that is not as written, or not about this segment: it must be rebuilt from `.data`."""
 
 
 def reads_as_deleted(flag: int) -> bool:
-    """Whether a delete flag hides its record: damage of two bits does not bring a deleted record back."""
+    """Return True if a delete flag hides its record: damage of two bits does not bring a deleted record back."""
     return (flag ^ DELETED_FLAG).bit_count() <= 2
 
 
 def flag_is_valid(flag: int) -> bool:
-    """Whether a delete flag is one that was written; any other is damage, however it reads."""
+    """Return True if a delete flag has one of the two values that are written; any other is damage."""
     return flag in (LIVE_FLAG, DELETED_FLAG)
 
 
 READS_AS_DELETED: Final = bytes(map(reads_as_deleted, range(256)))
-"""The same for a column: `flags.translate(READS_AS_DELETED)` has 1 for deleted, 0 for live."""
+"""`flags.translate(READS_AS_DELETED)` has 1 for deleted, 0 for live."""
 
 
 def delete_flag_offset(offset: int, frame_len: int) -> int:
-    """Where in `.data` the delete flag of a frame lies, from its offset and its bytes on disk."""
+    """Return the offset of a frame's delete flag in `.data`, from its offset and its bytes on disk."""
     return offset + frame_len - 1
 
 
 class Converted(NamedTuple):
-    """Segment frames made of WAL frames: joined in order, their bytes on disk, and which could not be made.
+    """Segment frames made from WAL frames: joined in order, their bytes on disk, and the positions of those that were
+    bad.
 
-    The latter, positions in the lists given, have a length of 0 and nothing in `data`.
+    Bad ones have a length of 0 and no bytes in `data`.
     """
 
     data: bytes
@@ -212,11 +213,11 @@ def convert_appends(
     salt: int | None = None,
     offset: int = 0,
 ) -> Converted:
-    """Segment frames of the WAL Append frames at these indices of `window`, all of them live. `seeds` are those of the
-    WAL file.
+    """Return segment frames of the WAL Append frames at these indices of `window`, all of them live. `seeds` are those
+    of the WAL file.
 
     `frame_lens` are bytes on disk. The new frames are for a `.data` with this `salt`, from `offset` on. A frame that is
-    not an Append of its seq with a checksum that holds is bad. Under a microsecond per record of 100 bytes.
+    not an Append of its seq with a valid checksum is bad. Under a microsecond per record of 100 bytes.
     """
     count = len(starts)
     if not count:
@@ -243,9 +244,9 @@ def _convert(
     salt: int | None,
     offset: int,
 ) -> Converted | None:
-    """The hot loop; None if any of the frames does not hold.
+    """Convert all frames, or return None if any of them is bad. The hot loop.
 
-    Lengths inside of a frame are not looked at: bytes whose checksum holds are those that an append wrote.
+    Lengths inside a frame are not checked: bytes with a valid checksum are those that an append wrote.
     """
     if min(frame_lens) < _WAL_MIN:
         return None
@@ -281,10 +282,12 @@ def convert_derived(
     salt: int | None = None,
     offset: int = 0,
 ) -> Converted | None:
-    """Segment frames of copies that look like the WAL Appends that they are made of, which are those of `topic_id` and
-    `origin_seqs`. None if any of them is not, does not verify, or carries an origin of its own. A microsecond each.
+    """Return segment frames of copies that look like the WAL Appends that they were made from, which are those of
+    `topic_id` and `origin_seqs`. None if any of them is not, does not verify, or carries an origin of its own. A
+    microsecond each.
 
-    `hops` is None for what was staged: it has no origin. `salt` and `offset` as in `convert_appends`."""
+    `hops` is None for committed stage records, which have no origin. `salt` and `offset` as in `convert_appends`.
+    """
     if not frames.are_appends(window, starts, frame_lens, topic_id, origin_seqs, seeds):
         return None
     bodies = []
@@ -306,8 +309,8 @@ def convert_derived(
 def encode_copies(
     records: Sequence[StoredRecord], origins: Sequence[Origin | None], *, salt: int | None = None, offset: int = 0
 ) -> Converted:
-    """Segment frames of copies, from the records as their readers see them; what was staged has no origin. `salt` and
-    `offset` as in `convert_appends`."""
+    """Return segment frames of copies, from the records as their readers see them; committed stage records have no
+    origin. `salt` and `offset` as in `convert_appends`."""
     bodies = []
     for record, origin in zip(records, origins, strict=True):
         prefix = ORIGIN.pack(*origin) if origin is not None else b""
@@ -321,27 +324,28 @@ def encode_copies(
 
 
 def _cut(window: bytes, starts: Sequence[int], frame_lens: Sequence[int]) -> list[bytes]:
-    """The bytes of each frame; one that lies beyond the window is too short, and its checksum will not hold."""
+    """Return the bytes of each frame; one that reaches beyond the window is too short, so that its checksum is
+    wrong."""
     return list(map(window.__getitem__, map(slice, starts, map(add, starts, frame_lens))))
 
 
 def _heads_hold(heads: bytes, stride: int, seq_at: int, frame_lens: Sequence[int], seqs: Sequence[int]) -> bool:
-    """Whether these joined heads are of frames with these lengths and seqs."""
+    """Return True if these joined heads are of frames with these lengths and seqs."""
     return strided_column(heads, 0, "I", stride) == _each_less(frame_lens, 4) and (
         strided_column(heads, seq_at, "Q", stride) == array("Q", seqs)
     )
 
 
 def _each_less(values: Sequence[int], by: int) -> array[int]:
-    """Each of these values below 2**32 less `by`, none of which is less than that: one subtraction of long numbers
-    borrows nothing from one value for the other."""
+    """Return each of these values below 2**32 less `by`. None is less than `by`, so one subtraction of long integers
+    does it without a borrow between values."""
     given = little_endian(values if isinstance(values, array) and values.typecode == "I" else array("I", values))
     less = int.from_bytes(given, "little") - int.from_bytes(_LEN.pack(by) * len(values), "little")
     return from_little_endian("I", less.to_bytes(len(given), "little"))
 
 
 def strided_column(heads: bytes, at: int, typecode: str, stride: int) -> array[int]:
-    """The field at `at` of each of the joined heads, which are `stride` bytes each."""
+    """Return the field at `at` of each of the joined heads, which are `stride` bytes each."""
     width = 8 if typecode == "Q" else 4
     out = bytearray(len(heads) // stride * width)
     for i in range(width):
@@ -350,15 +354,15 @@ def strided_column(heads: bytes, at: int, typecode: str, stride: int) -> array[i
 
 
 def digests(bodies: Iterable[bytes], salt: int | None, starts: Iterable[int], base: int = 0) -> Iterator[int]:
-    """The checksums of frames with these bodies, which begin `starts` behind offset `base` of their file: what
-    `frame_seed` says of each, without a Python call for it."""
+    """Yield the checksums of frames with these bodies, which begin `starts` behind offset `base` of their file. Like
+    `frame_seed` for each, without a Python call per frame."""
     if salt is None:
         return map(xxh3, bodies)
     return map(xxh3, bodies, [salt ^ (base + at) for at in starts])
 
 
 def _join(bodies: Sequence[bytes], lens: array[int], salt: int | None, offset: int) -> bytes:
-    """The frames around these bodies. What is between two of them is packed as one piece, as the WAL's are."""
+    """Return the frames around these bodies. The bytes between two bodies are packed as one piece, as in the WAL."""
     sums = list(digests(bodies, salt, accumulate(lens, initial=offset)))
     parts: list[bytes] = [b""] * (2 * len(bodies) + 1)
     parts[0] = _LEN.pack(lens[0] - 4)
@@ -369,13 +373,13 @@ def _join(bodies: Sequence[bytes], lens: array[int], salt: int | None, offset: i
 
 
 def flags_of_data(data: bytes, frame_lens: Sequence[int]) -> bytes:
-    """The flags of converted frames, from `Converted.data` and `.frame_lens`; 0 for one that could not be made."""
+    """Return the flags of converted frames, from `Converted.data` and `.frame_lens`; 0 for a bad one."""
     starts = frames.offsets_of(0, frame_lens)
     return bytes([data[at + 4] if size else 0 for at, size in zip(starts, frame_lens, strict=True)])
 
 
 def tags_of_data(data: bytes, frame_lens: Sequence[int]) -> list[str | None]:
-    """The tags of converted frames, from `Converted.data` and `.frame_lens`; None for one that could not be made.
+    """Return the tags of converted frames, from `Converted.data` and `.frame_lens`; None for a bad one.
 
     Verifies nothing.
     """
@@ -395,10 +399,10 @@ def tags_of_data(data: bytes, frame_lens: Sequence[int]) -> list[str | None]:
 
 
 class DataScan(NamedTuple):
-    """What a window of `.data` held: its verified frames as columns, and how it ended.
+    """The verified frames of a window of `.data` as columns, and why the scan ended.
 
     `size` is bytes of meta and data, `frame_len` bytes on disk, `delete_flag` as found. `stop` is the offset (in the
-    file) of the first byte not consumed; `reason` is "end" at the file's end, "window" when the window ended inside a
+    file) of the first byte not consumed; `reason` is "end" at the file's end, "window" if the window ended inside a
     frame that may be whole in the file, "bad" at bytes that are no valid frame.
     """
 
@@ -415,10 +419,10 @@ class DataScan(NamedTuple):
 
 
 def scan_data(window: bytes, base: int, *, end: int, salt: int | None = None) -> DataScan:
-    """Verify frames from the start of `window`, which lies at offset `base` of a file with this `salt` and `end` valid
+    """Verify frames from the start of `window`, which is at offset `base` of a file with this `salt` and `end` valid
     bytes.
 
-    What the window has beyond `end` is not looked at.
+    Bytes of the window beyond `end` are ignored.
     """
     if len(window) >= _FAST_BYTES:
         scanned = _scan_valid(window, base, end, salt)
@@ -481,7 +485,7 @@ def scan_data(window: bytes, base: int, *, end: int, salt: int | None = None) ->
 
 
 def _scan_valid(window: bytes, base: int, end: int, salt: int | None) -> DataScan | None:
-    """The same in half the time, for a window of nothing but valid frames without origins; None if it is another."""
+    """Scan a window that has only valid frames without origins, in half the time; None if it is another."""
     size = max(0, min(len(window), end - base))
     starts: list[int] = []
     add_start, unpack_len = starts.append, _LEN.unpack_from
@@ -535,7 +539,7 @@ def _scan_valid(window: bytes, base: int, end: int, salt: int | None) -> DataSca
         tag=tags,
         delete_flag=bytearray(map(_LAST, whole)),
         stop=base + at,
-        # What is left of the window is the beginning of a frame, or of none.
+        # The rest of the window is the beginning of a frame, or no frame.
         reason=scan_data(window[at:], base + at, end=end, salt=salt).reason
         if at < size
         else "end"
@@ -554,10 +558,11 @@ def moved_frames(
     to: int,
     offset: int,
 ) -> bytes:
-    """The frames at these indices of `window`, joined, as they are in a file with the salt `to` from `offset` on.
+    """Return the frames at these indices of `window`, joined, as they are in a file with the salt `to` from `offset`
+    on.
 
-    `window` lies at offset `base` of a file with the salt `salt`. A frame that does not verify does not verify there
-    either; what of one is not in the window is zeros.
+    `window` is at offset `base` of a file with the salt `salt`. A frame that does not verify does not verify in the new
+    place either; bytes of a frame that are not in the window become zeros.
     """
     whole = _cut(window, starts, frame_lens)
     if sum(map(len, whole)) != sum(frame_lens):
@@ -566,7 +571,7 @@ def moved_frames(
     found = from_little_endian("Q", b"".join(map(_FRAME_SUM, whole)))
     before = digests(bodies, salt, starts, base)
     behind = digests(bodies, to, accumulate(frame_lens, initial=offset))
-    sums = map(xor, map(xor, found, before), behind)  # the difference to the right one goes along
+    sums = map(xor, map(xor, found, before), behind)  # a wrong checksum stays wrong by the same difference
     parts: list[bytes] = [b""] * (3 * len(whole))
     parts[0::3] = map(_BEFORE_SUM, whole)
     parts[1::3] = map(_SUM.pack, sums)
@@ -583,11 +588,11 @@ def decode_records(
     salt: int | None = None,
     base: int = 0,
 ) -> tuple[list[StoredRecord], list[int]]:
-    """The records of the frames at these indices of `window`, and the seqs of those that do not verify. `window` lies
-    at offset `base` of a file with this `salt`.
+    """Return the records of the frames at these indices of `window`, and the seqs of those that do not verify. `window`
+    is at offset `base` of a file with this `salt`.
 
-    `frame_lens` are bytes on disk. Delete flags are not looked at: the index says what may be read. Under a microsecond
-    per record of nothing but data, one and a half if the run has tags, nodes or meta.
+    `frame_lens` are bytes on disk. Delete flags are ignored: the index says which records may be read. Under a
+    microsecond per record with data only, one and a half if the run has tags, nodes or meta.
     """
     count = len(starts)
     if not count:
@@ -612,8 +617,8 @@ def open_records(
     salt: int | None = None,
     base: int = 0,
 ) -> list[OpenedRecord | None]:
-    """The records of the frames at these indices of `window`, with their origins, which are this topic and their seqs
-    where they carry no other; None for those that do not verify. `salt` and `base` as in `decode_records`."""
+    """Return the records of the frames at these indices of `window`, with their origins, which are this topic and their
+    own seqs unless they carry others; None for each that does not verify. `salt` and `base` as in `decode_records`."""
     whole = [i for i, at in enumerate(starts) if at + HEADER_BYTES <= len(window)]
     seqs = [_HEADER.unpack_from(window, starts[i])[2] for i in whole]
     places, sizes = [starts[i] for i in whole], [frame_lens[i] for i in whole]
@@ -641,7 +646,7 @@ def _decode(
     salt: int | None,
     base: int,
 ) -> list[StoredRecord] | None:
-    """The hot loop; None if any of the frames does not hold."""
+    """Decode all frames, or return None if any of them is bad. The hot loop."""
     if min(frame_lens) < MIN_FRAME_BYTES:
         return None
     whole = _cut(window, starts, frame_lens)
@@ -663,7 +668,7 @@ def _decode(
 
 
 def _decode_full(whole: Sequence[bytes]) -> list[StoredRecord] | None:
-    """Records of verified frames any of which has more than data; None if lengths do not add up."""
+    """Return records of verified frames of which any has more than data; None if lengths do not add up."""
     unpack, unpack_len = _HEADER.unpack_from, _LEN.unpack_from
     records = []
     for frame in whole:

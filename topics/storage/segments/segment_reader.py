@@ -1,8 +1,8 @@
-"""Reading segments back: the columns and tags of a span, and the bytes of records (`docs/spec/storage.md` section 4).
+"""Reading segments: the columns and tags of a span, and the bytes of records (`docs/spec/storage.md` section 4).
 
-An `.idx` or `.tags` that is missing or does not verify is rebuilt from `.data`; what `.data` does not give back either
-is reported as damaged, never made up. So are records that `.idx` or the part know of and that a shortened `.data` does
-not have any more. Everything here blocks; the daemon runs it in worker threads.
+An `.idx` or `.tags` that is missing or does not verify is rebuilt from `.data`. Records that `.data` does not have are
+reported as damaged, never made up: also those that `.idx` or the part know and that were in the cut end of a shortened
+`.data`. Everything here blocks; the daemon runs it in worker threads.
 """
 
 from __future__ import annotations
@@ -49,13 +49,14 @@ class Scanned(NamedTuple):
 
 
 class Tiers(NamedTuple):
-    """Where segments are. `cold` is None without a cold directory."""
+    """The stores of segments. `cold` is None without a cold directory."""
 
     hot: SegmentStore
     cold: SegmentStore | None
 
     def of(self, segment: Segment) -> SegmentStore:
-        """The store that holds the segment's `.data`. Raises FileNotFoundError for a cold one without a cold store."""
+        """Return the store that has the segment's `.data`. Raises FileNotFoundError for a cold one without a cold
+        store."""
         assert segment.tier != "gone"
         if segment.tier == "hot":
             return self.hot
@@ -65,11 +66,11 @@ class Tiers(NamedTuple):
 
 
 class ColdNeeded(Exception):
-    """The hot copies of a cold segment's derived files do not do."""
+    """The copies of a cold segment's derived files in the hot directory are missing or not usable."""
 
 
 class _NoCold(DirectorySegmentStore):
-    """In the place of a cold store that is not to be asked."""
+    """Stands in for the cold store in calls that must not ask it."""
 
     def __init__(self) -> None:
         pass
@@ -82,11 +83,11 @@ class _NoCold(DirectorySegmentStore):
 
 
 NO_COLD: Final = _NoCold()
-"""With it in the place of the cold store, reading raises ColdNeeded instead of asking that one."""
+"""Used in place of the cold store, so that a read raises ColdNeeded instead of asking it."""
 
 
 def load_columns(tiers: Tiers, segment: Segment, first: int, n: int) -> Loaded:
-    """The columns of the span of `n` slots from `first` on. Raises OSError if the disk does not answer."""
+    """Return the columns of the span of `n` slots from `first` on. Raises OSError if the disk does not answer."""
     if segment.tier == "gone":
         zeros = array("I", bytes(4 * n))
         columns = SpanColumns(
@@ -101,23 +102,23 @@ def load_columns(tiers: Tiers, segment: Segment, first: int, n: int) -> Loaded:
     loaded = scan_segment(tiers, segment, first, n).loaded
     if index is None or not any(flags & IDX_HOLE for flags in index.flags):
         return loaded
-    # What was lost before it had a frame is told from what was deleted by `.idx` alone.
+    # Only `.idx` tells a seq that was lost before it had a frame from one that was deleted.
     states = zip(index.flags, loaded.columns.frame_len, loaded.columns.dead, strict=True)
     dead = bytes(LOST if flags & IDX_HOLE and not size else state for flags, size, state in states)
     return loaded._replace(columns=loaded.columns._replace(dead=dead))
 
 
 def nothing_of(first: int, n: int) -> Loaded:
-    """The span of `n` slots from `first` on as a file has it that is missing."""
+    """Return the span of `n` slots from `first` on as if its file were missing."""
     zeros = array("I", bytes(4 * n))
     columns = SpanColumns(array("Q", bytes(8 * n)), zeros, zeros[:], zeros[:], bytes(n), bytes(n))
     return Loaded(columns, [(first, first + n - 1)])
 
 
 def shortened_to(tiers: Tiers, segment: Segment) -> int | None:
-    """How long a hot `.data` is (0 if it is missing) that is shorter than its part says; None if it is not. Then it has
-    been shortened, or the part is older than the file. The cold store is not asked: a cold file that is too short is
-    found when it is read."""
+    """Return the length of a hot `.data` that is shorter than its part says (0 if missing); None if it is not. Then the
+    file was cut, or the part is older than it. The cold store is not asked: a cold file that is too short is found when
+    read."""
     if segment.tier != "hot":
         return None
     try:
@@ -128,7 +129,8 @@ def shortened_to(tiers: Tiers, segment: Segment) -> int | None:
 
 
 def _beyond(columns: SpanColumns, first: int, length: int) -> list[tuple[int, int]]:
-    """The seqs of live records whose frames end behind the first `length` bytes of `.data`, as inclusive ranges."""
+    """Return the seqs of live records whose frames end behind the first `length` bytes of `.data`, as inclusive
+    ranges."""
     frames = zip(columns.dead, columns.offset, columns.frame_len, strict=True)
     return runs_of(
         seq for seq, (state, offset, size) in enumerate(frames, first) if state == LIVE and offset + size > length
@@ -136,8 +138,8 @@ def _beyond(columns: SpanColumns, first: int, length: int) -> list[tuple[int, in
 
 
 def _read_index(tiers: Tiers, segment: Segment, first: int, n: int) -> IndexColumns | None:
-    """The entries of a span. None if they do not do."""
-    skipped = first - segment.first  # slots of a front that was gone before the span came to be
+    """Return the entries of a span; None if they are not usable."""
+    skipped = first - segment.first  # slots that were dropped before the span was made
     try:
         blob = _derived(tiers, segment, "idx", INDEX_ENTRY_BYTES * skipped, INDEX_ENTRY_BYTES * n)
     except FileNotFoundError:
@@ -152,7 +154,8 @@ def _read_index(tiers: Tiers, segment: Segment, first: int, n: int) -> IndexColu
 
 
 def _from_index(tiers: Tiers, segment: Segment, index: IndexColumns, first: int, n: int) -> Loaded | None:
-    """From `.idx`, and `.tags` for the sizes where they cannot be told from the lengths. None if they do not do."""
+    """Load from `.idx`, and from `.tags` the sizes that cannot be computed from lengths. None if they are not
+    usable."""
     skipped = first - segment.first
     flags = index.flags.translate(_KEPT)
     if any(flags.translate(_LABELLED)):
@@ -174,7 +177,7 @@ def _from_index(tiers: Tiers, segment: Segment, index: IndexColumns, first: int,
 
 
 def _derived(tiers: Tiers, segment: Segment, kind: str, at: int, most: int) -> bytes:
-    """`.idx` or `.tags`; of a cold segment the copy in the hot directory, or else the cold store's.
+    """Read `.idx` or `.tags`; of a cold segment the copy in the hot directory, or else the cold store's.
 
     Raises FileNotFoundError if there is none.
     """
@@ -199,7 +202,7 @@ def _read_tags(tiers: Tiers, segment: Segment) -> SegmentTags | None:
 
 
 def load_tags(tiers: Tiers, segment: Segment) -> SegmentTags:
-    """The tags of a segment, sealed or not; positions count from its first seq. Raises OSError."""
+    """Return the tags of a segment, sealed or not; positions count from its first seq. Raises OSError."""
     found = _read_tags(tiers, segment)
     if found is not None:
         return found
@@ -209,9 +212,10 @@ def load_tags(tiers: Tiers, segment: Segment) -> SegmentTags:
 
 
 def scan_segment(tiers: Tiers, segment: Segment, first: int, n: int) -> Scanned:
-    """Columns and tags from one pass over `.data`. Raises OSError, FileNotFoundError excepted: then all is damaged.
+    """Return columns and tags from one pass over `.data`. Raises OSError. If `.data` is missing, all records are
+    damaged.
 
-    Frames of seqs outside of the range are ignored: a merge that a crash has cut short may have left them.
+    Frames of seqs outside the range are ignored: an interrupted merge may have left them.
     """
     ts, offset, frame_len, size = array("Q", bytes(8 * n)), *(array("I", bytes(4 * n)) for _ in range(3))
     flags, dead = bytearray(n), bytearray(bytes((DELETED,)) * n)
@@ -226,7 +230,7 @@ def scan_segment(tiers: Tiers, segment: Segment, first: int, n: int) -> Scanned:
         for i, seq in enumerate(rows.seq):
             at = seq - first
             if not expected <= seq < first + n:
-                continue  # of another segment, or one that goes back
+                continue  # a seq of another segment, or one that goes back
             if torn and seq > expected:
                 damaged.append((expected, seq - 1))
             torn = False
@@ -246,8 +250,8 @@ def scan_segment(tiers: Tiers, segment: Segment, first: int, n: int) -> Scanned:
 
 
 def _known_live(index: IndexColumns | None, first: int, damaged: list[tuple[int, int]]) -> list[tuple[int, int]]:
-    """What of the damaged ranges was live by `.idx`; all of them if it cannot be believed. What was deleted in there is
-    no loss."""
+    """Return the parts of the damaged ranges that `.idx` says were live; all of them if it cannot be believed. Deleted
+    records are no loss."""
     if index is None:
         return damaged
     live = [
@@ -260,7 +264,7 @@ def _known_live(index: IndexColumns | None, first: int, damaged: list[tuple[int,
 
 
 def runs_of(seqs: Iterable[int]) -> list[tuple[int, int]]:
-    """Ascending seqs as inclusive ranges."""
+    """Return ascending seqs as inclusive ranges."""
     runs: list[tuple[int, int]] = []
     for seq in seqs:
         if runs and runs[-1][1] == seq - 1:
@@ -271,14 +275,14 @@ def runs_of(seqs: Iterable[int]) -> list[tuple[int, int]]:
 
 
 def _frames(tiers: Tiers, segment: Segment) -> Iterator[DataScan | None]:
-    """The verified frames of `.data`, window by window; None where bytes are not what was written, or are missing."""
+    """Yield the verified frames of `.data`, window by window; None for bytes that are not as written, or missing."""
     name = segment_name(segment.first, "data")
     try:
         store = tiers.of(segment)
         length = store.length(segment.topic_id, name)
     except FileNotFoundError:
         if segment.tier == "cold":
-            raise  # the store is away, or somebody has emptied it: no reason to give the records up
+            raise  # the store is unavailable or was emptied: the records must not be given up for that
         yield None
         return
     read = partial(store.read_range, segment.topic_id, name)
@@ -297,7 +301,7 @@ def _frames(tiers: Tiers, segment: Segment) -> Iterator[DataScan | None]:
 
 
 def _entries(tiers: Tiers, segment: Segment) -> list[Entry] | None:
-    """The frames that the segment's `.idx` names; None if it cannot be believed."""
+    """Return the frames that the segment's `.idx` names; None if it cannot be believed."""
     try:
         blob = _derived(tiers, segment, "idx", 0, INDEX_ENTRY_BYTES * segment.n)
     except OSError:
@@ -306,9 +310,9 @@ def _entries(tiers: Tiers, segment: Segment) -> list[Entry] | None:
 
 
 def _fits(segment: Segment, entries: Callable[[], list[Entry] | None], length: int) -> bool:
-    """Return True if a sealed `.data` of version 1 that is shorter than its part says is a whole one all the same: a
-    crash has left the part older than the file, and `.idx` names nothing beyond the file's end. A file of version 2
-    tells by its salt."""
+    """Return True if a sealed `.data` of version 1 that is shorter than its part says is whole all the same: a crash
+    has left the part older than the file, and `.idx` names nothing beyond the file's end. A file of version 2 is told
+    by its salt."""
     if segment.salt is not None or not segment.sealed:
         return False
     named = entries()
@@ -316,7 +320,8 @@ def _fits(segment: Segment, entries: Callable[[], list[Entry] | None], length: i
 
 
 def _fill_times(ts: array[int], frame_len: array[int]) -> None:
-    """Times never decrease: a slot without a frame gets that of the one before it, those in front the first one's."""
+    """Give each slot without a frame the time of the slot before it, those in front the first time. Times never
+    decrease."""
     last = next((time for time, size in zip(ts, frame_len, strict=True) if size), 0)
     for i, size in enumerate(frame_len):
         if size:

@@ -1,21 +1,21 @@
-"""Reading a whole `.data` file from front to back: its header, its frames, and where they go on behind bad bytes
+"""Reading a whole `.data` file from front to back: its header, its frames, and where they continue behind bad bytes
 (`docs/spec/storage.md` sections 4 and 6).
 
-Theory of operation. The header says the salt of the file's checksums; the part has the same salt in the segment's
-entry, for a file whose header is damaged. A header that holds decides, since a crash may have left a part that is older
-than its file.
+Theory of operation. The header has the salt of the file's checksums. The part has the same salt in the segment's entry,
+for a file whose header is damaged. A valid header decides, because a crash may have left a part that is older than its
+file.
 
 Frames follow one another. Where bytes are no valid frame, the search for the next one obeys these rules, so that bytes
-which a client chose are not taken for frames, and intact frames are not given up:
+that a client chose are not taken for frames, and intact frames are not given up:
 
-- In a file of version 2 a checksum that holds was made for this file and this offset: every byte may be looked at.
-- In a file of version 1 a record may hold a valid frame. Where `.idx` verifies, only the places that it names are
-  looked at. Without it the end that the bad frame itself claims comes first, then every byte.
+- In a file of version 2 a valid checksum was made for this file and this offset: a frame may be searched at every byte.
+- In a file of version 1 a record may contain a valid frame. If `.idx` verifies, only the places that it names are
+  searched. Without it, first the end that the bad frame itself claims, then every byte.
 - A frame that was found counts only with a seq above that of the last valid frame and within the segment.
 - The work is bounded: `SEARCH_WORK` times the bytes of the file, with `CANDIDATE_WORK` bytes charged for each place
   that looks like the head of a frame. Beyond the bound the rest of the file is given up.
 
-Everything here blocks on what `read` does.
+Everything here blocks in `read`.
 """
 
 from __future__ import annotations
@@ -43,10 +43,10 @@ from topics.telemetry.logs import get_logger
 log = get_logger(__name__)
 
 SEARCH_WORK: Final = 4
-"""How often the bytes of a file may be checksummed in a search behind bad bytes, all searches of one pass together."""
+"""How many times the bytes of a file may be checksummed by all searches of one pass together."""
 
 CANDIDATE_WORK: Final = 64
-"""Bytes that looking at the head of a frame that is none counts for."""
+"""Bytes that are charged for examining the head of a candidate that is no frame."""
 
 SPARE_WORK: Final = 1 << 20
 """Bytes that a search may always checksum, however short the file."""
@@ -54,20 +54,20 @@ SPARE_WORK: Final = 1 << 20
 _HEADER: Final = struct.Struct("<IBQQHHI")
 
 _NEARLY: Final = 3
-"""Bits in which the first bytes of a file may differ from the magic and still be meant by it. A first frame of version
-1 differs in at least four."""
+"""Bits in which the first bytes of a file may differ from the magic and still count as a damaged header. A first frame
+of version 1 differs in at least four."""
 
 # frame_len not 0, flags of ours, seq below 2**48, ts below 2**48: looked for at every byte, hence the lookahead.
 _CANDIDATE: Final = re.compile(rb"(?=(?!\x00{4}).{4}[\x00-\x03\x20-\x23].{6}\x00\x00.{6}\x00\x00.{8})", re.DOTALL)
 
 Read = Callable[[int, int], bytes]
-"""Bytes of the file, given offset and length; fewer at its end."""
+"""Returns bytes of the file, given offset and length; fewer at its end."""
 
 
 class Layout(NamedTuple):
-    """How a `.data` file is to be read. `salt` is None for version 1, `start` the offset of the first frame; `header`
-    the one that was found to hold. `damage` says what is wrong with the header, None if nothing is. Without a salt, and
-    with damage, no frame of the file can be verified."""
+    """How a `.data` file is to be read. `salt` is None for version 1, `start` is the offset of the first frame,
+    `header` the valid header, `damage` the damage of the header, None for none. With damage and without a salt, no
+    frame of the file can be verified."""
 
     salt: int | None
     start: int
@@ -83,9 +83,9 @@ class BadBytes(NamedTuple):
 
 
 def layout_of(head: bytes, first: int, known: int | None) -> Layout:
-    """The layout of the segment that begins with seq `first`, whose `.data` begins with `head` (at least
-    `FILE_HEADER_BYTES`, or all there is). `known` is the salt that the segment's entry in a part has; None if it has
-    none, or there is no entry.
+    """Return the layout of the segment from seq `first` on, whose `.data` begins with `head` (at least
+    `FILE_HEADER_BYTES`, or the whole file). `known` is the salt in the segment's entry in a part; None if there is
+    none.
 
     A file is read as one of version 1 only if it neither begins nearly like one of version 2, nor is known to be one.
     """
@@ -111,7 +111,7 @@ def layout_of(head: bytes, first: int, known: int | None) -> Layout:
 
 
 def _corrected(head: bytes) -> FileHeader | None:
-    """The header if a single bit of it has changed; None otherwise."""
+    """Return the header if a single bit of it has changed; None otherwise."""
     changed = bytearray(head[:FILE_HEADER_BYTES])
     if len(changed) < FILE_HEADER_BYTES:
         return None
@@ -136,8 +136,8 @@ class Entry(NamedTuple):
 
 
 def entries_of(blob: bytes, first: int, n: int) -> list[Entry] | None:
-    """The frames that an `.idx` names, by ascending offset; None if it does not verify as a whole, or contradicts
-    itself."""
+    """Return the frames that an `.idx` names, by ascending offset; None if it does not verify as a whole, or
+    contradicts itself."""
     if len(blob) < INDEX_ENTRY_BYTES * n:
         return None
     index = decode_index(blob[: INDEX_ENTRY_BYTES * n])
@@ -158,8 +158,8 @@ def entries_of(blob: bytes, first: int, n: int) -> list[Entry] | None:
 
 
 class FrameSearch:
-    """Finds where the frames of one `.data` file go on behind bytes that are none. One object for one pass over a file,
-    as the bound of the work is for all of the pass."""
+    """Finds where the frames of one `.data` file continue behind bad bytes. One object for one pass over a file,
+    because the bound of the work is for the whole pass."""
 
     def __init__(
         self,
@@ -170,8 +170,8 @@ class FrameSearch:
         salt: int | None,
         entries: Callable[[], Sequence[Entry] | None] | None = None,
     ) -> None:
-        """`end` is the number of bytes of the file that count, `seqs` what the segment may hold. `entries` fetches what
-        a valid `.idx` says; it is asked for a file of version 1 only, and at most once."""
+        """`end` is the number of bytes of the file that count, `seqs` the seqs that the segment may have. `entries`
+        returns the entries of a valid `.idx`; it is called for a file of version 1 only, and at most once."""
         self._read = read
         self._end = end
         self._seqs = seqs
@@ -181,8 +181,8 @@ class FrameSearch:
         self._work = SEARCH_WORK * end + SPARE_WORK
 
     def find(self, bad: int, above: int) -> int:
-        """The offset of the first valid frame behind the bad bytes at offset `bad`, with a seq greater than `above`;
-        the end of the file if there is none, or finding it would take too much work."""
+        """Return the offset of the first valid frame behind the bad bytes at offset `bad`, with a seq greater than
+        `above`; the end of the file if there is none, or finding it would take too much work."""
         if self._fetch is not None:
             self._entries, self._fetch = self._fetch(), None
         if self._entries is not None:
@@ -200,7 +200,7 @@ class FrameSearch:
         return self._end
 
     def _claimed_end(self, bad: int) -> int | None:
-        """Where the bad frame ends if its length is right and something else is wrong with it."""
+        """Return where the bad frame ends if its length is right and something else is wrong with it."""
         length = self._read(bad, 4)
         claimed = bad + 4 + int.from_bytes(length, "little")
         return claimed if len(length) == 4 and bad + MIN_FRAME_BYTES <= claimed < self._end else None
@@ -223,8 +223,8 @@ class FrameSearch:
     def _holds(
         self, at: int, above: int, entry: Entry | None = None, *, window: bytes = b"", at_window: int = 0
     ) -> bool:
-        """Return True if there is a valid frame at `at` with a seq greater than `above` that the segment may hold,
-        which is that of `entry` if there is one. `window`, from offset `at_window` on, has been read already."""
+        """Return True if there is a valid frame at `at` with a seq greater than `above` that the segment may have, and
+        that of `entry` if given. `window`, from offset `at_window` on, has been read already."""
         self._work -= CANDIDATE_WORK
         if self._work <= 0:
             return False
@@ -256,8 +256,8 @@ def frames_of(
     seqs: range,
     entries: Callable[[], Sequence[Entry] | None] | None = None,
 ) -> Iterator[DataScan | BadBytes]:
-    """The first `end` bytes of a file from its first frame on, window by window: valid frames, and between them the
-    ranges that hold none, in the order of the file. Parameters as for `FrameSearch`."""
+    """Yield the first `end` bytes of a file from its first frame on, window by window, in the order of the file: valid
+    frames, and the ranges between them that have none. Parameters as for `FrameSearch`."""
     if layout.salt is None and layout.damage is not None:
         yield BadBytes(0, end)
         return

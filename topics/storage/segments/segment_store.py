@@ -1,17 +1,17 @@
-"""The `SegmentStore` seam: where sealed segments live, and a directory as the first implementation
+"""The `SegmentStore` interface: where sealed segments are kept, and a directory that implements it
 (`docs/spec/storage.md` 4).
 
-A store holds *objects*: the files of a topic's segments and its manifest, by topic id and name. Responsible for objects
-that appear whole, stay as they are but for patches, and go for good; which segment is in which store, and which copy
-counts while both have one, is the relocator's business.
+A store keeps *objects*: the files of a topic's segments and its manifest, by topic id and name. Responsible for objects
+that appear whole, change only by patches, and are removed for good. The relocator decides which segment is in which
+store, and which copy counts while both have one.
 
-Every method blocks and belongs in `Offload`: a cold store may be slow, or away. Calls that change one topic's objects
-are made one after the other (its `upkeep` lock); reads come at any time, and calls about different topics from several
-threads.
+Every method blocks and must run in `Offload`: a cold store may be slow, or unavailable. Calls that change one topic's
+objects are made one after the other (its `upkeep` lock); reads come at any time, and calls about different topics from
+several threads.
 
-What is promised after a crash of the machine: what a method that returned has made is there; what a method that raised
-or did not return was making is there whole or not at all. Only the bytes that a `patch` names may be anything then; all
-others are what they were. The assumptions about disks are those of `fs`.
+After a crash of the machine: objects made by a method that returned exist; an object made by a method that raised or
+did not return exists whole or not at all. Only the bytes that a `patch` names may have any value then; all others are
+as before. The assumptions about disks are those of `fs`.
 """
 
 from __future__ import annotations
@@ -24,27 +24,28 @@ from topics.storage.files.datadir import DataDir, parse_topic_name
 from topics.storage.files.fs import TEMPORARY_SUFFIX, Fs, join, parent, write_all
 
 DELETED_SUFFIX: Final = ".deleted"
-"""What the directory of a deleted topic is called while its files go."""
+"""Suffix of the directory of a deleted topic while its files are removed."""
 
 _MAX_KNOWN: Final = 10_000
-"""Directories remembered as durable: a put into one of them syncs nothing above it."""
+"""Directories remembered as durable: a put into one of them syncs nothing above it. At the bound all are forgotten."""
 
 
 class SegmentStore(Protocol):
-    """Objects by topic id and name. See the module for concurrency and durability.
+    """Objects by topic id and name. The module describes concurrency and durability.
 
-    Errors: FileNotFoundError for an object that is not there, any other OSError for a store that fails.
+    Errors: FileNotFoundError for a missing object, any other OSError for a store that fails.
     """
 
     def put(self, topic_id: int, name: str, chunks: Iterable[bytes]) -> int:
-        """Make the joined chunks the content of an object, in place of what it was; returns its length in bytes.
+        """Set the content of an object to the joined chunks, and return its length in bytes.
 
-        Visible all at once, when it is durable. What `chunks` raises comes through, and nothing has changed then.
+        It becomes visible all at once, when it is durable. Exceptions of `chunks` are passed on, and then nothing has
+        changed.
         """
         ...
 
     def read_range(self, topic_id: int, name: str, offset: int, length: int) -> bytes:
-        """`length` bytes from `offset`; fewer only at the end of the object."""
+        """Return `length` bytes from `offset`; fewer only at the end of the object."""
         ...
 
     def patch(self, topic_id: int, name: str, patches: Sequence[tuple[int, bytes]]) -> None:
@@ -56,46 +57,46 @@ class SegmentStore(Protocol):
         ...
 
     def delete(self, topic_id: int, name: str) -> None:
-        """Remove an object; one that is not there is fine. Durable on return."""
+        """Remove an object, if it exists. Durable on return."""
         ...
 
     def exists(self, topic_id: int, name: str) -> bool:
-        """Whether there is such an object."""
+        """Return True if there is such an object."""
         ...
 
     def length(self, topic_id: int, name: str) -> int:
-        """The length of an object in bytes."""
+        """Return the length of an object in bytes."""
         ...
 
     def topics(self) -> list[int]:
-        """The ids of topics that may have objects, ascending; deleted ones are not among them."""
+        """Return the ids of topics that may have objects, ascending, without deleted ones."""
         ...
 
     def delete_topic(self, topic_id: int) -> None:
-        """Remove all of a topic's objects; none is fine.
+        """Remove all of a topic's objects, if any.
 
-        They go together, at the first moment and durably. What is left of their space goes before this returns, or, if
-        it does not return, with `finish_deletions`.
+        They disappear together, at once and durably. Their space is freed before this returns, or, if it does not
+        return, by `finish_deletions`.
         """
         ...
 
     def finish_deletions(self) -> None:
-        """Free what interrupted `delete_topic` calls have left. For the start, and when nothing else is to be done."""
+        """Free the space that interrupted `delete_topic` calls have left. For the start, and for idle times."""
         ...
 
     def discard_unfinished(self, topic_id: int) -> None:
-        """Free what interrupted `put` calls have left of a topic. Nobody may be putting."""
+        """Free the space that interrupted `put` calls of a topic have left. No put may be running."""
         ...
 
     def list(self, topic_id: int) -> list[str]:
-        """The names of a topic's objects, sorted; of an unknown topic none. What is half made is not among them."""
+        """Return the names of a topic's objects, sorted, without unfinished ones; none for an unknown topic."""
         ...
 
 
 class DirectorySegmentStore:
     """A directory laid out like the data directory: `<root>/topics/<id, 16 hex>/<name>`.
 
-    `root` and what is above it are made by the first put. Keeps no file open.
+    `root` and the directories above it are made by the first put. Keeps no file open.
     """
 
     __slots__ = ("_dirs", "_fs", "_known", "_root_known")
@@ -103,8 +104,8 @@ class DirectorySegmentStore:
     def __init__(self, fs: Fs, root: str) -> None:
         self._fs = fs
         self._dirs = DataDir(root)
-        # Topics whose directory, and all above it, we have synced. One that merely exists may be lost with the
-        # machine: whoever made it may have been killed before the sync.
+        # Topics whose directory, and all above it, were synced here. A directory that merely exists may be lost in a
+        # crash: the process that made it may have been killed before the sync.
         self._known: set[int] = set()
         self._root_known = False
 
@@ -136,7 +137,7 @@ class DirectorySegmentStore:
     def read_range(self, topic_id: int, name: str, offset: int, length: int) -> bytes:
         file = self._fs.open(self._path(topic_id, name), read_only=True)
         try:
-            return file.pread(min(length, max(0, file.size() - offset)), offset)  # "the rest" needs no room for more
+            return file.pread(min(length, max(0, file.size() - offset)), offset)  # allocates only for the bytes there
         finally:
             file.close()
 
@@ -160,7 +161,7 @@ class DirectorySegmentStore:
         except FileNotFoundError:
             if not self._fs.exists(parent(path)):
                 return
-        self._fs.sync_dir(parent(path))  # even if it was gone: whoever unlinked it may not have come to this
+        self._fs.sync_dir(parent(path))  # even if it was gone: an interrupted call may have unlinked it unsynced
 
     def exists(self, topic_id: int, name: str) -> bool:
         return self._fs.exists(self._path(topic_id, name))
@@ -209,7 +210,7 @@ class DirectorySegmentStore:
         return join(self._dirs.topic_dir(topic_id), name)
 
     def _make_directory(self, topic_id: int) -> None:
-        """Make a topic's directory; its name and those of the directories above it are durable then."""
+        """Make a topic's directory, with its name and those of the directories above it durable."""
         path = self._dirs.topic_dir(topic_id)
         if topic_id in self._known and self._fs.exists(path):
             return
@@ -222,10 +223,10 @@ class DirectorySegmentStore:
             if self._root_known:
                 self._fs.sync_dir(self._dirs.topics_dir)
             else:
-                # Nobody knows how many directories above are new, and some of them may not be ours to open.
+                # It is unknown how many directories above are new, and some of them may not be ours to open.
                 self._fs.sync_all(self._dirs.root)
         except OSError:
-            # The next sync may succeed and not make them durable: they have to be made again.
+            # The next sync may succeed without making them durable: they have to be made again.
             for made in (path, self._dirs.topics_dir, self._dirs.root):
                 self._rmdir_quietly(made)
             raise
@@ -237,8 +238,8 @@ class DirectorySegmentStore:
     def _remove(self, leftovers: Sequence[str]) -> None:
         """Unlink directories that have been renamed.
 
-        Synced first: were a file gone on the disk before the rename is there, a crash would bring the topic back
-        without it. Not synced again behind it: what a crash brings back is still called deleted.
+        The rename is synced first: otherwise a crash could bring the topic back without some of its files. There is no
+        sync behind it: directories that a crash brings back are still named as deleted.
         """
         present = [path for path in leftovers if self._fs.exists(path)]
         if not present:
@@ -257,7 +258,7 @@ class DirectorySegmentStore:
             pass
 
     def _unlink_quietly(self, path: str) -> None:
-        """Give back the space of a temporary file; the error that matters is the one already on its way."""
+        """Remove a temporary file, ignoring errors: the caller raises the original one."""
         try:
             self._fs.unlink(path)
         except OSError:

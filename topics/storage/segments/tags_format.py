@@ -1,7 +1,7 @@
 """`.tags` files, of sealed segments only: the byte layout, and the only functions that write and read it.
 
-One canonical CBOR map `{"tags": bytes, "xxh3": xxh3_64 over those}`, the bytes being one too. Names stand in the order
-of their UTF-8 bytes, postings in the order of their names:
+One canonical CBOR map `{"tags": bytes, "xxh3": xxh3_64 over those}`; the bytes are a canonical CBOR map too. Names are
+in the order of their UTF-8 bytes, postings in the order of their names:
 
     first      first seq
     count      slots
@@ -33,7 +33,7 @@ from topics.storage.segments.segment_format import SegmentDamaged, xxh3
 class SegmentTags:
     """The tags of a sealed segment, in the columns of the file: no object per tag or posting.
 
-    Slots are what they were when the segment was sealed: postings of records that are deleted since are still there.
+    They are as of the sealing of the segment: postings of records that were deleted since are still there.
     """
 
     __slots__ = ("_ends", "_name_ends", "_names", "_positions", "first", "sizes")
@@ -62,11 +62,11 @@ class SegmentTags:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of memory, near enough for a cache to count them."""
+        """Approximate bytes of memory, for a cache."""
         return len(self._names) + 4 * (len(self.sizes) + len(self._name_ends) + len(self._ends) + len(self._positions))
 
     def find(self, match: Match) -> array[int]:
-        """The positions of the slots whose tag matches, ascending."""
+        """Return the positions of the slots whose tag matches, ascending."""
         pattern = match.pattern.encode()
         size = len(pattern)
         names = range(len(self))
@@ -79,7 +79,7 @@ class SegmentTags:
         return array("I", sorted(found)) if high - low > 1 else found
 
     def items(self) -> Iterator[tuple[str, array[int]]]:
-        """Every tag with the positions of its slots, in the order of the names: what a merge of segments reads."""
+        """Yield every tag with the positions of its slots, in the order of the names, for a merge of segments."""
         for i in range(len(self)):
             yield self._name(i).decode(), self._positions[self._start(i) : self._ends[i]]
 
@@ -87,12 +87,12 @@ class SegmentTags:
         return self._names[self._name_ends[i - 1] if i else 0 : self._name_ends[i]]
 
     def _start(self, i: int) -> int:
-        """Where the postings of name `i` begin."""
+        """Return where the postings of name `i` begin."""
         return self._ends[i - 1] if i else 0
 
 
 def encode_tags(first: int, sizes: array[int], tags: Sequence[str | None]) -> bytes:
-    """The `.tags` of a segment from `first` on, with the size and the tag (None: it has none) of every slot."""
+    """Return the `.tags` of a segment from `first` on, with the size and the tag (None for none) of every slot."""
     assert len(sizes) == len(tags), (len(sizes), len(tags))
     named = cast("Sequence[str]", tags)  # at the positions that are `tagged`
     tagged = [i for i, tag in enumerate(tags) if tag is not None]
@@ -116,10 +116,10 @@ def encode_tags(first: int, sizes: array[int], tags: Sequence[str | None]) -> by
 
 
 def decode_tags(blob: bytes, first: int, count: int) -> SegmentTags:
-    """The tags of the segment of `count` slots from `first` on. Raises SegmentDamaged if that is not what `blob` is."""
+    """Return the tags of the segment of `count` slots from `first` on. Raises SegmentDamaged if `blob` is not that."""
     try:
         inner = cbor2.loads(blob)["tags"]
-        # Canonical bytes are the only ones: what differs in any bit, or goes on behind the end, is not what we wrote.
+        # Only canonical bytes are valid: any other bit, or bytes behind the end, are not as written.
         if _seal(inner) != blob:
             raise SegmentDamaged("the checksum of a .tags file does not hold")
         found = cbor2.loads(inner)
@@ -130,7 +130,7 @@ def decode_tags(blob: bytes, first: int, count: int) -> SegmentTags:
         about = (found["first"], found["count"])
     except SegmentDamaged:
         raise
-    except Exception as error:  # any malformed CBOR ends here: what it raises depends on the bytes
+    except Exception as error:  # malformed CBOR may raise anything
         raise SegmentDamaged(f"a .tags file is malformed: {error}") from None
     if about != (first, count):
         raise SegmentDamaged(f"a .tags file is about {about[1]} slots from {about[0]}, not {count} from {first}")
@@ -149,7 +149,7 @@ def decode_tags(blob: bytes, first: int, count: int) -> SegmentTags:
 
 
 def _are_texts(names: bytes, ends: array[int]) -> bool:
-    """Whether these are names in UTF-8, none of which ends within a character, one after the other."""
+    """Return True if these are names in UTF-8, one after the other, none of which ends within a character."""
     try:
         names.decode()
     except UnicodeDecodeError:
@@ -158,5 +158,5 @@ def _are_texts(names: bytes, ends: array[int]) -> bool:
 
 
 def _seal(inner: bytes) -> bytes:
-    """The file around the map of its columns."""
+    """Return the file around the map of its columns."""
     return cbor2.dumps({"tags": inner, "xxh3": xxh3(inner)}, canonical=True)

@@ -1,10 +1,10 @@
 """A topic's segments as the running daemon knows them, and how raw records are divided among them
 (`docs/spec/storage.md` section 4).
 
-A `Segment` says which files hold a run of seqs; how many of them are live is in the span of `topics.log` that points to
-it. A `Shelf` is what a topic has of them, those that no span points to any more included: their files have yet to go.
+A `Segment` names the files of a run of seqs; the span of `topics.log` that points to it counts its live records. A
+`Shelf` has all segments of a topic, including those that no span points to any more, whose files must still be removed.
 All work on the files of a topic is serialised by the shelf's locks, one for each tier (`docs/spec/crash.md` 12). Pure
-but for those.
+except for the locks.
 """
 
 from __future__ import annotations
@@ -19,19 +19,19 @@ from topics.log.record_index import RawRun
 from topics.storage.files.file_header import FILE_HEADER_BYTES
 
 Tier = Literal["hot", "cold", "gone"]
-"""Where the files of a segment are. "gone": all its records were deleted, and it has none any more."""
+"""Where the files of a segment are. "gone": all its records were deleted, and its files removed."""
 
 ENTRY_FIELDS: Final = 8
 OLD_ENTRY_FIELDS: Final = 7
-"""Before there were salts."""
+"""Fields of an entry without a salt, as older versions wrote it."""
 
 EMPTIED: Final = "emptied"
-"""In a CheckpointMark of a topic: `[first, n]` of each segment in which nothing is left and not all was evicted. It is
-in the log before the segment's files go, and with them the tags by which records may have been deleted."""
+"""In a CheckpointMark of a topic: `[first, n]` of each segment of which no record is left, but not all by eviction. It
+is in the log before the segment's files are removed, and with them the tags by which its records were deleted."""
 
 
 class Segment:
-    """One segment. A segment that was rewritten or merged is another object: readers tell by identity."""
+    """One segment. A rewritten or merged segment is another object: readers compare by identity."""
 
     __slots__ = (
         "data_bytes",
@@ -64,28 +64,28 @@ class Segment:
         self.topic_id = topic_id
         self.first = first
         self.n = n
-        """Slots: the segment is about seqs `first` to `first + n - 1`."""
+        """Number of slots: the segment covers seqs `first` to `first + n - 1`."""
         self.data_bytes = data_bytes
-        """The synced length of `.data`; what is beyond does not count."""
+        """The synced length of `.data`; bytes beyond it do not count."""
         self.frames = frames
-        """How many records are physically in it."""
+        """How many frames are in `.data`, of live and deleted records."""
         self.measured: tuple[int, int] | None = None
-        """How many of them were live when the reclaimer has last looked, and their bytes in `.data`."""
+        """Live records, and their bytes in `.data`, when the reclaimer last looked."""
         self.opened_ms = opened_ms
-        """When its first record was stored, ms since the epoch."""
+        """When its first record was stored (epoch ms)."""
         self.sealed = sealed
         self.tier: Tier = tier
         self.flagged_meanwhile: set[int] | None = None
-        """While it is copied to the cold store: seqs that were flagged in its hot `.data` since the copy was begun.
-        None again if the files have become others."""
+        """While it is copied to the cold store: seqs that were flagged in its hot `.data` since the copy began. None at
+        other times, and if the files were replaced during the copy."""
         self.salt = salt
-        """The salt that the header of `.data` has; None if it is of version 1 and has no header."""
+        """The salt in the header of `.data`; None for version 1, which has no header."""
         self.read_salt = salt
-        """The salt to read with. It is another one only where a crash has left a part that is older than its `.data`:
-        then a scan of the file has found it, and `salt` and `data_bytes` are still those of the file before."""
+        """The salt to read with. It differs from `salt` only if a crash has left a part that is older than its `.data`:
+        then a scan has found it in the file, and `salt` and `data_bytes` are still those of the older file."""
 
     def __hash__(self) -> int:
-        return hash((self.topic_id, self.first))  # not an address: sets of them have the same order in every run
+        return hash((self.topic_id, self.first))  # not the address, so that sets have the same order in every run
 
     def __eq__(self, other: object) -> bool:
         return self is other
@@ -97,11 +97,11 @@ class Segment:
 
     @property
     def header_bytes(self) -> int:
-        """How long the header of `.data` is."""
+        """Length of the header of `.data`; 0 without one."""
         return 0 if self.salt is None else FILE_HEADER_BYTES
 
     def to_wire(self) -> list[Any]:
-        """`[first, n, data bytes, frames, opened ms, sealed, tier, salt]`."""
+        """Return `[first, n, data bytes, frames, opened ms, sealed, tier, salt]`."""
         return [
             self.first,
             self.n,
@@ -115,7 +115,7 @@ class Segment:
 
     @classmethod
     def from_wire(cls, topic_id: int, value: Sequence[Any]) -> Segment:
-        """The inverse. Raises ValueError."""
+        """Return the segment that `to_wire` was called on. Raises ValueError."""
         if len(value) not in (OLD_ENTRY_FIELDS, ENTRY_FIELDS) or value[6] not in ("hot", "cold", "gone"):
             raise ValueError("a segment is not what it should be")
         salt = value[7] if len(value) == ENTRY_FIELDS else None
@@ -134,10 +134,10 @@ class Segment:
 
 
 class UpkeepLock:
-    """Held by whoever works on the files of one topic.
+    """Serialises the work on the files of one topic.
 
-    Not `trio.Lock`: a checkpoint holds tens of thousands, and releasing one of those costs a search among all that its
-    task holds.
+    Not `trio.Lock`: a checkpoint holds tens of thousands, and releasing one of those costs a search among all locks of
+    its task.
     """
 
     __slots__ = ("_holder", "_semaphore")
@@ -148,26 +148,26 @@ class UpkeepLock:
 
     @property
     def mine(self) -> bool:
-        """Whether the calling task holds it."""
+        """Return True if the calling task holds the lock."""
         return self._holder is trio.lowlevel.current_task()
 
     def locked(self) -> bool:
-        """Whether anybody holds it."""
+        """Return True if any task holds the lock."""
         return self._semaphore.value == 0
 
     async def acquire(self) -> None:
-        """Wait for it. Cancelling leaves nothing."""
-        assert not self.mine, "whoever holds it may not wait for it"
+        """Wait for the lock. Cancelling leaves nothing behind."""
+        assert not self.mine, "the holder of a lock may not wait for it"
         await self._semaphore.acquire()
         self._holder = trio.lowlevel.current_task()
 
     def acquire_nowait(self) -> None:
-        """Take it, or raise `trio.WouldBlock`."""
+        """Take the lock, or raise `trio.WouldBlock`."""
         self._semaphore.acquire_nowait()
         self._holder = trio.lowlevel.current_task()
 
     def release(self) -> None:
-        """Give it up."""
+        """Release the lock."""
         assert self._holder is not None
         self._holder = None
         self._semaphore.release()
@@ -180,21 +180,22 @@ class UpkeepLock:
 
 
 class Shelf:
-    """The segments of one topic."""
+    """The segments of one topic, the locks of their files, and what the part on disk says of them. Made when the
+    topic's files are first worked on."""
 
     __slots__ = ("cold", "earliest_stored", "gone", "segments", "upkeep")
 
     def __init__(self) -> None:
         self.segments: set[Segment] = set()
-        """All that may have files."""
+        """All segments that may have files."""
         self.gone: list[Segment] = []
-        """Those that the part on disk does not need any more: their files may go."""
+        """Segments that the part on disk does not need any more: their files may be removed."""
         self.earliest_stored = 0
         """`earliest_seq` of the part on disk."""
         self.upkeep = UpkeepLock()
-        """Of its hot files, its manifest and its index. Nobody who holds it waits for the cold store."""
+        """The lock of its hot files, its manifest and its index. Its holder never waits for the cold store."""
         self.cold = UpkeepLock()
-        """Of its cold files. Who holds it may wait for `upkeep`, never the other way round."""
+        """The lock of its cold files. Its holder may wait for `upkeep`, never the other way round."""
 
 
 class Limits(NamedTuple):
@@ -205,20 +206,21 @@ class Limits(NamedTuple):
 
 
 class Piece(NamedTuple):
-    """Slots `a` to `b` (exclusive) of a captured run that go to one segment; `seals`: it is full, or ends here."""
+    """Slots `a` to `b` (exclusive) of a captured run that go to one segment. `seals`: the segment is full, or ends
+    here."""
 
     run: int
     a: int
     b: int
     first: int
-    """First seq of the segment; the piece begins a new one if it is its own first seq."""
+    """First seq of the segment; equal to the first seq of the piece if that begins a new segment."""
     seals: bool
 
 
 def divide(runs: Sequence[RawRun], active: Segment | None, limits: Limits) -> tuple[list[Piece], bool]:
-    """Which slots go to which segment, in order; and whether `active` is sealed as it is, taking nothing of them.
+    """Return which slots go to which segment, in order, and True if `active` is sealed without taking any of them.
 
-    Sizes are those of WAL frames, a few bytes more than a segment's: the bound is kept from below. A segment always
+    Sizes are those of WAL frames, a few bytes more than a segment's, so segments stay below the bound. A segment always
     takes at least one record.
     """
     pieces: list[Piece] = []
@@ -260,7 +262,7 @@ def divide(runs: Sequence[RawRun], active: Segment | None, limits: Limits) -> tu
 
 
 def _fill(run: RawRun, at: int, most: int, room: int, at_least_one: bool) -> tuple[int, int]:
-    """How many slots from `at` on fit into `room` bytes, and what they take."""
+    """Return how many slots from `at` on fit into `room` bytes, and the bytes they take."""
     lens, dead = run.frame_len, run.dead
     total = sum(lens[at : at + most])
     if total <= room:
