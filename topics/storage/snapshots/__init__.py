@@ -1,7 +1,7 @@
-"""What a checkpoint leaves.
+"""The files that a checkpoint writes besides segments.
 
 snapshot     the layout of snapshots and of the parts of topics; reading and writing them
 manifests    a topic's part as a file of its own, in generations
 queue_dump   the jobs of a queue in a part
-clock_mark   the clock of windows in `meta/clock`
+clock_mark   the window clock in `meta/clock`
 """

@@ -1,9 +1,7 @@
-"""The file `meta/clock`: where the clock of windows stood when the daemon last wrote it down
-(`topics.runtime.window_clock`).
+"""The file `meta/clock`: the state of the window clock when the daemon last saved it (`topics.runtime.window_clock`).
 
 It is written at the end of a recovery, with each checkpoint and at a clean stop, whole or not at all. It is advisory: a
-start that finds none, or a damaged one, goes by the wall clock; a disk that does not take it keeps nobody from his
-work.
+start that finds none, or a damaged one, uses the wall clock, and a failure to write it stops nothing.
 
 The file is one CBOR map `{"clock": bytes, "xxh3": u64}`; the bytes are a CBOR list `[window, wall, boottime, boot id]`,
 times in ms, and the checksum is over them.
@@ -23,7 +21,7 @@ log = get_logger(__name__)
 
 
 def write_mark(fs: Fs, datadir: DataDir, mark: Mark) -> None:
-    """Blocking: write it down, durably. A disk that does not take it is named in the log, and nothing else happens."""
+    """Write the mark, durably. An OSError is only logged. Blocking."""
     body = cbor2.dumps(list(mark), canonical=True)
     blob = cbor2.dumps({"clock": body, "xxh3": xxhash.xxh3_64_intdigest(body)}, canonical=True)
     try:
@@ -33,7 +31,7 @@ def write_mark(fs: Fs, datadir: DataDir, mark: Mark) -> None:
 
 
 def read_mark(fs: Fs, datadir: DataDir) -> Mark | None:
-    """Blocking: what was written last; None if there is no file, or none that can be believed."""
+    """Return the last mark; None if there is no file, or no valid one. Blocking."""
     try:
         return decode_mark(fs.read(datadir.clock_path))
     except FileNotFoundError:
@@ -44,13 +42,13 @@ def read_mark(fs: Fs, datadir: DataDir) -> Mark | None:
 
 
 def decode_mark(blob: bytes) -> Mark:
-    """The content of the file. Raises ValueError, whatever the bytes are."""
+    """Return the content of the file. Raises ValueError, whatever the bytes are."""
     try:
         outer = cbor2.loads(blob)
         body = outer["clock"]
         window, wall, boottime, boot = cbor2.loads(body)
         checksum = outer["xxh3"]
-    except Exception as error:  # malformed CBOR raises what its bytes make it raise
+    except Exception as error:  # malformed CBOR may raise anything
         raise ValueError(f"it does not decode: {error}") from error
     if checksum != xxhash.xxh3_64_intdigest(body):
         raise ValueError("the checksum does not match")

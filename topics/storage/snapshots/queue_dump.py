@@ -1,4 +1,4 @@
-"""The jobs of a queue as a snapshot keeps them: frozen in one step, encoded in slices, loaded again."""
+"""The jobs of a queue in a snapshot: frozen in one step, encoded in slices, loaded again."""
 
 from __future__ import annotations
 
@@ -11,26 +11,26 @@ from topics.queue.leases import Frozen, Leases
 from topics.runtime.instant import Instant
 
 LARGE_PAGES: Final = 256
-"""Pages of jobs that are dumped in about 3 ms."""
+"""With more pages of jobs than this, a dump is made off the loop; so many take about 3 ms."""
 
 DUMPED_PAGES: Final = 32
-"""Pages of jobs that are encoded in one go: half a millisecond."""
+"""Pages of jobs that one call of the encoder takes: half a millisecond."""
 
 
 class FrozenQueue(NamedTuple):
-    """A queue as of a time (ms of the clock of windows)."""
+    """A queue as of a time (ms of the window clock)."""
 
     as_of: int
     leases: Frozen
 
     @property
     def is_large(self) -> bool:
-        """Whether dumping it takes longer than a step of the loop may."""
+        """Return True if dumping it takes longer than a step of the loop may."""
         return len(self.leases.pages) > LARGE_PAGES
 
     def dump(self) -> list[Any]:
-        """As CBOR takes it: the pages some at a time as CBOR of their own, for no call of the encoder is to keep the
-        interpreter from the loop for long. May be called in a worker thread."""
+        """Return it for CBOR. Some pages at a time are encoded as CBOR of their own, so that no call of the encoder
+        keeps the interpreter from the loop for long. May be called in a worker thread."""
         jobs = self.leases.dump()
         pages = jobs["pages"]
         jobs["pages"] = [cbor2.dumps(pages[at : at + DUMPED_PAGES]) for at in range(0, len(pages), DUMPED_PAGES)]
@@ -38,14 +38,14 @@ class FrozenQueue(NamedTuple):
 
 
 def dumped_at(dumped: Sequence[Any]) -> int:
-    """When a queue was dumped, ms of the clock of windows. Raises ValueError."""
+    """Return when a queue was dumped (ms of the window clock). Raises ValueError."""
     if not dumped or not isinstance(dumped[0], int):
         raise ValueError("jobs of a queue: no time")
     return dumped[0]
 
 
 def load_queue(dumped: Sequence[Any], now: Instant) -> Leases:
-    """The jobs of a queue as `FrozenQueue.dump` has them; `now` is not before that. Raises ValueError."""
+    """Return the jobs of a queue that `FrozenQueue.dump` has dumped; `now` is not before that. Raises ValueError."""
     try:
         _, jobs = dumped
         pages = [page for chunk in jobs["pages"] for page in cbor2.loads(chunk)]

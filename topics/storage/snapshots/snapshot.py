@@ -1,12 +1,12 @@
-"""Snapshots and manifests: what they hold, and reading and writing their files (`docs/spec/storage.md` section 1,
+"""Snapshots and manifests: their contents, and reading and writing their files (`docs/spec/storage.md` section 1,
 `docs/spec/crash.md` 8 to 10).
 
 A snapshot file is one CBOR map `{"snapshot": bytes, "xxh3": u64}`; the bytes are a CBOR map themselves (`Snapshot`,
-listed in `docs/storage.md`) and the checksum is over them. Topic parts are byte strings within, each encoded on its
-own, so that a part that has not changed is not encoded again. A manifest (`topic.cbor`) is the map
-`{"manifest": bytes, "xxh3": u64}` around one part.
+listed in `docs/storage.md`) and the checksum is over them. Topic parts are byte strings in it, each encoded on its own,
+so that a part that has not changed is not encoded again. A manifest (`topic.cbor`) is the map `{"manifest": bytes,
+"xxh3": u64}` around one part.
 
-Taking a snapshot of the running daemon is `compactor`'s business, making topics of one is `recovery`'s.
+`compactor` takes snapshots of the running daemon; `recovery` makes topics from them.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ from topics.storage.files.datadir import DataDir, parse_snapshot_name
 from topics.storage.files.fs import Fs, write_atomic
 
 KEPT: Final = 2
-"""Snapshots kept: the newest may turn out to be damaged."""
+"""Snapshots that are kept, because the newest may turn out to be damaged."""
 
 LARGE_BYTES: Final = 4 << 20
-"""From so many bytes on no call of the CBOR library is made for all of them: it would hold the interpreter."""
+"""From so many bytes on, the CBOR library is not given all of them in one call, which would hold the interpreter."""
 
 _BYTES: Final = 0x40
 _ARRAY: Final = 0x80
@@ -41,24 +41,24 @@ class ShardPosition(NamedTuple):
 
 
 class Snapshot(msgspec.Struct, kw_only=True):
-    """One consistent picture of everything but record bytes."""
+    """A consistent picture of everything but record bytes."""
 
     number: int
     shards: int
     """Number of WAL shards."""
     next_topic_id: int
     clock: int
-    """The retention clock, ms since the epoch."""
+    """The retention clock (epoch ms)."""
     positions: dict[int, list[int]]
-    """Shard to `ShardPosition`. What lies before is synced, and in here."""
+    """Shard to `ShardPosition`. Everything before it is synced, and in this snapshot."""
     topics: list[bytes]
     """`TopicPart`s."""
     new_layout: bool = False
-    """The first snapshots of another shard count: files of the old layout may still be there (`relayout`)."""
+    """True in the first snapshots of another shard count: files of the old layout may still exist."""
     boot_id: str = ""
-    """Of the life that took it: the ShardOpen frames that say so may lie before the positions, where nobody looks."""
+    """Boot id of the process that took it. The ShardOpen frames with it may be before the positions, unread."""
     identity: str = ""
-    """The data directory's, likewise."""
+    """Identity of the data directory at that time, for the same reason."""
 
 
 class TopicPart(msgspec.Struct, kw_only=True):
@@ -68,9 +68,9 @@ class TopicPart(msgspec.Struct, kw_only=True):
     name: str
     config: dict[str, Any]
     end: list[int]
-    """`[file ordinal, offset]` behind the last frame that is in here."""
+    """`[file ordinal, offset]` behind the last frame that is in this part."""
     generation: int = 0
-    """Of the manifest that it was written for (`manifests`)."""
+    """Generation of the manifest that it was written for (`manifests`)."""
     ceiling: int = 0
     last_ts: int = 0
     last_write: int | None = None
@@ -78,19 +78,19 @@ class TopicPart(msgspec.Struct, kw_only=True):
     log: dict[str, Any]
     """Head, floors, holes, and a summary per segment (`TopicLog.dump`)."""
     segments: list[list[Any]] = []
-    """Its segments (`Segment.to_wire`); one that no summary is about has yet to be removed."""
+    """Its segments (`Segment.to_wire`). One without a summary has still to be removed."""
     keys: list[Any] = []
     """Idempotency keys."""
     routers: list[list[Any]] = []
-    """The routers that feed it: name, source id, cursor, copies made, config."""
+    """The routers that lead into it: name, source id, cursor, copies made, config."""
     origins: list[Any] | None = None
-    """Which records it has taken, if a router may bring each only once (`OriginSet.dump`)."""
+    """The origins it has taken, if a router into it is `exactly_once` (`OriginSet.dump`)."""
     queue: list[Any] | None = None
-    """The jobs of a queue: as of which time, and `Leases.dump`."""
+    """The jobs of a queue: the time of the dump, and `Leases.dump`."""
     stage: list[Any] | None = None
-    """Of a stage, the id of its target and its name there."""
+    """For a stage: the id of its target, and its name there."""
     commits: list[list[Any]] = []
-    """The commits of stages that are remembered (`CommitKeys.dump`)."""
+    """The remembered commits of stages (`CommitKeys.dump`)."""
 
 
 USUAL_PART: Final[Sequence[tuple[str, Any]]] = (
@@ -138,8 +138,8 @@ USUAL_LOG: Final[dict[str, Any]] = {
     "causes": {},
     "deleted": b"",
 }
-"""What is left out of a part where it is this. Bytes on disk depend on these tables: no value in them may ever change,
-whatever becomes of the defaults of a configuration."""
+"""Fields that have these values are left out of a part. Bytes on disk depend on these tables: no value in them may ever
+change, even if the defaults of a configuration do."""
 
 
 class SnapshotDamaged(Exception):
@@ -147,7 +147,7 @@ class SnapshotDamaged(Exception):
 
 
 def encode_part(part: TopicPart) -> bytes:
-    """The bytes that stand in `Snapshot.topics`. Fields that have their default are left out."""
+    """Return the bytes of a part in `Snapshot.topics`. Fields with their default are left out."""
     fields: dict[str, Any] = {"id": part.id, "name": part.name, "end": part.end}
     for name, usual in USUAL_PART:
         value = getattr(part, name)
@@ -184,7 +184,7 @@ def with_large_field(fields: Mapping[str, Any], name: str, value: bytes | Sequen
 
 
 def _head(kind: int, length: int) -> bytes:
-    """What stands in front of a byte string or an array (RFC 8949, section 3)."""
+    """Return the bytes in front of a byte string or an array (RFC 8949, section 3)."""
     if length < 24:
         return bytes((kind | length,))
     size = 1 if length < 1 << 8 else 2 if length < 1 << 16 else 4 if length < 1 << 32 else 8
@@ -196,20 +196,20 @@ def _unusual(fields: Mapping[str, Any], usual: Mapping[str, Any]) -> dict[str, A
 
 
 def decode_part(blob: bytes) -> TopicPart:
-    """The inverse. Raises SnapshotDamaged."""
+    """Return the part that `encode_part` was given. Raises SnapshotDamaged."""
     try:
         fields = cbor2.loads(blob)
         config, log = fields.get("config"), fields.get("log")
         fields["config"] = {**USUAL_CONFIG, **config} if config is not None else USUAL_CONFIG.copy()
-        # The lists and maps anew: whoever takes the part may change them.
+        # New lists and maps, because the caller may change them.
         fields["log"] = {**USUAL_LOG, "spans": [], "holes": [], "causes": {}, **(log or {})}
         return msgspec.convert(fields, TopicPart)
-    except Exception as error:  # any malformed CBOR ends here: what it raises depends on the bytes
+    except Exception as error:  # malformed CBOR may raise anything
         raise SnapshotDamaged(f"a topic part does not decode: {error}") from error
 
 
 def encode_snapshot(snapshot: Snapshot) -> bytes:
-    """The bytes of a snapshot file."""
+    """Return the bytes of a snapshot file."""
     fields = msgspec.structs.asdict(snapshot)
     if sum(map(len, snapshot.topics)) < LARGE_BYTES:
         body = cbor2.dumps(fields, canonical=True)
@@ -219,26 +219,26 @@ def encode_snapshot(snapshot: Snapshot) -> bytes:
 
 
 def encode_manifest(part: bytes) -> bytes:
-    """The bytes of a `topic.cbor`."""
+    """Return the bytes of a `topic.cbor`."""
     return with_large_field({"xxh3": xxhash.xxh3_64_intdigest(part)}, "manifest", part)
 
 
 def decode_manifest(blob: bytes) -> TopicPart:
-    """The inverse. Raises SnapshotDamaged, whatever the bytes are."""
+    """Return the part in a `topic.cbor`. Raises SnapshotDamaged, whatever the bytes are."""
     return decode_part(_checked(blob, "manifest"))
 
 
 def decode_snapshot(blob: bytes) -> Snapshot:
-    """The inverse of `encode_snapshot`. Raises SnapshotDamaged, whatever the bytes are."""
+    """Return the content of a snapshot file. Raises SnapshotDamaged, whatever the bytes are."""
     body = _checked(blob, "snapshot")
     try:
         return msgspec.convert(cbor2.loads(body), Snapshot)
-    except Exception as error:  # any malformed CBOR ends here: what it raises depends on the bytes
+    except Exception as error:  # malformed CBOR may raise anything
         raise SnapshotDamaged(f"it does not decode: {error}") from error
 
 
 def _checked(blob: bytes, key: str) -> bytes:
-    """What stands under `key` in a map with a checksum."""
+    """Return the bytes under `key` in a map with a checksum."""
     try:
         outer = cbor2.loads(blob)
     except Exception as error:  # as above
@@ -252,7 +252,8 @@ def _checked(blob: bytes, key: str) -> bytes:
 
 
 def write_snapshot(fs: Fs, datadir: DataDir, snapshot: Snapshot, named: Collection[int] = ()) -> int:
-    """Blocking: write atomically, keep the newest `KEPT` and those that a hold has `named`; the size in bytes."""
+    """Write a snapshot atomically, and keep the newest `KEPT` and those that a hold has `named`. Return the size in
+    bytes. Blocking."""
     blob = encode_snapshot(snapshot)
     write_atomic(fs, datadir.snapshot_path(snapshot.number), blob)
     numbers = snapshot_numbers(fs, datadir)
@@ -263,14 +264,14 @@ def write_snapshot(fs: Fs, datadir: DataDir, snapshot: Snapshot, named: Collecti
 
 
 def snapshot_numbers(fs: Fs, datadir: DataDir) -> list[int]:
-    """The numbers of the snapshots on disk, ascending."""
+    """Return the numbers of the snapshots on disk, ascending."""
     found = (parse_snapshot_name(name) for name in fs.listdir(datadir.meta_dir))
     return sorted(number for number in found if number is not None)
 
 
 def load_newest(fs: Fs, datadir: DataDir) -> tuple[Snapshot | None, list[str]]:
-    """Blocking: the newest snapshot that verifies, the one in reserve if no other does; and a sentence about each newer
-    one that does not."""
+    """Return the newest valid snapshot, the reserve if no other is valid, and a sentence about each newer one that is
+    not. Blocking."""
     damaged: list[str] = []
     paths = [datadir.snapshot_path(number) for number in reversed(snapshot_numbers(fs, datadir))]
     if fs.exists(datadir.reserve_path):
@@ -284,8 +285,8 @@ def load_newest(fs: Fs, datadir: DataDir) -> tuple[Snapshot | None, list[str]]:
 
 
 def write_reserve(fs: Fs, datadir: DataDir, number: int) -> None:
-    """Blocking: keep a copy of snapshot `number`, atomically, for when the last two cannot be read. To be called before
-    the log is cut. Raises OSError, also if the snapshot does not verify."""
+    """Keep a copy of snapshot `number`, atomically, for the case that the last two cannot be read. Must be called
+    before the log is cut. Raises OSError, also if the snapshot does not verify. Blocking."""
     path = datadir.snapshot_path(number)
     blob = fs.read(path)
     try:
@@ -296,8 +297,8 @@ def write_reserve(fs: Fs, datadir: DataDir, number: int) -> None:
 
 
 def set_damaged_aside(fs: Fs, datadir: DataDir) -> None:
-    """Blocking: give the snapshots that do not verify a name that nobody reads, so that they do not count among those
-    that are kept. The caller syncs `meta/`."""
+    """Rename the snapshots that do not verify, so that they do not count among those that are kept. The caller syncs
+    `meta/`. Blocking."""
     paths = [datadir.snapshot_path(number) for number in snapshot_numbers(fs, datadir)]
     if fs.exists(datadir.reserve_path):
         paths.append(datadir.reserve_path)
