@@ -1,4 +1,4 @@
-"""What was read back from files, bounded in bytes.
+"""What was read from files and is kept in memory, bounded in bytes.
 
 payload_cache   blocks of records
 index_cache     index columns and tags

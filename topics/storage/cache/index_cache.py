@@ -1,9 +1,9 @@
 """Columns and tags of stored spans in memory: one LRU for all topics, bounded in bytes (`docs/spec/storage.md` section
 5).
 
-What is in here can be dropped between any two steps of the loop: whoever needs it asks, uses it in the same step, and
-asks again later. The newest entry always stays, however large it is, and so does what is being gathered for an
-operation that needs several spans at once (`gathering`): otherwise one would drop the other for ever.
+An entry may be dropped between any two steps of the loop: callers ask for it, use it in the same step, and ask again
+later. The newest entry always stays, however large it is, and so do the spans that are loaded together for one
+operation (`gathering`): otherwise loading one would drop another for ever.
 """
 
 from __future__ import annotations
@@ -19,11 +19,12 @@ from topics.storage.segments.topic_segments import Segment
 
 SHARE: Final = 8
 LEAST_BYTES: Final = 4 << 20
-"""An eighth of `TOPICS_CACHE_BYTES`, but at least 4 MiB: the columns of some 20 full segments."""
+"""The bound is a `SHARE`th of `TOPICS_CACHE_BYTES`, but at least 4 MiB: the columns of some 20 full segments. Beyond it
+the least recently used entries are dropped."""
 
 
 class IndexCache:
-    """See the module."""
+    """The loaded columns and tags of all topics. Made once by the engine. Adding an entry may drop others, at once."""
 
     def __init__(self, cache_bytes: int) -> None:
         self._max_bytes = max(cache_bytes // SHARE, LEAST_BYTES)
@@ -34,8 +35,8 @@ class IndexCache:
 
     @contextmanager
     def gathering(self, spans: Sequence[Span]) -> Iterator[None]:
-        """None of these is dropped while they are loaded one after the other. What is too much goes with the next
-        one that is added."""
+        """Keep these spans while they are loaded one after the other. Entries beyond the bound are dropped with the
+        next one that is added."""
         self._gathered.update(spans)
         try:
             yield
@@ -44,7 +45,7 @@ class IndexCache:
             self._gathered = +self._gathered
 
     def add_columns(self, span: Span) -> None:
-        """A span is loaded, or has grown."""
+        """Count a span that was loaded, or has grown."""
         self.forget_columns(span)
         size = span.column_bytes
         self._columns[span] = size
@@ -62,25 +63,25 @@ class IndexCache:
             self._columns.move_to_end(oldest, last=False)
 
     def use_columns(self, span: Span) -> None:
-        """A loaded span was read."""
+        """Note that a loaded span was read."""
         if span in self._columns:
             self._columns.move_to_end(span)
 
     def forget_columns(self, span: Span) -> None:
-        """The span is gone, or not loaded any more."""
+        """Forget a span that is gone, or not loaded any more."""
         known = self._columns.pop(span, None)
         if known is not None:
             self.bytes -= known
 
     def tags(self, segment: Segment) -> SegmentTags | None:
-        """The tags of a sealed segment, if they are here."""
+        """Return the tags of a sealed segment if they are cached, else None."""
         found = self._tags.get(segment)
         if found is not None:
             self._tags.move_to_end(segment)
         return found
 
     def add_tags(self, segment: Segment, tags: SegmentTags) -> None:
-        """The tags of a sealed segment were loaded."""
+        """Cache the tags of a sealed segment."""
         self.forget_tags(segment)
         self._tags[segment] = tags
         self.bytes += tags.nbytes
@@ -89,7 +90,7 @@ class IndexCache:
             self.bytes -= freed.nbytes
 
     def forget_tags(self, segment: Segment) -> None:
-        """The segment is gone."""
+        """Forget a segment that is gone."""
         known = self._tags.pop(segment, None)
         if known is not None:
             self.bytes -= known.nbytes

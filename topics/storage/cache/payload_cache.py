@@ -1,10 +1,10 @@
-"""Record bytes in memory: one cache of blocks for all topics, bounded in bytes, and the reader that fills it from
+"""Record bytes in memory: one cache of blocks for all topics, bounded in bytes, and the reader that makes blocks from
 frames on disk.
 
 A topic's `BlockList` finds the block that covers a seq. Blocks are evicted least recently used, over all topics
-together; what has not reached its file yet, and what never will (`ephemeral`), is pinned and not counted: it is
-bounded by the shard queues, and by caps and quotas. The cache knows no rule of visibility: the index decides what is
-live before anybody asks here.
+together. Blocks of records that are not in a file yet, or never will be (`ephemeral`), are pinned and not counted:
+shard queues, caps and quotas bound them. The cache knows no rule of visibility: the index decides which records are
+live before blocks are asked for.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from topics.storage.files.fs import Fs
 from topics.storage.wal.frames import Seeds, StoredRecord, decode_append
 
 EVICTION_LOOKS: Final = 64
-"""Blocks that are not written yet an eviction passes over before it leaves the rest to the next one."""
+"""Unwritten blocks that one eviction passes over before it leaves the rest to the next one."""
 
 
 class BlockList:
@@ -34,7 +34,7 @@ class BlockList:
         self._firsts: list[int] = []
         self.blocks: list[Block] = []
         self.written_seq = 0
-        """What lies above it exists in memory only and cannot be evicted."""
+        """Records above this seq are in memory only, and their blocks cannot be evicted."""
 
     def append(self, block: Block) -> None:
         """Add a newly published block at the end; a small one joins the open block before it."""
@@ -52,8 +52,7 @@ class BlockList:
         self._cache.added(self, block)
 
     def insert(self, block: Block) -> None:
-        """Add a block that was read from disk. Where it overlaps what is there, it is not kept (the caller still has
-        it)."""
+        """Add a block that was read from disk. If it overlaps another, it is not kept (the caller still has it)."""
         at = bisect_right(self._firsts, block.first_seq)
         if at and self.blocks[at - 1].last_seq >= block.first_seq:
             return
@@ -64,7 +63,7 @@ class BlockList:
         self._cache.added(self, block)
 
     def find(self, seq: int) -> Block | None:
-        """The block that covers `seq`, made most recently used."""
+        """Return the block that covers `seq`, None if there is none, and make it most recently used."""
         at = bisect_right(self._firsts, seq) - 1
         if at < 0:
             return None
@@ -75,7 +74,7 @@ class BlockList:
         return block
 
     def next_first(self, seq: int) -> int | None:
-        """The first seq of the next block after `seq`, if there is one."""
+        """Return the first seq of the next block after `seq`, None if there is none."""
         at = bisect_right(self._firsts, seq)
         return self._firsts[at] if at < len(self._firsts) else None
 
@@ -90,15 +89,15 @@ class BlockList:
             del self._firsts[:gone]
 
     def discard(self, block: Block) -> None:
-        """Remove one block (the cache has evicted it)."""
+        """Remove a block that the cache has evicted."""
         at = bisect_right(self._firsts, block.first_seq) - 1
         assert self.blocks[at] is block
         del self.blocks[at]
         del self._firsts[at]
 
     def free(self, seqs: Sequence[int]) -> None:
-        """Free the bytes of deleted records where nothing else bounds them: in pinned blocks, once half of one is
-        gone."""
+        """Free the bytes of deleted records in pinned blocks, which nothing else bounds, once half of a block is
+        deleted."""
         at = 0
         while at < len(seqs):
             index = bisect_right(self._firsts, seqs[at]) - 1
@@ -114,7 +113,7 @@ class BlockList:
             at = end
 
     def clear(self) -> None:
-        """Free everything (the topic is gone)."""
+        """Free everything, because the topic is deleted."""
         for block in self.blocks:
             self._cache.removed(block)
         self.blocks = []
@@ -122,7 +121,8 @@ class BlockList:
 
 
 class PayloadCache:
-    """The blocks of all topics, least recently used first, bounded by `TOPICS_CACHE_BYTES`; pinned ones stand aside."""
+    """The blocks of all topics, least recently used first, bounded by `TOPICS_CACHE_BYTES`; pinned ones are kept apart.
+    Made once by the engine."""
 
     def __init__(self, max_bytes: int) -> None:
         self._max_bytes = max_bytes
@@ -132,7 +132,7 @@ class PayloadCache:
         self.pinned_bytes = 0
 
     def added(self, owner: BlockList, block: Block) -> None:
-        """Count a block, and evict others if it is too much."""
+        """Count a block, and evict others beyond the bound."""
         size = block.nbytes
         if block.pinned:
             self._pinned[id(block)] = size
@@ -143,13 +143,13 @@ class PayloadCache:
         self._evict()
 
     def unpin(self, owner: BlockList, block: Block) -> None:
-        """The block's records are on disk now: it counts, and may be evicted, like any other."""
+        """Count a block, whose records are on disk now, and let it be evicted like any other."""
         self.removed(block)
         block.pinned = False
         self.added(owner, block)
 
     def resized(self, block: Block) -> None:
-        """A block has grown."""
+        """Note that a block has grown."""
         key, size = id(block), block.nbytes
         if block.pinned:
             self.pinned_bytes += size - self._pinned[key]
@@ -162,26 +162,26 @@ class PayloadCache:
         self._evict()
 
     def grown(self, block: Block) -> None:
-        """A block that was read may have got a view; it is counted like the block itself, if the block is (still)
+        """Count a block again that may have got a view when it was read; does nothing if the block is no longer
         kept."""
         if id(block) in (self._pinned if block.pinned else self._lru):
             self.resized(block)
 
     def used(self, block: Block) -> None:
-        """A block was read."""
+        """Note that a block was read."""
         if not block.pinned:
             self._lru.move_to_end(id(block))
 
     def removed(self, block: Block) -> None:
-        """A block's owner has dropped it."""
+        """Forget a block that its owner has dropped."""
         if block.pinned:
             self.pinned_bytes -= self._pinned.pop(id(block))
         else:
             self.bytes -= self._lru.pop(id(block))[2]
 
     def _evict(self) -> None:
-        """Drop least recently used blocks until the bound holds. What is not written yet is passed over (a few blocks
-        at the most)."""
+        """Drop least recently used blocks until the bound holds. At most `EVICTION_LOOKS` unwritten ones are passed
+        over."""
         looks = EVICTION_LOOKS
         while self.bytes > self._max_bytes and looks and self._lru:
             key, (owner, block, size) = next(iter(self._lru.items()))
@@ -195,10 +195,10 @@ class PayloadCache:
 
 
 def read_records(fs: Fs, path: str, wanted: FrameRange, salt: int | None) -> tuple[list[StoredRecord], list[int]]:
-    """Blocking: one pread of a WAL file with this salt, every frame's checksum verified. The records, and the seqs that
-    do not verify.
+    """Read one range of a WAL file with this salt, and verify every frame's checksum. Return the records, and the seqs
+    that do not verify. Blocking.
 
-    FileNotFoundError when the file was dropped meanwhile.
+    Raises FileNotFoundError if the file was dropped meanwhile.
     """
     handle = fs.open(path, read_only=True)
     try:
@@ -218,7 +218,7 @@ def read_records(fs: Fs, path: str, wanted: FrameRange, salt: int | None) -> tup
 
 
 def block_of_records(records: Sequence[StoredRecord]) -> Block:
-    """Encode records (ascending seqs, gaps allowed) as one block; a seq that is not there has an empty place."""
+    """Encode records (ascending seqs, gaps allowed) as one block; a missing seq takes no bytes."""
     first, last = records[0].seq, records[-1].seq
     nodes = [record.node.decode() for record in records] if any(record.node for record in records) else None
     tags = [record.tag.decode() for record in records] if any(record.tag for record in records) else None

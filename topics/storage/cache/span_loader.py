@@ -1,7 +1,7 @@
 """Loading what the index needs of a segment: columns of spans, and tags, off the loop and into the cache.
 
-Bytes that should be there and are not become `corrupt` holes here, and nowhere before: first the lock of those files is
-waited for, because a segment that was replaced while it was read looks like a damaged one.
+Damaged records become `corrupt` holes here and nowhere else: only after a second read under the lock of those files,
+because a segment that was replaced during the first read looks like a damaged one.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ log = get_logger(__name__)
 T = TypeVar("T")
 
 ATTEMPTS: Final = 1000
-"""Loads one operation asks for before something must be wrong. Each has to make progress, so this is never met."""
+"""Loads that one operation may need. Each makes progress, so reaching the bound is an error in the program."""
 
 
 class Owner(Damaged, Protocol):
@@ -48,12 +48,12 @@ class Owner(Damaged, Protocol):
     shelf: Shelf | None
 
     def mark_changed(self) -> None:
-        """Its part has to be made anew."""
+        """Note that the topic's part has to be made again."""
         ...
 
 
 class SpanLoader:
-    """See the module."""
+    """Loads columns and tags in worker threads. Made by the engine's loader."""
 
     def __init__(self, tiers: Tiers, cache: IndexCache, notes: DamageNotes, offload: Offload) -> None:
         self.tiers = tiers
@@ -63,12 +63,13 @@ class SpanLoader:
         self._offload = offload
 
     async def rescan(self, topic: Owner, seqs: Iterable[int]) -> None:
-        """Load the spans of these seqs anew, from `.data` alone; what is damaged becomes holes. The caller has the
-        files of their tier for itself. Raises OSError."""
+        """Load the spans of these seqs again, from `.data` alone; damaged records become holes. The caller holds the
+        lock of the files' tier. Raises OSError."""
         await self._renew(topic, seqs, _scanned)
 
     async def reload(self, topic: Owner, seqs: Iterable[int]) -> None:
-        """The same from whatever file says most about them: for a `.data` that is too short."""
+        """Load the spans of these seqs again from the file that says most about them, for a `.data` that is too short.
+        The caller holds the lock of the files' tier. Raises OSError."""
         await self._renew(topic, seqs, load_columns)
 
     async def _renew(
@@ -85,8 +86,9 @@ class SpanLoader:
             await self._attach(topic, span, segment, n, found)
 
     async def prepared(self, topic: Owner, operation: Callable[[], T]) -> T:
-        """Call `operation`, as often as it asks for columns; its result. Nothing waits between its success and the
-        return. Raises `404 topic_not_found` when the topic is gone: nothing of it is loaded any more."""
+        """Call `operation`, load the columns that it raises NotLoaded for, and repeat until it succeeds. Return its
+        result. There is no await between its success and the return. Raises `404 topic_not_found` if the topic is
+        deleted, and OSError."""
         needed: dict[Span, None] = {}
         for _ in range(ATTEMPTS):
             try:
@@ -94,13 +96,13 @@ class SpanLoader:
             except NotLoaded as missing:
                 if topic.deleted:
                     raise topic_not_found(topic.name) from None
-                # All it has asked for so far: loading one must not drop another.
+                # Load all columns that it has needed so far, because loading some may drop others.
                 needed.update(dict.fromkeys(missing.spans))
                 await self.load(topic, tuple(needed))
         raise AssertionError("an operation asks for columns without end")
 
     async def load(self, topic: Owner, spans: Iterable[Span]) -> None:
-        """Load the columns of these spans, if they are still the topic's.
+        """Load the columns of these spans, as far as they are still the topic's.
 
         Raises OSError if the disk does not answer.
         """
@@ -124,7 +126,7 @@ class SpanLoader:
         await self._attach(topic, span, segment, n, found)
 
     async def _again(self, topic: Owner, span: Span, segment: Segment) -> Loaded:
-        """Once more with nobody at work on the files."""
+        """Load a span again under the lock of its files."""
         shelf = topic.shelf
         assert shelf is not None
         call = partial(load_columns, segment=segment, first=span.first, n=span.n)
@@ -132,7 +134,8 @@ class SpanLoader:
             if shelf.cold.mine:
                 return await self._read(segment, call)
             if shelf.upkeep.mine and shelf.cold.locked():
-                raise OSError(errno.EAGAIN, "the cold files of the topic are being worked on")  # who may wait for us
+                # The holder may be waiting for this task.
+                raise OSError(errno.EAGAIN, "the cold files of the topic are being worked on")
             async with shelf.cold:
                 return await self._read(segment, call)
         if shelf.upkeep.mine:
@@ -141,8 +144,8 @@ class SpanLoader:
             return await self._read(segment, call)
 
     async def _read(self, segment: Segment, call: Callable[[Tiers], T]) -> T:
-        """Make a call about a segment. The cold store is asked only if the hot copies do not do, in threads of its
-        own."""
+        """Call a function about a segment. The cold store is asked only if the hot copies are not usable, in its own
+        threads."""
         if segment.tier != "cold" or self.tiers.cold is None:
             return await self._offload.run(Kind.HOT_READ, partial(call, self.tiers))
         try:
@@ -151,14 +154,14 @@ class SpanLoader:
             return await self._offload.run(Kind.COLD_READ, partial(call, self.tiers))
 
     async def _attach(self, topic: Owner, span: Span, segment: Segment, n: int, found: Loaded) -> None:
-        """The columns are there, unless the span has changed meanwhile; then what is damaged becomes `corrupt` holes.
-        Where the front of the log moves, that takes columns of later spans."""
+        """Attach columns, unless the span has changed meanwhile; then make damaged records `corrupt` holes. If the
+        front of the log moves by it, that takes columns of later spans."""
         if await self.prepared(topic, partial(self._attach_at_once, topic, span, segment, n, found)):
             for first, last in found.damaged:
                 await self.prepared(topic, partial(self._give_up, topic, first, last))
 
     def _attach_at_once(self, topic: Owner, span: Span, segment: Segment, n: int, found: Loaded) -> bool:
-        """Whether it is still the span that was looked at. Raises NotLoaded."""
+        """Attach columns. Return False if the span has changed since it was read. Raises NotLoaded."""
         if topic.deleted or span.segment is not segment or span.n != n or not topic.log.stored.holds(span):
             return False
         if not span.loaded:
@@ -169,7 +172,7 @@ class SpanLoader:
         return True
 
     def _give_up(self, topic: Owner, first: int, last: int) -> None:
-        """Damaged records become a `corrupt` hole, as far as they are still there. Raises NotLoaded."""
+        """Make damaged records a `corrupt` hole, as far as they are still live. Raises NotLoaded."""
         first, last = max(first, topic.log.earliest_seq), min(last, topic.log.head_seq)
         if first <= last and not topic.deleted:
             topic.log.add_hole(first, last, "corrupt")
@@ -178,7 +181,7 @@ class SpanLoader:
             topic.mark_changed()
 
     async def tags(self, segment: Segment) -> SegmentTags:
-        """The tags of a segment. Raises OSError."""
+        """Return the tags of a segment. Raises OSError."""
         known = self._cache.tags(segment)
         if known is not None:
             return known
@@ -188,8 +191,8 @@ class SpanLoader:
         return found
 
     async def candidates(self, topic: Owner, match: Match, bound: int) -> array[int]:
-        """Seqs up to `bound` that have a matching tag according to segment files, ascending; together with
-        `TopicTags.matching`, asked in the same step as this returns, that is all of them."""
+        """Return seqs up to `bound` that have a matching tag according to segment files, ascending. Together with
+        `TopicTags.matching`, called in the step in which this returns, they are all matching seqs."""
         seqs: array[int] = array("Q")
         done = 0
         while True:
@@ -205,9 +208,9 @@ class SpanLoader:
             except FileNotFoundError:
                 if span.segment is segment and segment.tier == tier and topic.log.stored.holds(span):
                     raise
-                continue  # it was dropped or moved while it was looked for
+                continue  # the segment was dropped or moved meanwhile
             if span.segment is not segment or not topic.log.stored.holds(span):
-                continue  # it was replaced while it was read
+                continue  # the segment was replaced while it was read
             end = topic.log.tags.known_from
             seqs.extend(segment.first + i for i in tags.find(match) if done <= segment.first + i < end)
             done = max(done, segment.first + len(tags.sizes))
