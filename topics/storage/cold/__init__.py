@@ -2,5 +2,5 @@
 
 identity         which cold directory belongs to which data directory
 cold_store       a segment store whose calls end, even if the store behind it hangs
-cold_directory   the cold directory of this life of the daemon
+cold_directory   the daemon's cold directory: finding out if it is ours, and using it
 """

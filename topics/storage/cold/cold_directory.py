@@ -1,8 +1,8 @@
-"""The cold directory of this life: its store, whether it is ours, and the task that goes on looking where that could
-not be found out (`docs/design/cold_store.md`).
+"""The daemon's cold directory: its store, whether it is ours, and the task that keeps looking while that is unknown
+(`docs/design/cold_store.md`).
 
-A start is refused where the directory is somebody else's, or is not the one that was there. One that does not answer
-delays the start by `cold_store.START_S` and no more: it is used once it has answered.
+A start is refused if the directory belongs to another data directory, or is not the one that was there before. One that
+does not answer delays the start by at most `cold_store.START_S`; it is used once it has answered.
 """
 
 from __future__ import annotations
@@ -26,11 +26,12 @@ from topics.telemetry.logs import get_logger
 log = get_logger(__name__)
 
 LOOK_S: Final = 5.0
-"""How often a directory is looked at that is not known to be ours."""
+"""How often a directory is examined that is not known to be ours (s)."""
 
 
 class ColdDirectory:
-    """See the module. `store` is None without a cold directory; a store that is given needs no directory."""
+    """The cold directory of this daemon. Made by the store; `unlock` must be called in the end. `store` is None without
+    a cold directory; a store that is given needs no directory."""
 
     def __init__(
         self, settings: Settings, fs: Fs, offload: Offload, given: SegmentStore | None, *, data_root: str
@@ -50,20 +51,21 @@ class ColdDirectory:
 
     @property
     def is_ours(self) -> bool:
-        """Return True if the store may be read and changed, as far as anybody knows."""
+        """Return True if the store may be read and changed, as far as is known."""
         return self._root is None or self._root.state == "ours"
 
     def identity_files(self) -> list[str]:
-        """What a copy of the directories takes of it, as `Compactor.files` names files."""
+        """Return the identity files that a copy of the directories needs, named as `Compactor.files` names files."""
         return [IDENTITY, f"cold:{IDENTITY}"] if self._root is not None and self._root.state == "ours" else []
 
     def unlock(self) -> None:
-        """Give the directory up."""
+        """Release the directory."""
         if self._root is not None:
             self._root.release()
 
     def look_at_start(self) -> None:
-        """Blocking, before recovery: see whose it is. Raises DataDirError if it is not ours."""
+        """Find out, before recovery, to which data directory it belongs. Raises DataDirError if it is not ours.
+        Blocking."""
         root, store = self._root, self.store
         if root is None or store is None:
             return
@@ -73,8 +75,8 @@ class ColdDirectory:
             self._tell(error)
 
     def join_at_start(self, recovered: Recovered) -> None:
-        """Blocking, behind recovery: take over a directory without identity, if what is in it is ours. Raises
-        DataDirError if not."""
+        """Take over, after recovery, a directory without identity if its content is ours. Raises DataDirError if it is
+        not. Blocking."""
         root, store = self._root, self.store
         if root is None or store is None:
             return
@@ -88,7 +90,7 @@ class ColdDirectory:
                 self._tell(error)
 
     async def watch(self) -> None:
-        """Look every `LOOK_S` until it is ours; until cancelled."""
+        """Examine the directory every `LOOK_S` until it is known to be ours, or until cancelled."""
         root, store = self._root, self.store
         while root is not None and store is not None and root.state != "ours":
             await trio.sleep(LOOK_S)

@@ -1,16 +1,16 @@
-"""The cold store as the daemon uses it: a `SegmentStore` whose calls end, whatever becomes of the store behind it
+"""The cold store as the daemon uses it: a `SegmentStore` whose calls end, even if the store behind it hangs
 (`docs/design/cold_store.md`).
 
-Each call runs in a thread of its own and is waited for with a bound (`TOPICS_COLD_TIMEOUT_MS` without progress). One
+Each call runs in a thread of its own and is waited for with a bound (`TOPICS_COLD_TIMEOUT_MS` without progress). A call
 that has not returned by then *hangs*: its caller gets an OSError, and the call goes on, because nothing can end it. So
 
 - there are at most `MOST_HANGING` hanging reads and `MOST_HANGING_CHANGES` hanging changes; at the bound every further
   one fails at once, until one of them returns;
-- while a change hangs, nothing else is changed of its topic, and nothing is read of the segment it is about: it may
+- while a change hangs, nothing else of its topic is changed, and nothing is read of the segment it is about: it may
   take effect at any time;
 - a `put` that was given up ends at its next chunk, without a trace.
 
-`admission` decides what may be asked of the store at all: nothing is read, and above all nothing is changed, in a
+`admission` decides which calls may reach the store at all: nothing is read, and above all nothing is changed, in a
 directory that is not known to be ours (`identity`).
 """
 
@@ -34,43 +34,45 @@ T = TypeVar("T")
 
 MOST_HANGING: Final = 8
 MOST_HANGING_CHANGES: Final = 4
-"""Calls that hang, reads and changes apart, before further ones fail at once."""
+"""Bounds of hanging calls, for reads and for changes. At a bound further calls fail at once."""
 
 START_S: Final = 2.0
-"""How long a start waits for the cold store."""
+"""How long a start waits for the cold store (s)."""
 
 STOP_S: Final = 0.5
-"""How long a stop does, and everybody who still asks meanwhile."""
+"""How long a stop waits for the cold store (s), including calls made meanwhile."""
 
 
 class Admission(Protocol):
-    """What a store may be asked. Both are called in the thread of a call, and raise OSError if it may not."""
+    """Decides whether a store may be used. Both methods are called in the thread of a call, and raise OSError to refuse
+    it."""
 
     def may_read(self) -> None:
-        """Objects may be read."""
+        """Raise OSError unless objects may be read."""
         ...
 
     def may_change(self) -> None:
-        """Objects may be made, changed and removed."""
+        """Raise OSError unless objects may be made, changed and removed."""
         ...
 
 
 class Open:
-    """The admission of a store that is ours without a doubt."""
+    """The admission of a store that is certainly ours."""
 
     def may_read(self) -> None:
-        """Always."""
+        """Always allowed."""
 
     def may_change(self) -> None:
-        """Always."""
+        """Always allowed."""
 
 
 class ColdStore:
-    """See the module. Its methods block for a bounded time, and may be called from any thread but the loop's."""
+    """A `SegmentStore` around `inner`. Its methods block for a bounded time, raise OSError after that, and may be
+    called from any thread but the loop's."""
 
     def __init__(self, inner: SegmentStore, offload: Offload, timeout_s: float, admission: Admission) -> None:
         self.timeouts = 0
-        """Calls that have not returned in time, in this life."""
+        """How many calls have not returned in time since the start."""
         self._inner = inner
         self._offload = offload
         self._timeout_s = timeout_s
@@ -79,7 +81,7 @@ class ColdStore:
         self._lock = threading.Lock()
         self._most = 1
         self._hanging: Counter[tuple[int, str] | None] = Counter()
-        """Calls that hang: by topic and segment of those that change something, None for those that read."""
+        """How many calls hang: by topic and segment for changes, under None for reads."""
         self.hurry(START_S)
 
     def __repr__(self) -> str:
@@ -89,18 +91,18 @@ class ColdStore:
 
     @property
     def hanging(self) -> int:
-        """Calls that hang now."""
+        """How many calls hang now."""
         with self._lock:
             return self._hanging.total()
 
     def take_time(self) -> None:
-        """The daemon is ready: calls are waited for as long as the settings say."""
+        """Wait for calls as long as the settings say, from now on: the daemon is ready."""
         self._most = MOST_HANGING
         self.patience.change(self._timeout_s)
 
     def hurry(self, seconds: float = STOP_S) -> None:
-        """At the start and at the stop: nobody waits longer than this, those included who wait already; and once a call
-        hangs, nobody at all."""
+        """At the start and at the stop: let no call be waited for longer than this, including calls being waited for
+        already; and once a call hangs, wait for none."""
         self._most = 1
         self.patience.change(min(seconds, self._timeout_s))
 
@@ -145,7 +147,7 @@ class ColdStore:
     # -- calls -------------------------------------------------------------------------------------------------------
 
     def look(self, call: Callable[[], T]) -> T:
-        """Make another reading call about the store, whether or not it may be read: the look that decides it."""
+        """Make a read that is admitted always: the one by which admission is decided."""
         return self._attempt(lambda _: call(), None)
 
     def _read(self, topic_id: int, name: str, call: Callable[[], T]) -> T:
@@ -170,7 +172,7 @@ class ColdStore:
         return self._attempt(admitted, key)
 
     def _attempt(self, call: Callable[[Attempt[T]], T], key: tuple[int, str] | None) -> T:
-        """Make a call; `key` is what it changes, None for one that reads."""
+        """Make a call. `key` is what it changes, None for a read."""
         with self._lock:
             full = self._count(key) >= (self._most if key is None else min(self._most, MOST_HANGING_CHANGES))
         if full:
@@ -180,7 +182,7 @@ class ColdStore:
         except CallHangs:
             with self._lock:
                 self.timeouts += 1
-                self._hanging[key] += 1  # where it has returned at this very moment, the sum is right all the same
+                self._hanging[key] += 1  # if it has returned at this very moment, the sum is right all the same
                 hanging = self._hanging.total()
             log.error(
                 "cold_call_hangs",
@@ -196,18 +198,18 @@ class ColdStore:
         log.info("cold_call_returned", store=repr(self._inner))
 
     def _count(self, key: tuple[int, str] | None) -> int:
-        """How many calls hang that read, or that change something."""
+        """Return how many reads hang, or how many changes."""
         reads = self._hanging[None]
         return reads if key is None else self._hanging.total() - reads
 
 
 def _segment(name: str) -> str:
-    """What the objects of one segment have in common."""
+    """Return the common part of the names of one segment's objects."""
     return name.split(".", maxsplit=1)[0]
 
 
 def _pulled(chunks: Iterable[bytes], attempt: Attempt[int]) -> Iterator[bytes]:
-    """The same, as signs of life; after the end of patience there are no more."""
+    """Yield the chunks, counting each as progress; none after the call was given up."""
     for chunk in chunks:
         attempt.gets_on()
         yield chunk

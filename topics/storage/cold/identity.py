@@ -1,9 +1,10 @@
-"""Whose cold directory it is: identity files in both roots, and a lock on the cold one (`docs/design/cold_store.md`).
+"""Which data directory a cold directory belongs to: identity files in both roots, and a lock on the cold one
+(`docs/design/cold_store.md`).
 
-`IDENTITY` in the data directory is one line of JSON, `{"id": ..., "cold": ...}`, and in the cold one
-`{"id": ..., "data": ...}`: 32 hex digits each, the id of its own root and that of the other one. Two data directories
-number their topics alike, so without them the second one to be started on a cold directory would take the first one's
-topics for leftovers, and delete them. Everything here blocks.
+`IDENTITY` in the data directory is one line of JSON, `{"id": ..., "cold": ...}`, and in the cold one `{"id": ...,
+"data": ...}`: 32 hex digits each, the id of its own root and that of the other one. Two data directories number their
+topics alike, so without them the second one to be started on a cold directory would take the first one's topics for
+leftovers, and delete them. Everything here blocks.
 """
 
 from __future__ import annotations
@@ -25,15 +26,14 @@ log = get_logger(__name__)
 IDENTITY: Final = "IDENTITY"
 
 NO_DIRECTORY_LOCKS: Final = frozenset({errno.EBADF, errno.EINVAL, errno.ENOLCK, errno.ENOTSUP, errno.EISDIR})
-"""What a file system answers that cannot lock a directory (NFS)."""
+"""Errors by which a file system says that it cannot lock a directory (NFS)."""
 
 SHOWN: Final = 5
 """Examples in a message."""
 
 State = Literal["unknown", "new", "ours", "foreign"]
-"""unknown: nobody could look yet; nothing is read or changed. new: there is no identity in it that could tell; it is
-read, and becomes ours when what is in it is known. foreign: somebody else's, or not there; nothing is read or
-changed."""
+"""unknown: not examined yet; nothing is read or changed. new: it has no identity; it is read, and becomes ours when its
+content is known. foreign: it belongs to another data directory, or is missing; nothing is read or changed."""
 
 
 _Id = Annotated[str, msgspec.Meta(pattern="^[0-9a-f]{32}$")]
@@ -46,26 +46,27 @@ class Identity(msgspec.Struct, frozen=True, omit_defaults=True):
     data: _Id | None = None
     cold: _Id | None = None
     pending: bool = False
-    """Of the data directory: it is being joined with `cold`, whose file may not be there yet."""
+    """True in the data directory while it is being joined with `cold`, whose file may not exist yet."""
 
     def line(self) -> bytes:
-        """As it is in the file."""
+        """Return the content of the file."""
         return msgspec.json.encode(self) + b"\n"
 
 
 class Expected(NamedTuple):
-    """What a data directory knows of what should be in its cold one."""
+    """What a data directory knows about the content of its cold one."""
 
     names: Mapping[int, str]
     """Its topics by id."""
     cold_topics: frozenset[int]
-    """Ids of those with cold segments."""
+    """Ids of its topics with cold segments."""
     others: frozenset[int]
-    """Ids of topics that are gone and whose files are needed yet."""
+    """Ids of deleted topics whose files are still needed."""
 
 
 def read_data_identity(fs: Fs, root: str, cold_root: str | None) -> Identity | None:
-    """The identity of a data directory; None if it has none. `cold_root` is asked for what a damaged one should hold.
+    """Return the identity of a data directory; None if it has none. If it is damaged, `cold_root` is read to tell its
+    right content.
 
     Raises DataDirError if the file is damaged, OSError.
     """
@@ -78,7 +79,8 @@ def read_data_identity(fs: Fs, root: str, cold_root: str | None) -> Identity | N
 
 
 def read_cold_identity(fs: Fs, root: str, data_root: str) -> Identity | None:
-    """The identity of a cold directory; None if it has none. `data_root` is asked for what a damaged one should hold.
+    """Return the identity of a cold directory; None if it has none. If it is damaged, `data_root` is read to tell its
+    right content.
 
     Raises DataDirError if the file is damaged, OSError.
     """
@@ -93,7 +95,7 @@ def read_cold_identity(fs: Fs, root: str, data_root: str) -> Identity | None:
 
 
 def _read(fs: Fs, root: str) -> Identity | bytes | None:
-    """The identity of a root, None if it has none, its bytes if they are none. Raises OSError."""
+    """Return the identity of a root, None if it has none, or its bytes if they are malformed. Raises OSError."""
     try:
         content = fs.read(join(root, IDENTITY))
     except FileNotFoundError:
@@ -105,7 +107,7 @@ def _read(fs: Fs, root: str) -> Identity | bytes | None:
 
 
 def _damaged(root: str, found: bytes, wanted: Identity | None, form: str) -> DataDirError:
-    """What to say of a damaged file, in one line. `wanted` is what it should hold, None if nobody knows."""
+    """Return the message about a damaged file. `wanted` is its right content, None if unknown."""
     path = join(root, IDENTITY)
     if wanted is None:
         return DataDirError(
@@ -120,33 +122,33 @@ def _damaged(root: str, found: bytes, wanted: Identity | None, form: str) -> Dat
 
 
 class ColdRoot:
-    """The cold directory of a data directory, as far as it is known whose it is. An `Admission` of its store.
+    """The cold directory of a data directory, and what is known about its owner. The `Admission` of its store.
 
-    `look` and `join` are made one after the other; the rest is asked from any thread.
+    `look` and `join` are called one after the other; the other methods from any thread.
     """
 
     def __init__(self, fs: Fs, data_root: str, root: str, *, adopt: bool) -> None:
         self.root = root
         self.state: State = "unknown"
-        self.problem = "nobody could look at it yet"
-        """Why it is not ours, for the operator."""
+        self.problem = "it has not been examined yet"
+        """Why it is not used, for the operator."""
         self._fs = fs
         self._data_root = data_root
         self._adopt = adopt
         self._line = b""
         self._lock: LockHandle | None = None
         self._one = threading.Lock()
-        """Held by a look: one that was given up, because the store hangs, may go on beside the next one."""
+        """Held by a look. One that was given up because the store hangs may still run when the next one begins."""
 
     # -- admission ---------------------------------------------------------------------------------------------------
 
     def may_read(self) -> None:
-        """Raises OSError unless it is ours, or may be."""
+        """Raise OSError unless it is ours, or may be."""
         if self.state not in ("ours", "new"):
             raise OSError(errno.EAGAIN, f"the cold directory is not used: {self.problem}")
 
     def may_change(self) -> None:
-        """Raises OSError unless it is ours, and is so now: a mount may have gone since."""
+        """Raise OSError unless it is ours, and still at its place: a mount may have gone since."""
         if self.state != "ours":
             raise OSError(errno.EAGAIN, f"the cold directory is not used: {self.problem}")
         try:
@@ -161,7 +163,7 @@ class ColdRoot:
     # -- looking -----------------------------------------------------------------------------------------------------
 
     def look(self) -> None:
-        """`_look`, unless an earlier one has not returned: OSError then."""
+        """Call `_look`. Raises OSError if an earlier one has not returned."""
         if not self._one.acquire(blocking=False):
             raise OSError(errno.EBUSY, "an earlier look at the cold directory has not returned")
         try:
@@ -170,7 +172,7 @@ class ColdRoot:
             self._one.release()
 
     def join(self, expected: Expected, new_ids: tuple[str, str]) -> None:
-        """`_join`, likewise."""
+        """Call `_join`. Raises OSError if an earlier look has not returned."""
         if not self._one.acquire(blocking=False):
             raise OSError(errno.EBUSY, "an earlier look at the cold directory has not returned")
         try:
@@ -179,10 +181,10 @@ class ColdRoot:
             self._one.release()
 
     def _look(self) -> None:
-        """Lock the root, and see whose it is: `state` is "ours" or "new" when it returns.
+        """Lock the root, and find out to which data directory it belongs: `state` is "ours" or "new" when this returns.
 
         Raises DataDirError, a sentence for the operator, if it is neither (`state` is "foreign" then), and OSError if
-        it cannot be looked at. Changes nothing in it that is not ours but the lock.
+        it cannot be read. Changes nothing but the lock in a directory that is not ours.
         """
         fs, root = self._fs, self.root
         mine, its = read_data_identity(fs, self._data_root, root), read_cold_identity(fs, root, self._data_root)
@@ -204,17 +206,17 @@ class ColdRoot:
         self._take_lock()
         if its is not None and mine is not None:
             if mine != (wanted := Identity(mine.id, cold=its.id)):
-                fs.sync_all(root)  # its file may be visible and not on disk: a life was killed that joined the two
+                fs.sync_all(root)  # its file may be visible but not on disk, if the joining process was killed
                 write_atomic(fs, join(self._data_root, IDENTITY), wanted.line())
             self._is_ours(its)
         else:
             self.state, self.problem = "new", "it has no identity yet"
 
     def _join(self, expected: Expected, new_ids: tuple[str, str]) -> None:
-        """Make a root without identity ours, if nothing in it speaks against that. `new_ids` are for the data
-        directory, if it has none, and for the cold one: 32 hex digits each.
+        """Make a root without identity ours, unless its content is another's. `new_ids` are for the data directory, if
+        it has none, and for the cold one: 32 hex digits each.
 
-        Raises DataDirError if it is not known what is in it, OSError.
+        Raises DataDirError if its content is unknown, and OSError.
         """
         assert self.state == "new"
         fs = self._fs
@@ -226,7 +228,7 @@ class ColdRoot:
         if mine is not None and mine.pending and mine.cold is not None:
             its = Identity(mine.cold, data=data_id)
         path = join(self._data_root, IDENTITY)
-        # The data directory says first with which one it is about to be joined: a crash in between is no loss.
+        # The data directory first notes which directory it will be joined with, so a crash in between does no harm.
         write_atomic(fs, path, Identity(data_id, cold=its.id, pending=True).line())
         fs.mkdir(self.root)
         fs.sync_all(self.root)
@@ -237,7 +239,7 @@ class ColdRoot:
         log.info("cold_directory_joined", cold=self.root, id=its.id, data_id=data_id)
 
     def release(self) -> None:
-        """Give the lock up."""
+        """Release the lock."""
         if self._lock is not None:
             self._lock.release()
             self._lock = None
@@ -251,7 +253,7 @@ class ColdRoot:
         return DataDirError(problem)
 
     def _take_lock(self) -> None:
-        """For the life of the daemon. A root that is not there is locked once it has been made."""
+        """Lock the root until `release`. A root that does not exist is locked once it has been made."""
         fs = self._fs
         if self._lock is not None or not fs.exists(self.root):
             return
@@ -268,7 +270,7 @@ class ColdRoot:
                 "original too, must not have the same TOPICS_COLD_DIR"
             ) from None
 
-    # -- what is in it -----------------------------------------------------------------------------------------------
+    # -- content -----------------------------------------------------------------------------------------------------
 
     def _topics(self) -> list[int]:
         names = self._fs.listdir(DataDir(self.root).topics_dir)
@@ -278,7 +280,7 @@ class ColdRoot:
         return bool(self._fs.listdir(DataDir(self.root).topics_dir))
 
     def _check_content(self, expected: Expected) -> None:
-        """What a version without identities has left is taken over if every topic in it is one of ours."""
+        """Accept content of a version without identities if every topic in it is one of ours."""
         there = self._topics()
         unknown = [topic_id for topic_id in there if not self._is_known(topic_id, expected)]
         if unknown:
@@ -287,7 +289,7 @@ class ColdRoot:
                 f"the cold directory {self.root} has no IDENTITY, and {len(unknown)} topics in it are not those of "
                 f"{self._data_root} (topics/{shown}): it belongs to another data directory, or these are left from "
                 "topics that were deleted. Set TOPICS_COLD_DIR to an empty directory; or, if it is this one's, start "
-                "once with TOPICS_COLD_ADOPT=1, which removes what nobody knows"
+                "once with TOPICS_COLD_ADOPT=1, which removes the unknown topics"
             )
         if expected.cold_topics and not there:
             raise self._refusal(
@@ -303,5 +305,5 @@ class ColdRoot:
         try:
             part = decode_manifest(self._fs.read(DataDir(self.root).manifest_path(topic_id)))
         except (FileNotFoundError, SnapshotDamaged):
-            return True  # a relocation that was cut short has left none
+            return True  # left by an interrupted relocation
         return part.id == topic_id and part.name == name
