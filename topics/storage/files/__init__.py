@@ -1,6 +1,6 @@
 """The file system and the data directory.
 
-fs               what storage asks of a file system, and the real one
+fs               the file system operations that storage needs, and the real implementation
 datadir          where every file is; FORMAT and LOCK
 file_header      the header of log and segment files, and the seed of their checksums
 unsynced_files   files that stay open until a sync has covered them

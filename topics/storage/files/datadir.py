@@ -1,16 +1,16 @@
 """The layout of the data directory, its FORMAT and its LOCK (`docs/spec/storage.md` section 1).
 
 Responsible for the names of everything below `TOPICS_DATA_DIR`, for creating the directories durably, for refusing a
-directory that this version cannot read, and for keeping a second daemon out. What is inside the files is left to
-`frames`, `wal`, `snapshot` and the segment modules.
+directory that this version cannot read, and for keeping a second daemon out. `frames`, `snapshot` and the segment
+modules know the contents of the files.
 
-A directory of an older format is raised to ours by `raise_format`, when recovery has understood all of it and before
-the first byte of the newer form is written: a version that does not know it never meets one, and as long as FORMAT is
-old all files are. The older files stay as they are.
+`raise_format` raises a directory of an older format to ours, after recovery has understood all of it and before the
+first byte of the newer form is written. So an older version never meets a newer file, and as long as FORMAT is old, all
+files are. The older files stay as they are.
 
-The order at a start is `lock_data_dir`, then `open_data_dir`: two daemons that start in an empty directory then meet at
-the lock, not at the writing of FORMAT. FORMAT is written after the directories above it are durable and before the
-first byte of anything else, so that a directory with content and without FORMAT is never one of ours half made.
+The order at a start is `lock_data_dir`, then `open_data_dir`: two daemons that start in an empty directory then compete
+for the lock, not for the writing of FORMAT. FORMAT is written after the directories above it are durable and before the
+first byte of anything else, so that a directory with content and without FORMAT is never an unfinished one of ours.
 """
 
 from __future__ import annotations
@@ -28,13 +28,14 @@ import msgspec
 from topics.storage.files.fs import Fs, LockHandle, LockHeld, join, parent, write_atomic
 
 FORMAT: Final = {"wal": 2, "segment": 2, "snapshot": 2}
-"""The formats this version writes. Any change of bytes bumps one of them (`docs/spec/storage.md` section 6)."""
+"""The formats that this version writes. Any change of bytes bumps one of them (`docs/spec/storage.md` section 6)."""
 
 READABLE: Final = (1, 2)
-"""The formats this version reads, of each part. A directory of the older one holds files of both once it was opened."""
+"""The formats that this version reads, of each part. A directory of the older one contains files of both once it was
+opened."""
 
 SHOWN_BYTES: Final = 80
-"""Bytes of a damaged file in a message."""
+"""Bytes of a damaged file that a message shows."""
 
 _WAL_NAME = re.compile(r"wal-([0-9]{20})\.log")
 _SNAPSHOT_NAME = re.compile(r"snapshot\.(0|[1-9][0-9]*)\.cbor")
@@ -50,7 +51,7 @@ class DataDirError(Exception):
 
 
 class FoundShard(NamedTuple):
-    """A shard of some layout, as found on the disk."""
+    """A shard of some layout, as found on disk."""
 
     shard: int
     path: str
@@ -64,17 +65,17 @@ class DataDir:
 
     @property
     def format_path(self) -> str:
-        """Which formats the directory was written with."""
+        """The formats with which the directory was written."""
         return join(self.root, "FORMAT")
 
     @property
     def lock_path(self) -> str:
-        """Flocked by the one daemon, with its pid in it."""
+        """The file that the running daemon locks, with its pid."""
         return join(self.root, "LOCK")
 
     @property
     def clock_path(self) -> str:
-        """Where the clock of windows stood (`clock_mark`)."""
+        """The saved state of the window clock (`clock_mark`)."""
         return join(self.meta_dir, "clock")
 
     @property
@@ -84,7 +85,7 @@ class DataDir:
 
     @property
     def witness_path(self) -> str:
-        """What proves that the page cache has kept what was written (`witness`)."""
+        """The proof that the page cache has kept what was written (`witness`)."""
         return join(self.meta_dir, "witness")
 
     def snapshot_path(self, number: int) -> str:
@@ -93,7 +94,7 @@ class DataDir:
 
     @property
     def reserve_path(self) -> str:
-        """A copy of the snapshot that was the newest when the log was cut last."""
+        """A copy of the snapshot that was the newest when the log was last cut."""
         return join(self.meta_dir, "reserve.cbor")
 
     @property
@@ -102,12 +103,12 @@ class DataDir:
         return join(self.root, "wal")
 
     def shard_dir(self, shard: int, shards: int) -> str:
-        """Where shard `shard` of `shards` has its WAL files: `wal/` itself if it is the only one."""
+        """Return the directory of the WAL files of shard `shard` of `shards`: `wal/` itself if it is the only one."""
         assert 0 <= shard < shards, (shard, shards)
         return self.wal_dir if shards == 1 else join(self.wal_dir, f"shard-{shard:02d}")
 
     def relative(self, path: str) -> str:
-        """A path below the root as seen from there."""
+        """Return a path below the root relative to the root."""
         return posixpath.relpath(path, self.root)
 
     @property
@@ -120,7 +121,7 @@ class DataDir:
         return join(self.topics_dir, f"{topic_id:016x}")
 
     def manifest_path(self, topic_id: int, generation: int = 0) -> str:
-        """A topic's manifest; of those that are there the one of the highest generation counts."""
+        """Return the path of a topic's manifest. Of several, the one of the highest generation counts."""
         return join(self.topic_dir(topic_id), manifest_name(generation))
 
     def segment_path(self, topic_id: int, first_seq: int, kind: str) -> str:
@@ -193,10 +194,11 @@ def parse_segment_file(name: str) -> tuple[int, str] | None:
 
 
 def lock_data_dir(fs: Fs, datadir: DataDir, pid_text: str) -> LockHandle:
-    """Keep every other daemon out, until the handle is released or the process ends. Makes the root if it is missing.
+    """Lock the directory against other daemons, until the handle is released or the process ends. Makes the root if it
+    is missing.
 
-    `pid_text` says who we are to whoever comes second. Raises DataDirError, naming the holder, if the lock is held;
-    also if the lock cannot be taken at all (permissions, not a directory).
+    `pid_text` tells a later daemon who holds the lock. Raises DataDirError, naming the holder, if the lock is held;
+    also if it cannot be taken at all (permissions, not a directory).
     """
     try:
         _anchor(fs, datadir)
@@ -209,7 +211,7 @@ def lock_data_dir(fs: Fs, datadir: DataDir, pid_text: str) -> LockHandle:
 
 
 def open_data_dir(fs: Fs, root: str) -> DataDir:
-    """Create what is missing of the directory, durably, and check its FORMAT or write the first one.
+    """Create the missing directories, durably, and check FORMAT or write the first one.
 
     Raises DataDirError if FORMAT is unreadable, names formats that this version does not read, or is missing beside
     content; and if a directory cannot be made or synced.
@@ -240,8 +242,8 @@ def raise_format(fs: Fs, datadir: DataDir) -> None:
 
 
 def _anchor(fs: Fs, datadir: DataDir) -> None:
-    """Hear of writes that fail from before the first one of this life. Makes the root if it is missing."""
-    with suppress(PermissionError):  # what is above the root may be closed to us
+    """Start being told of failed writes, before the first one of this process. Makes the root if it is missing."""
+    with suppress(PermissionError):  # we may have no access above the root
         fs.anchor(datadir.root)
     fs.mkdir(datadir.root)
     fs.anchor(datadir.root)
@@ -250,11 +252,11 @@ def _anchor(fs: Fs, datadir: DataDir) -> None:
 
 
 def discover_shards(fs: Fs, datadir: DataDir) -> list[FoundShard]:
-    """Every shard of every layout on the disk, the flat one first, then by number.
+    """Return every shard of every layout on disk, the flat one first, then by number.
 
-    `wal/` itself counts as shard 0 of the flat layout if it holds a WAL file; a `shard-NN` directory counts even if it
-    is empty, so that a layout that is no longer used can be removed. Both layouts are found after a change of
-    `TOPICS_WAL_SHARDS` that was not finished.
+    `wal/` itself counts as shard 0 of the flat layout if it has a WAL file; a `shard-NN` directory counts even if it is
+    empty, so that a layout that is no longer used can be removed. Both layouts are found after an unfinished change of
+    `TOPICS_WAL_SHARDS`.
     """
     names = fs.listdir(datadir.wal_dir)
     flat = any(parse_wal_name(name) is not None for name in names)
@@ -268,9 +270,10 @@ def _encoded(numbers: Mapping[str, int]) -> bytes:
 
 
 def read_format(fs: Fs, datadir: DataDir) -> dict[str, int]:
-    """The number of each part. FileNotFoundError without FORMAT.
+    """Return the number of each part. Raises FileNotFoundError without FORMAT.
 
-    Raises DataDirError for anything but numbers that this version reads: it is damaged, or a newer version wrote it.
+    Raises DataDirError for anything but numbers that this version reads: the file is damaged, or a newer version wrote
+    it.
     """
     path = datadir.format_path
     raw = fs.read(path)
@@ -296,12 +299,12 @@ def read_format(fs: Fs, datadir: DataDir) -> dict[str, int]:
 
 
 def shown_bytes(raw: bytes) -> str:
-    """The content of a small file in a message: one line, however damaged it is."""
+    """Return the content of a small file for a message: one line, however damaged it is."""
     return repr(raw[:SHOWN_BYTES])[1:] + (f" (of {len(raw)} bytes)" if len(raw) > SHOWN_BYTES else "")
 
 
 def _check_empty(fs: Fs, datadir: DataDir) -> None:
-    """Without FORMAT nobody knows what the bytes mean; ours is durable before any of them is written."""
+    """Refuse content without FORMAT, because its meaning is unknown: ours is durable before any content is written."""
     for directory in (datadir.wal_dir, datadir.meta_dir, datadir.topics_dir):
         names = fs.listdir(directory)
         if names:
@@ -312,7 +315,7 @@ def _check_empty(fs: Fs, datadir: DataDir) -> None:
 
 
 def _make_directories(fs: Fs, datadir: DataDir) -> None:
-    """Synced even if nothing was missing: a start that was killed may have made them and not come to the sync."""
+    """Make the directories. They are synced even if all existed: a killed start may have made them without the sync."""
     for directory in (datadir.root, datadir.meta_dir, datadir.wal_dir, datadir.topics_dir):
         fs.mkdir(directory)
     fs.sync_dir(datadir.root)
@@ -321,8 +324,8 @@ def _make_directories(fs: Fs, datadir: DataDir) -> None:
 def _sync_ancestors(fs: Fs, root: str) -> None:
     """Make the names of the root and of every directory above it durable: any of them may be new.
 
-    One that may be passed through and not read, or is of a kind that has no sync, cannot be synced by itself; then the
-    whole file system of the root is.
+    A directory that cannot be opened, or has no sync, cannot be synced by itself; then the whole file system of the
+    root is.
     """
     path = posixpath.normpath(root)
     try:

@@ -9,11 +9,11 @@
 All integers are little-endian. A file without the magic is of version 1: it has no header, and its first frame stands
 at offset 0.
 
-Why the salt: a writer of records chooses bytes that end up inside frames, and could choose the bytes of a whole frame.
-The checksum of a frame is therefore computed with a seed that only the file knows, and that differs at each offset:
-bytes that a client sent are never a valid frame, and a frame that was moved or copied to another place is none either.
+Why the salt: clients choose bytes that end up inside frames, and could choose the bytes of a whole frame. The checksum
+of a frame is therefore computed with a seed that clients do not know, and that differs at each offset: bytes that a
+client sent are never a valid frame, and a frame that was moved or copied to another place is not valid either.
 
-This module knows the header and the seed. What a damaged header means is decided by the readers of WAL and segments.
+This module knows the header and the seed. The readers of WAL and segments decide what a damaged header means.
 """
 
 from __future__ import annotations
@@ -30,26 +30,27 @@ _SUMMED: Final = 24
 
 
 class FileHeader(NamedTuple):
-    """A verified header. `number` is the ordinal or first seq that the file's name has to say too."""
+    """A verified header. `number` is the ordinal or first seq, as in the file's name."""
 
     salt: int
     number: int
 
 
 class BadFileHeader(Exception):
-    """The file begins like one of version 2, and its header is not the one that was written."""
+    """The file begins with the magic of version 2, but its header is damaged."""
 
 
 def encode_file_header(salt: int, number: int) -> bytes:
-    """The 32 bytes with which a file of version 2 begins. `salt` is random (`Fs.salt`)."""
+    """Return the 32 bytes with which a file of version 2 begins. `salt` is random (`Fs.salt`)."""
     head = _HEADER.pack(MAGIC, salt, number, 0)[:_SUMMED]
     return head + xxhash.xxh3_64_intdigest(head).to_bytes(8, "little")
 
 
 def decode_file_header(data: bytes) -> FileHeader | None:
-    """The header of a file that begins with `data` (at least 32 bytes, or all there is). None: a file of version 1.
+    """Return the header of a file that begins with `data` (at least 32 bytes, or the whole file). None: a file of
+    version 1.
 
-    Raises BadFileHeader if the magic is there and the rest does not hold.
+    Raises BadFileHeader if the magic is there and the rest is damaged.
     """
     if not data.startswith(MAGIC):
         return None
@@ -62,11 +63,11 @@ def decode_file_header(data: bytes) -> FileHeader | None:
 
 
 def first_frame(header: FileHeader | None) -> int:
-    """The offset of a file's first frame."""
+    """Return the offset of a file's first frame."""
     return 0 if header is None else FILE_HEADER_BYTES
 
 
 def frame_seed(salt: int | None, offset: int) -> int:
-    """The seed of the checksum of the frame at `offset`; `salt` is None in a file of version 1, whose frames have no
-    seed (which is the seed 0)."""
+    """Return the seed of the checksum of the frame at `offset`. `salt` is None in a file of version 1, whose frames
+    have seed 0."""
     return 0 if salt is None else salt ^ offset

@@ -1,8 +1,8 @@
-"""Room on the disk, looked at twice a second: below a limit of bytes or of inodes appends are refused, so that
+"""Room on the disk, measured twice a second: below a limit of bytes or of inodes appends are refused, so that
 deletions, acks, checkpoints and reclaiming have a reserve (`docs/spec/crash.md` 27).
 
-So are they while the data directory is not at its path: somebody has moved it, or put another one in its place. Then
-nothing is done to files by their paths either, as they would be another directory's.
+Appends are also refused while the data directory is not at its path, because it was moved, or replaced by another one.
+Then no file is replaced or removed by its path either, as it would be another directory's.
 """
 
 from __future__ import annotations
@@ -22,33 +22,34 @@ from topics.telemetry.logs import get_logger
 log = get_logger(__name__)
 
 TOLD_EVERY_S: Final = 10.0
-"""Where the free space goes up and down at the limit, not every change is a line in the log."""
+"""Changes at the limit are logged at most once in so many seconds."""
 
 LOOK_MS: Final = 500
-"""How often the free space is looked at; `TOPICS_MIN_FREE_BYTES` is far more than can be written in between."""
+"""How often the free space is measured (ms); `TOPICS_MIN_FREE_BYTES` is far more than can be written in between."""
 
 
 DISPLACED: Final = "the data directory was moved, or another one was put in its place"
 
 
 class Room(NamedTuple):
-    """What is free."""
+    """The free room on a disk."""
 
     bytes: int
     inodes: int | None
     """None where their number has no limit."""
     place: str
-    """Which directory that is about (`Fs.identity`)."""
+    """The directory that was measured (`Fs.identity`)."""
 
 
 class FreeSpace:
-    """See the module."""
+    """Measures the room for a data directory. Made by the store; `watch` is a task, and `look` is called once before
+    it."""
 
     def __init__(self, settings: Settings, path: str, *, fs: Fs, offload: Offload) -> None:
         self.shortage: str | None = None
-        """What there is too little of, as a client is told; None if there is enough."""
+        """The reason for refusing appends, as clients are told; None if there is enough room."""
         self.displaced = False
-        """The data directory is not at its path."""
+        """True while the data directory is not at its path."""
         self._place: str | None = None
         self._settings = settings
         self._path = path
@@ -56,14 +57,14 @@ class FreeSpace:
         self._offload = offload
 
     async def look(self) -> None:
-        """Know of a disk that is nearly full before anything is appended. If it does not tell, `watch` will."""
+        """Measure once before anything is appended. An OSError is left to `watch`."""
         with suppress(OSError):
             room = await self._room()
             self._place = room.place
             self.shortage = self._shortage(room)
 
     async def watch(self) -> None:
-        """Keep `shortage` true to the disk; until cancelled."""
+        """Keep `shortage` up to date until cancelled."""
         settings = self._settings
         unknown = told = False
         told_at = -TOLD_EVERY_S
@@ -111,8 +112,8 @@ class FreeSpace:
         self.displaced = displaced
 
     async def check_place(self) -> None:
-        """Before files are replaced or removed by their paths. Raises OSError where the data directory is not at its
-        path."""
+        """Raise OSError if the data directory is not at its path. Must be called before files are replaced or removed
+        by path."""
         try:
             room = await self._room()
         except FileNotFoundError as error:

@@ -1,8 +1,8 @@
-"""The `Fs` seam: everything storage asks of a file system, in a handful of methods, and the real one (`OsFs`).
+"""The `Fs` interface: the few file system operations that storage needs, and the real implementation (`OsFs`).
 
-Responsible for one thing: saying precisely what is visible, what is durable and what an error leaves behind. What to
-write, when to sync and what a failure means for a shard is left to the callers; the simulated disk
-(`tests/simulation/disk.py`) implements the same contract and takes every liberty the contract leaves.
+Responsible for defining precisely what is visible, what is durable and what an error leaves behind. The callers decide
+what to write, when to sync and what a failure means for a shard. The simulated disk (`tests/simulation/disk.py`)
+implements the same contract and takes every liberty that it leaves.
 
 What is promised, and what is not (`docs/spec/crash.md`, first paragraph):
 
@@ -13,9 +13,9 @@ What is promised, and what is not (`docs/spec/crash.md`, first paragraph):
 - Before that, anything may be found after a crash of the machine: all, nothing, a part, in any order.
 - A sync that failed says nothing about what is on the disk, and a later sync that succeeds does not say it either: the
   kernel reports a failed write back once and then calls the pages clean. So a failed sync is never retried.
-- The kernel tells a failed write back to each descriptor that was open when it happened, and to no other for certain:
-  one that is opened afterwards hears nothing once anybody has been told, another process included. So a file is synced
-  through the descriptor that has written it, or by `sync_all` through an anchor that is older than the write.
+- The kernel reports a failed write back to each descriptor that was open when it happened, and to no other for certain:
+  one that is opened afterwards gets no error once any process has got it. So a file is synced through the descriptor
+  that has written it, or by `sync_all` through an anchor that is older than the write.
 
 Paths are `str` with "/" between parts. Every method that touches the file system may raise `OSError`, with `errno`
 set. No method may be called from the Trio loop while the daemon serves: they block, and belong in `Offload`.
@@ -39,21 +39,21 @@ FILE_MODE = 0o600
 DIRECTORY_MODE = 0o700
 """Mode of every directory (`docs/spec/storage.md` section 1)."""
 TEMPORARY_SUFFIX = ".tmp"
-"""What `write_atomic` appends while a file is not complete: recovery ignores and may remove such files."""
+"""Suffix of a file that `write_atomic` has not finished: recovery ignores and may remove such files."""
 
 WINDOW_BYTES: Final = 4 << 20
-"""Files are read in windows of this size (or of one frame, where that is larger)."""
+"""Files are read in windows of this size (or of one frame, if that is larger)."""
 
 
 class File(Protocol):
-    """A regular file, open. Offsets and lengths in bytes. Every method may raise OSError."""
+    """An open regular file. Offsets and lengths in bytes. Every method may raise OSError."""
 
     def pread(self, length: int, offset: int) -> bytes:
         """Up to `length` bytes from `offset`; fewer only at the end of the file."""
         ...
 
     def pwrite(self, data: bytes | memoryview, offset: int) -> int:
-        """Write at `offset`; returns how many bytes were taken, possibly fewer than given (`write_all` loops).
+        """Write at `offset`. Return how many bytes were taken, possibly fewer than given (`write_all` loops).
 
         Past the end the file grows, a gap reads as zeros. After an error any part of `data` may be in the file.
         """
@@ -84,10 +84,10 @@ class File(Protocol):
 
 
 class LockHandle(Protocol):
-    """A held lock. It goes with the process, or with `release`."""
+    """A held lock. It ends with the process, or with `release`."""
 
     def release(self) -> None:
-        """Give the lock up; the file stays. A second call does nothing."""
+        """Release the lock; the file stays. A second call does nothing."""
         ...
 
 
@@ -101,7 +101,7 @@ class LockHeld(Exception):
 
 
 class Fs(Protocol):
-    """A file system. See the module for visibility and durability; every method may raise OSError."""
+    """A file system. The module describes visibility and durability; every method may raise OSError, and blocks."""
 
     def open(self, path: str, *, create: bool = False, exclusive: bool = False, read_only: bool = False) -> File:
         """Open a regular file, for reading and writing unless `read_only`; never truncates it.
@@ -139,7 +139,7 @@ class Fs(Protocol):
         ...
 
     def exists(self, path: str) -> bool:
-        """Whether a file or directory has that name."""
+        """Return True if a file or directory has that name."""
         ...
 
     def sync_dir(self, path: str) -> None:
@@ -147,75 +147,77 @@ class Fs(Protocol):
         ...
 
     def anchor(self, path: str) -> bool:
-        """Hear of every write that fails on the file system of `path` from now on, until `release_anchors`.
+        """Be told of every write that fails on the file system of `path` from now on, until `release_anchors`.
 
-        Called before the first write there; a second call changes nothing. `path` need not exist yet: then the nearest
-        directory above it that does is meant. Returns whether a write had failed there before of which no sync of
-        the file system had told anybody; False says nothing, as somebody may have been told. Nothing is promised to be
-        durable by it. An OSError where the system cannot sync a file system.
+        Must be called before the first write there; a second call changes nothing. `path` need not exist yet: then the
+        nearest existing directory above it is used. Return True if a write had failed there before, of which no sync of
+        the file system had told; False proves nothing, because another process may have been told. Makes nothing
+        durable. Raises OSError if the system cannot sync a file system.
         """
         ...
 
     def release_anchors(self) -> None:
-        """Let go of every file system; `sync_all` fails from then on."""
+        """Close the anchors of all file systems; `sync_all` fails from then on."""
         ...
 
     def sync_all(self, path: str) -> None:
-        """Make everything durable on the file system that holds `path`: one call instead of thousands.
+        """Make everything durable on the file system of `path`: one call instead of thousands.
 
-        Fails for good, with the first error, once it has heard of any write that failed since `anchor`: who relies on
-        it cannot know whose write that was. ENODEV without an anchor there.
+        Fails for good, with the first error, once any write has failed since `anchor`, because it cannot know whose
+        write that was. ENODEV without an anchor there.
         """
         ...
 
     def free_bytes(self, path: str) -> int:
-        """Bytes an unprivileged process may still write on the file system that holds `path`."""
+        """Return how many bytes an unprivileged process may still write on the file system of `path`."""
         ...
 
     def free_inodes(self, path: str) -> int | None:
-        """How many more files an unprivileged process may make there; None where their number has no limit."""
+        """Return how many more files an unprivileged process may make there; None if their number has no limit."""
         ...
 
     def identity(self, path: str) -> str:
-        """A directory's stable identity, "device:inode": another one means it was copied or replaced."""
+        """Return a directory's stable identity, "device:inode": another one means that it was copied or replaced."""
         ...
 
     def mount(self, path: str) -> str | None:
-        """What names the time for which the file system of `path` has been in use without a break, unique in this boot:
-        unchanged means that nobody has unmounted it, so that its page cache is still there. None if nobody can tell."""
+        """Return a name, unique in this boot, of the period for which the file system of `path` has been mounted
+        without a break. Unchanged means that it was not unmounted, so that its page cache has survived. None if that
+        cannot be told."""
         ...
 
     def boot_id(self) -> str:
-        """The kernel's id of this boot: unchanged means that the page cache survived."""
+        """Return the kernel's id of this boot: unchanged means that the page cache survived."""
         ...
 
     def salt(self) -> int:
-        """64 random bits that nobody can foresee: what makes the checksums of a new file its own (`file_header`)."""
+        """Return 64 unpredictable random bits, for the checksums of a new file (`file_header`)."""
         ...
 
     def lock(self, path: str, text: str) -> LockHandle:
         """Take the exclusive lock of a file, made if missing, and of its directory, and write `text` into the file.
 
-        The directory's lock is what counts: the file may be removed or replaced while it is held. The file is locked as
-        well for programs that look at nothing else, and to say who holds it. Where directories cannot be locked (some
-        network file systems) the file's lock is all there is. Does not wait: LockHeld, with the holder's text, if
-        another holds one of the two, this process included.
+        The directory's lock is the one that counts: the file may be removed or replaced while it is held. The file is
+        locked as well for programs that know only the file, and to say who holds the lock. Where directories cannot be
+        locked (some network file systems) there is only the file's lock. Does not wait: LockHeld, with the holder's
+        text, if one of the two is held, also by this process.
         """
         ...
 
     def lock_dir(self, path: str) -> LockHandle:
-        """Take the exclusive lock of a directory itself, which no removal of a file in it can undo.
+        """Take the exclusive lock of a directory itself, which does not depend on any file in it.
 
-        Does not wait: LockHeld if another holds it, this process included. OSError where the file system locks no
-        directories (EBADF on NFS).
+        Does not wait: LockHeld if it is held, also by this process. OSError if the file system locks no directories
+        (EBADF on NFS).
         """
         ...
 
     def lock_holder(self, path: str) -> str | None:
-        """The text of the holder of a file's lock, or of its directory's, empty if there is none; None if nobody holds
-        either.
+        """Return the text of the holder of a file's lock, or of its directory's, empty if there is no text; None if
+        neither is held.
 
-        Changes nothing, and makes no file. A process that takes the lock in this very moment may meet the test of it.
+        Changes nothing, and makes no file. A process that takes the lock at this very moment may be refused it by the
+        test.
         """
         ...
 
@@ -229,7 +231,7 @@ def join(*parts: str) -> str:
 
 
 def parent(path: str) -> str:
-    """The directory that holds `path`'s name; "." for a bare name, "/" for the root."""
+    """Return the directory of `path`; "." for a bare name, "/" for the root."""
     return posixpath.dirname(posixpath.normpath(path)) or "."
 
 
@@ -270,7 +272,7 @@ def write_atomic(fs: Fs, path: str, data: bytes) -> None:
 
 
 def _unlink_quietly(fs: Fs, path: str) -> None:
-    """Give back the space of a temporary file; the error that matters is the one already on its way."""
+    """Remove a temporary file, ignoring errors: the caller raises the original one."""
     try:
         fs.unlink(path)
     except OSError:
@@ -323,7 +325,7 @@ class OsFile:
 
     def close(self) -> None:
         if self._fd >= 0:
-            fd, self._fd = self._fd, -1  # first, as a failed close(2) has closed the descriptor all the same
+            fd, self._fd = self._fd, -1  # before the call, because a failed close(2) has closed the descriptor too
             os.close(fd)
 
 
@@ -350,7 +352,7 @@ class _Anchor:
         self.failed_before = failed_before
         self.error: int | None = None
         self.mutex = threading.Lock()
-        """One sync at a time: of two the kernel would tell one of an error."""
+        """Held during a sync: of two at a time the kernel would report an error to only one."""
 
 
 class OsFs:
@@ -358,7 +360,7 @@ class OsFs:
 
     def __init__(self) -> None:
         self._anchors: dict[int, _Anchor] = {}
-        """By device."""
+        """The anchors by device."""
         self._anchors_mutex = threading.Lock()
 
     def open(self, path: str, *, create: bool = False, exclusive: bool = False, read_only: bool = False) -> File:
@@ -455,7 +457,7 @@ class OsFs:
 
     def free_inodes(self, path: str) -> int | None:
         figures = os.statvfs(path)
-        return figures.f_favail if figures.f_files else None  # 0 of 0: they are made as they are needed
+        return figures.f_favail if figures.f_files else None  # 0 of 0: inodes are made as needed
 
     def identity(self, path: str) -> str:
         found = os.stat(path)
@@ -526,11 +528,11 @@ class OsFs:
 _DIRECTORY_FLAGS: Final = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
 
 _NO_DIRECTORY_LOCKS: Final = (errno.EBADF, errno.EINVAL, errno.EISDIR, errno.ENOLCK, errno.ENOTSUP, errno.ENOSYS)
-"""How a file system says that it has no locks of directories: NFS, for one, wants a descriptor that can be written."""
+"""Errors by which a file system says that it cannot lock directories: NFS, for one, wants a writable descriptor."""
 
 
 def _text_of(path: str) -> str:
-    """What the holder of a lock has written; empty where the file is gone."""
+    """Return the text of a lock file; empty if the file is gone."""
     try:
         with open(path, "rb") as file:
             return file.read(4096).decode("utf-8", "replace")
@@ -539,7 +541,7 @@ def _text_of(path: str) -> str:
 
 
 def _find_syncfs() -> Callable[[int], int] | None:
-    """The C library's syncfs(2), which Python's `os` lacks; None where there is none."""
+    """Return the C library's syncfs(2), which Python's `os` lacks; None if there is none."""
     try:
         function = ctypes.CDLL(None, use_errno=True).syncfs
     except (OSError, AttributeError):
@@ -554,8 +556,8 @@ _syncfs = _find_syncfs()
 
 
 def _sync_file_system(fd: int) -> int | None:
-    """Sync the file system of an open directory; the errno if that fails, or if this descriptor has not been told yet
-    of a write that has failed."""
+    """Sync the file system of an open directory. Return the errno if that fails, or if this descriptor has not been
+    told yet of a write that has failed."""
     if _syncfs is None:
         return errno.ENOSYS
     return None if _syncfs(fd) == 0 else ctypes.get_errno()

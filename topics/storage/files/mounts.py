@@ -1,13 +1,13 @@
-"""What the kernel says about the file system that a directory is on: whether it has been in use without a break, and
-whether this kernel tells of writes that have failed.
+"""What the kernel says about the file system of a directory: whether it was mounted without a break, and whether this
+kernel reports failed writes.
 
 A file system that was unmounted and mounted again looks as before, in the same boot: same device, same inodes. But its
-page cache went with the unmount. Two things that the kernel never gives out twice tell that there was a break. The one
-that is there wherever it is mounted from, in containers too, comes first:
+page cache was lost with the unmount. Two things that the kernel never gives out twice show a break. The first is
+available wherever the file system is mounted from, in containers too:
 
-- the directory of the file system's own object in sysfs (ext4, xfs, f2fs): made anew with each mount of the device,
-  with a number that the kernel counts up (since Linux 5.5; it used to be the lowest free one);
-- the unique id of the mount (`STATX_MNT_ID_UNIQUE`, since Linux 6.8): another one in each mount namespace.
+- the directory of the file system's own object in sysfs (ext4, xfs, f2fs): made again with each mount of the device,
+  with a number that the kernel counts up (since Linux 5.5; before, it was the lowest free one);
+- the unique id of the mount (`STATX_MNT_ID_UNIQUE`, since Linux 6.8), which differs in each mount namespace.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import struct
 from typing import Final
 
 FAILED_WRITES_TOLD: Final = (5, 8)
-"""The first Linux whose syncfs(2) tells of writes that have failed."""
+"""The first Linux whose syncfs(2) reports failed writes."""
 _NUMBERS_COUNT_UP: Final = (5, 5)
 """The first Linux whose sysfs gives no number out twice."""
 
@@ -28,23 +28,23 @@ _STATX_BYTES: Final = 256
 _MASK_AT: Final = 0
 _MOUNT_ID_AT: Final = 0x90
 _NAMED_BY_DEVICE: Final = ("ext4", "xfs", "f2fs")
-"""File systems whose directories below /sys/fs are called like the block device."""
+"""File systems whose directories below /sys/fs have the name of the block device."""
 
 
 def kernel_version() -> tuple[int, int]:
-    """Major and minor number of the running kernel; (0, 0) if it does not say."""
+    """Return major and minor number of the running kernel; (0, 0) if unknown."""
     major, _, rest = os.uname().release.partition(".")
     minor = rest.partition(".")[0].partition("-")[0]
     return (int(major), int(minor)) if major.isdecimal() and minor.isdecimal() else (0, 0)
 
 
 def tells_of_failed_writes() -> bool:
-    """Whether a sync of a file system tells of writes that have failed."""
+    """Return True if a sync of a file system reports failed writes."""
     return kernel_version() >= FAILED_WRITES_TOLD
 
 
 def kernel_warning() -> str | None:
-    """A sentence for the operator where the kernel keeps failed writes to itself."""
+    """Return a sentence for the operator if the kernel does not report failed writes, else None."""
     if tells_of_failed_writes():
         return None
     least = ".".join(map(str, FAILED_WRITES_TOLD))
@@ -55,7 +55,7 @@ def kernel_warning() -> str | None:
 
 
 def mount_of(path: str) -> str | None:
-    """See `Fs.mount`. Raises OSError for a path that is not there."""
+    """Implements `Fs.mount`. Raises OSError if the path does not exist."""
     device = os.stat(path).st_dev
     if kernel_version() >= _NUMBERS_COUNT_UP:
         name = os.path.basename(os.path.realpath(f"/sys/dev/block/{os.major(device)}:{os.minor(device)}"))
@@ -63,12 +63,12 @@ def mount_of(path: str) -> str | None:
             try:
                 return f"{kind}:{os.stat(f'/sys/fs/{kind}/{name}').st_ino:x}"
             except OSError:
-                continue  # not of this kind, or no sysfs here
+                continue  # not a file system of this kind, or no sysfs
     return _unique_mount_id(path)
 
 
 def _unique_mount_id(path: str) -> str | None:
-    """The id of the mount that holds `path`, which no other one has had since the boot."""
+    """Return the id of the mount of `path`, which no other mount has had since the boot."""
     try:
         statx = ctypes.CDLL(None, use_errno=True).statx
     except (OSError, AttributeError):

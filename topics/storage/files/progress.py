@@ -1,10 +1,10 @@
-"""How far a start, or an offline command, has got with the bytes that it reads."""
+"""The progress of a start, or of an offline command, in bytes."""
 
 from __future__ import annotations
 
 
 class Progress:
-    """Bytes replayed of bytes to replay; read by the readiness answer from another thread."""
+    """Bytes read of bytes to read. The readiness answer reads it from another thread."""
 
     __slots__ = ("done", "total")
 
@@ -14,5 +14,5 @@ class Progress:
 
     @property
     def share(self) -> float:
-        """0..1."""
+        """The share of the bytes that have been read, 0..1."""
         return self.done / self.total if self.total else 0.0

@@ -1,7 +1,7 @@
-"""`ReadOnlyFs`: a file system for the offline commands, which look at a directory and must not change it.
+"""`ReadOnlyFs`: a file system for the offline commands, which read a directory and must not change it.
 
-Responsible for two things: whatever would change something is refused, so that no mistake above can write; and every
-byte that is read is counted, for a progress bar.
+Responsible for refusing every change, so that no mistake in a command can write, and for counting every byte that is
+read, for a progress bar.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from topics.storage.files.progress import Progress
 
 
 class ReadOnlyFs:
-    """See the module. Implements `Fs`; `progress.done` is bytes read."""
+    """Reads through another `Fs`, and raises OSError for every change. `progress.done` counts the bytes read."""
 
     def __init__(self, fs: Fs, progress: Progress) -> None:
         self._fs = fs
@@ -90,7 +90,7 @@ class ReadOnlyFs:
 
 
 class _ReadOnlyFile:
-    """A file that counts what is read of it."""
+    """A file that counts the bytes read from it."""
 
     __slots__ = ("_file", "_path", "_progress")
 

@@ -1,9 +1,9 @@
 """`UnsyncedFiles`: files that are being written, open until a sync has covered them.
 
-The kernel tells a write that has failed to the descriptors that were open then. One opened only for the sync may hear
-nothing: another process may have been told, or the file may have left the cache. So a file is synced through the
-descriptor that has written it. That takes a descriptor a file; where they are many, all are given up, and one sync of
-the file system covers them, through an anchor that is older than any of the writes (`Fs.anchor`).
+The kernel reports a failed write to the descriptors that were open then. One that is opened only for the sync may get
+no error: another process may have got it, or the file may have left the cache. So a file is synced through the
+descriptor that has written it. That takes one descriptor per file; if there are too many, all are closed, and one sync
+of the file system covers them, through an anchor that is older than any of the writes (`Fs.anchor`).
 """
 
 from __future__ import annotations
@@ -15,7 +15,8 @@ from topics.storage.files.fs import File, Fs, parent
 
 
 class UnsyncedFiles:
-    """See the module. Blocking, and for one thread at a time. `most` files are synced one by one."""
+    """Files written since the last sync. Blocking, for one thread at a time; `sync` or `close` must be called. Up to
+    `most` files are synced one by one."""
 
     def __init__(self, fs: Fs, topics_dir: str, *, most: int) -> None:
         self._fs = fs
@@ -25,12 +26,12 @@ class UnsyncedFiles:
         self._paths: set[str] = set()
 
     def __len__(self) -> int:
-        """How many files have been written."""
+        """Return how many files have been written."""
         return len(self._paths)
 
     @contextmanager
     def writing(self, path: str, *, create: bool = False) -> Iterator[File]:
-        """The file at `path`, to be written; it stays open, and has to be synced, even if that fails.
+        """Open the file at `path` for writing. It stays open and must be synced, even if the writing fails.
 
         A file that was written before must not have been replaced by another one since.
         """
@@ -49,8 +50,8 @@ class UnsyncedFiles:
                 file.close()
 
     def sync(self) -> None:
-        """Everything that was written, and its name, is on disk when it returns; the files are closed. Raises OSError;
-        then nobody knows what is there."""
+        """Make everything written durable, with the names, and close the files. Raises OSError; then the state of the
+        disk is unknown."""
         if not self._paths:
             return
         try:
@@ -68,7 +69,7 @@ class UnsyncedFiles:
 
     @property
     def has_open(self) -> bool:
-        """Whether there is anything to close."""
+        """Return True if there is anything to close."""
         return bool(self._open)
 
     def close(self) -> None:

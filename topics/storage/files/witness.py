@@ -1,20 +1,20 @@
-"""The witness: what proves to the next life that the page cache has kept all that this one has written
+"""The witness: proves to the next start that the page cache has kept everything that this daemon has written
 (`docs/spec/crash.md` 3).
 
-A record that is acked by write(2) alone is safe while the machine stays up. That the next life finds it there takes
-more than the same boot: the file system must not have been unmounted, as its page cache goes with that, and no write
-may have failed, as the kernel calls the bytes clean then and forgets them when it likes. All of it has to be proved; no
-proof means a hole. Every life writes an *identity* into its log (ShardOpen, snapshot) that names
+A record that is acked by write(2) alone is safe while the machine stays up. For the next start to find it, more is
+needed than the same boot: the file system must not have been unmounted, because its page cache goes with that, and no
+write may have failed, because the kernel calls the bytes clean then and may forget them. All of it has to be proved; no
+proof means a hole. Every daemon writes an *identity* into its log (ShardOpen, snapshot) that names
 
 - the data directory, by device and inode: another one is a copy;
-- the mount (`Fs.mount`), where the kernel tells them apart;
-- a token of 64 random bits, which also stands in `meta/witness`.
+- the mount (`Fs.mount`), if the kernel can tell;
+- a token of 64 random bits, which is also in `meta/witness`.
 
-The next life takes the log's word only if it comes to the same identity, and the boot is the same. It does not use the
-token again, but makes another one, if the kernel knows of a write that failed there (`Fs.anchor`).
+The next start trusts the log only if it comes to the same identity, in the same boot. It makes a new token if the
+kernel knows of a write that failed there (`Fs.anchor`).
 
-`meta/witness` is one sector, written when there is room. A shard that fails is noted in it by writing the sector again
-in its place, which takes no room on a full disk; if that fails too, the file is removed, and nothing is proved.
+`meta/witness` is one sector, written when there is room. A shard that fails is noted by writing the sector again in
+place, which needs no room on a full disk; if that fails too, the file is removed, and nothing is proved.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from topics.telemetry.logs import get_logger
 log = get_logger(__name__)
 
 SECTOR: Final = 512
-"""Bytes of the file. A disk writes so many whole, or leaves them as they were."""
+"""Bytes of the file: a disk writes so many whole, or leaves them as they were."""
 
 
 class _Record(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -42,10 +42,11 @@ class _Record(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Witness:
-    """See the module. Blocking; any thread may note a failure."""
+    """The witness of one data directory. Made by the store: `prepare` before the log says the identity, `begin` after
+    it. Blocking; any thread may note a failure."""
 
     def __init__(self, fs: Fs, datadir: DataDir) -> None:
-        """Reads what the last life has left. Raises OSError."""
+        """Reads the file that the last daemon has left. Raises OSError."""
         self._fs = fs
         self._directory = datadir.meta_dir
         self._path = datadir.witness_path
@@ -57,25 +58,26 @@ class Witness:
             record = _Record(f"{fs.salt():016x}", [])
         self._token = record.token
         self.failed: set[int] = set(record.failed)
-        """Shards that have failed, in the last life until `begin`, in this one from then on."""
+        """Shards that have failed: until `begin` those of the last daemon, from then on those of this one."""
         mount = fs.mount(datadir.root) or f"unknown:{fs.salt():016x}"
         self._place = f"{fs.identity(datadir.root)} {mount}"
 
     @property
     def identity(self) -> str:
-        """Of the directory, its mount and its proof: before `prepare` as the last life has left it, from then on as the
-        log of this life says it."""
+        """The identity of directory, mount and token: before `prepare` as the last daemon left it, from then on this
+        daemon's."""
         return f"{self._place} {self._token}"
 
     def prepare(self) -> None:
-        """Before the log says the identity. Without room for the file nothing will be proved, which is logged."""
+        """Write the file, before the log says the identity. Without room for it nothing will be proved, which is
+        logged."""
         try:
             self._file = self._fs.open(self._path, create=True)
             if self._fresh:
                 self._write()
                 self._fs.sync_dir(self._directory)
         except OSError as error:
-            self._token = f"{self._fs.salt():016x}"  # of no log
+            self._token = f"{self._fs.salt():016x}"  # one that is in no log
             log.warning(
                 "witness_not_written",
                 file=self._path,
@@ -84,14 +86,14 @@ class Witness:
             )
 
     def begin(self) -> None:
-        """The failures of the last life are in the log: the next ones are of this life. Raises OSError."""
+        """Forget the failures of the last daemon, which are in the log now. Raises OSError."""
         if self.failed:
             self.failed.clear()
             if self._file is not None:
                 self._write()
 
     def note(self, shard: int) -> None:
-        """A shard has failed. Raises OSError if that can neither be written nor the proof be removed."""
+        """Note that a shard has failed. Raises OSError if neither that can be written nor the proof be removed."""
         with self._mutex:
             self.failed.add(shard)
             try:
@@ -102,7 +104,7 @@ class Witness:
                 self._fs.sync_dir(self._directory)
 
     def close(self) -> None:
-        """Let go of the file."""
+        """Close the file."""
         if self._file is not None:
             self._file.close()
             self._file = None
@@ -122,7 +124,7 @@ class Witness:
 
 
 def encode_witness(token: str, failed: Collection[int]) -> bytes:
-    """The sector: a checksum, and who has failed."""
+    """Return the sector: a checksum, the token, and the shards that have failed."""
     body = msgspec.json.encode(_Record(token, sorted(failed)))
     line = f"{xxhash.xxh3_64_intdigest(body):016x} ".encode() + body
     assert len(line) < SECTOR, "64 shards fit"
@@ -130,7 +132,7 @@ def encode_witness(token: str, failed: Collection[int]) -> bytes:
 
 
 def decode_witness(raw: bytes) -> _Record | None:
-    """The inverse; None for anything else: it proves nothing."""
+    """Return the content of the sector; None if it is malformed, which proves nothing."""
     checksum, _, body = raw.strip().partition(b" ")
     if checksum != f"{xxhash.xxh3_64_intdigest(body):016x}".encode():
         return None
