@@ -1,9 +1,8 @@
-"""What is removed from the cold store: files that no part names, and the topics that are gone.
+"""Removal from the cold store: files that no part names, and deleted topics.
 
-After a start all of the store is gone through once, topic by topic, beside everything else: what a life before has left
-there, and what was interrupted. Later only what failed, and what was deleted. A store that does not answer ends a pass;
-what was not done is done by a later one. (Which segments are moved, flagged and written anew there is the business of
-relocator and reclaimer.)
+After a start the whole store is searched once, topic by topic, in the background: for what an earlier daemon has left
+there or was interrupted in. Later only failed removals and new deletions are done. If the store does not answer, the
+pass ends, and a later one does the rest. (The relocator and the reclaimer move, flag and rewrite segments there.)
 """
 
 from __future__ import annotations
@@ -24,16 +23,16 @@ from topics.telemetry.logs import get_logger
 log = get_logger(__name__)
 
 AWAY: Final = frozenset({errno.ETIMEDOUT, errno.EAGAIN})
-"""What calls fail with while the whole store does not answer, or is not known to be ours."""
+"""Errors of calls while the whole store does not answer, or is not known to be ours."""
 
 
 def is_away(error: BaseException) -> bool:
-    """Return True if the cold store as a whole does not answer: to ask it for something else is no use."""
+    """Return True if the cold store as a whole does not answer, so that other calls would fail too."""
     return isinstance(error, OSError) and error.errno in AWAY
 
 
 class ColdUpkeep:
-    """See the module. `pass_over` does all there is to do at once."""
+    """Removes files from the cold store. Made by the reclaimer, which calls `pass_over`, one pass at a time."""
 
     def __init__(self, source: Source, storing: Storing, upkeep: Upkeep, *, offload: Offload) -> None:
         self._source = source
@@ -41,18 +40,18 @@ class ColdUpkeep:
         self._upkeep = upkeep
         self._offload = offload
         self._removed: deque[int] = deque()
-        """Ids of topics whose directories are to go."""
+        """Ids of topics whose directories are to be removed."""
         self._unseen: deque[int] | None = None
-        """Ids of topics that have not been looked at since the start; None: nobody knows yet which there are."""
+        """Ids of topics that have not been examined since the start; None before the store was listed."""
 
     def remove_topic(self, topic_id: int) -> None:
-        """The topic is gone for good, and its hot directory too."""
+        """Have the directory of a deleted topic removed, whose hot directory is gone."""
         if self._storing.tiers.cold is not None:
             self._removed.append(topic_id)
 
     async def pass_over(self) -> int:
-        """Remove what there is to be removed; how many pieces of work that was. Raises OSError, once all has been tried
-        that does not depend on what has failed."""
+        """Remove everything there is to remove. Return the number of pieces of work. Raises OSError, after everything
+        was tried that does not depend on the failure."""
         store = self._storing.tiers.cold
         if store is None:
             return 0
@@ -84,7 +83,7 @@ class ColdUpkeep:
         return done
 
     async def _find(self, store: SegmentStore) -> deque[int]:
-        """Free what interrupted removals have left; the topics that are in the store. Those that nobody knows go."""
+        """Finish interrupted removals, and return the topics in the store. Unknown ones are removed."""
         await self._offload.run(Kind.COLD_FILES, store.finish_deletions)
         there = await self._offload.run(Kind.COLD_READ, store.topics)
         known = self._source.by_id
@@ -95,7 +94,7 @@ class ColdUpkeep:
         return deque(topic_id for topic_id in there if topic_id in known)
 
     async def _tried(self, topic: LiveTopic, failures: list[OSError]) -> bool:
-        """Tidy a topic; whether that worked. Raises OSError if the store does not answer."""
+        """Tidy a topic. Return True if that worked. Raises OSError if the store does not answer."""
         try:
             await self._tidy(topic)
         except OSError as error:
@@ -106,9 +105,9 @@ class ColdUpkeep:
         return True
 
     async def _tidy(self, topic: LiveTopic) -> None:
-        """Remove cold files that the topic's part does not name, and hot copies of what is cold."""
+        """Remove cold files that the topic's part does not name, and hot copies of cold segments."""
         if topic.deleted:
-            return  # its directory goes
+            return  # its whole directory is removed
         if topic.shelf is None:
             topic.shelf = Shelf()
         async with self._upkeep.cold_files_of(topic.shelf):
@@ -123,11 +122,12 @@ class ColdUpkeep:
 
 
 def _copies(shelf: Shelf) -> list[Segment]:
-    """The segments as they are now: what is hot cannot become cold while the topic's cold files are ours."""
+    """Return copies of the segments as they are now: no hot one can become cold while the lock of the cold files is
+    held."""
     return list(shelf.segments)
 
 
 def delete_all(store: SegmentStore, topic_id: int, names: list[str]) -> None:
-    """Blocking: remove these objects."""
+    """Remove these objects. Blocking."""
     for name in names:
         store.delete(topic_id, name)

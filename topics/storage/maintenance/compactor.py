@@ -1,12 +1,12 @@
-"""The compactor: checkpoints (`docs/design/segments.md` section 3). What has changed goes into segments and manifests,
-then a snapshot says where replay begins, then WAL files that nothing needs go.
+"""The compactor: checkpoints (`docs/design/segments.md` section 3). Changes go into segments and manifests, then a
+snapshot says where replay begins, then WAL files that are no longer needed are removed.
 
-A *hold* keeps the files that its answers have named as they are (`docs/design/holds.md`). Checkpoints go on beside
-them; what they would have removed goes with the first one after the hold.
+A *hold* keeps the files that its answers have named as they are (`docs/design/holds.md`). Checkpoints go on during it;
+the files that they would have removed are removed with the first one after the hold.
 
-A checkpoint never holds up an append: topics are captured one after another between other work, each in one step of the
-loop; what a part shows may be ahead of the disk when it is captured, and is written only after everything queued by
-then is synced. Its cost follows what is new; the snapshot is put together from parts that are encoded already.
+A checkpoint never delays an append: topics are captured one after another between other work, each in one step of the
+loop. A captured part may be ahead of the disk, and is written only after everything queued by then is synced. The cost
+depends on what is new; the snapshot is joined from parts that are encoded already.
 """
 
 from __future__ import annotations
@@ -41,23 +41,24 @@ from topics.telemetry.logs import get_logger
 log = get_logger(__name__)
 
 LOCK_WAIT_S: Final = 1.0
-"""How long a checkpoint waits for work on one topic's files; then it goes on without the topic, and keeps its WAL."""
+"""How long a checkpoint waits for the lock of one topic's files (s); then it goes on without the topic, and keeps its
+WAL."""
 
 
 SLICE_TOPICS: Final = 500
-"""Topics looked at before others run."""
+"""Topics that are examined before other tasks run."""
 
 _RELATIVE: Final = DataDir("")
-"""Paths as seen from the data directory."""
+"""Paths relative to the data directory."""
 
 
 class Checkpoint(NamedTuple):
-    """What a checkpoint was."""
+    """The result of a checkpoint."""
 
     number: int
-    """Of its snapshot."""
+    """Number of its snapshot."""
     positions: dict[int, list[int]]
-    """By shard: file ordinal and offset where its replay begins."""
+    """File ordinal and offset where replay begins, by shard."""
     bytes: int
 
 
@@ -70,7 +71,8 @@ class _Hold(NamedTuple):
 
 
 class Compactor:
-    """See the module. `run` is a task; `checkpoint` may be called beside it, one at a time takes place."""
+    """Takes checkpoints, one at a time. Made once by the engine; `run` is a task, and `checkpoint` may be called beside
+    it."""
 
     def __init__(
         self,
@@ -93,19 +95,19 @@ class Compactor:
         self._lock = trio.Lock()
         self._wake = trio.Event()
         self._kept: list[list[Start]] = []
-        """Where the replay of the snapshots on disk begins, oldest first, as far as this life knows."""
+        """Where the replay of each snapshot on disk begins, oldest first, as far as this process knows."""
         self._reserve: list[Start] | None = None
-        """Where the replay of the snapshot in reserve begins, if this life has written it."""
+        """Where the replay of the snapshot in reserve begins, if this process has written it."""
         self._hold: _Hold | None = None
-        """The hold that lasts, or the last one until a checkpoint has cleared up behind it."""
+        """The present hold, or the last one until a checkpoint has removed what it kept."""
         self._keeps_outdated = True
-        """There may be manifests of lower generations that a hold has kept; a start does not look for them."""
+        """True if there may be manifests of lower generations that a hold has kept; a start does not look for them."""
         self._failures = 0
-        """Checkpoints that have failed since the last one that did not."""
+        """How many checkpoints have failed since the last success."""
 
     async def run(self) -> None:
-        """Take a checkpoint at every interval in which something was written or a hold has ended, and when a WAL file
-        is full; until cancelled. A failure is logged and tried again at the next occasion."""
+        """Take a checkpoint at every interval in which something was written or a hold has ended, and whenever a WAL
+        file is full, until cancelled. A failure is logged and tried again at the next occasion."""
         async with trio.open_nursery() as nursery:
             for writer in self._store.writers:
                 nursery.start_soon(self._watch_rotations, writer)
@@ -123,7 +125,7 @@ class Compactor:
             await trio.lowlevel.checkpoint()
 
     async def try_checkpoint(self, *, marks: bool = True) -> bool:
-        """A checkpoint whose failure is a log line; whether it succeeded."""
+        """Take a checkpoint; a failure is only logged. Return True if it succeeded."""
         try:
             await self.checkpoint(marks=marks)
         except (OSError, ApiError) as error:
@@ -140,11 +142,11 @@ class Compactor:
 
     @property
     def _lasting(self) -> _Hold | None:
-        """The hold, while it lasts."""
+        """The present hold, None without one."""
         return self._hold if self._upkeep.held else None
 
     async def checkpoint(self, *, marks: bool = True) -> Checkpoint:
-        """Take a checkpoint, then drop what it makes superfluous, unless a hold lasts.
+        """Take a checkpoint, then drop files that are no longer needed, unless there is a hold.
 
         `marks=False` leaves the log alone (its writers have stopped). Raises OSError if the disk fails, ApiError on a
         failed shard. After a cancellation some topics are stored and there is no new snapshot.
@@ -153,13 +155,13 @@ class Compactor:
             return await self._checkpoint(marks)
 
     async def name_files(self, hold_ms: int = 0) -> tuple[list[str], Checkpoint]:
-        """Take a checkpoint. Returns the files that it consists of, relative to the data directory, and itself; names
-        of files in the cold one have `cold:` in front. With `hold_ms`, none of the files is changed or removed for so
-        long, and the log is among them as far as nobody writes to it any more.
+        """Take a checkpoint. Return the files that it consists of, relative to the data directory, and itself; files in
+        the cold directory have `cold:` in front. With `hold_ms`, none of the files is changed or removed for so long,
+        and the files of the log that are no longer written to are among them.
 
-        While a hold lasts, a call takes no new checkpoint and prolongs it. It names the same snapshots, by which the
-        hold can be told from another, and else what there is now: it is what a crash behind all the checkpoints since
-        would leave if it had damaged their snapshots. Raises as `checkpoint`.
+        During a hold, a call takes no new checkpoint and prolongs the hold. It names the same snapshots, which identify
+        the hold, and otherwise the present files: those that a crash after all later checkpoints would leave if it had
+        damaged their snapshots. Raises like `checkpoint`.
         """
         async with self._lock:
             hold = self._lasting
@@ -176,7 +178,7 @@ class Compactor:
 
     async def _checkpoint(self, marks: bool) -> Checkpoint:
         began = trio.current_time()
-        # As it is now: if a hold ends meanwhile, this checkpoint goes on beside it.
+        # The hold as of now: if it ends meanwhile, this checkpoint still respects it.
         hold = self._lasting
         named = hold.named if hold is not None else NOTHING
         if hold is None and marks:
@@ -222,22 +224,22 @@ class Compactor:
         return checkpoint
 
     def _take_up_flags(self) -> None:
-        """No hold lasts: deletions that were not flagged because of one are flagged now."""
+        """Flag the deletions that were not flagged because of a hold, which is over."""
         for topic in self._storing.unflagged_in_named:
             if not topic.deleted:
                 topic.mark_changed()
         self._storing.unflagged_in_named.clear()
 
     async def _remove_outdated_manifests(self) -> None:
-        """No hold lasts: remove what one has kept of manifests, in this life or one before. Those of a topic with a
-        doubtful one go when it has another one."""
+        """Remove manifests that a hold has kept, in this process or an earlier one, now that no hold lasts. Those of a
+        topic with an uncertain manifest are removed when it has another one."""
         manifests = self._store.manifests
         await manifests.remove_outdated(manifests.outdated - {topic.id for topic in self._storing.stuck})
         self._hold, self._keeps_outdated = None, False
 
     async def checkpoint_at_start(self) -> None:
-        """Take a checkpoint without which the start cannot go on, before any writer runs. Each damaged record that it
-        comes upon becomes a hole, so there are no more attempts than records. Raises OSError if the disk fails."""
+        """Take a checkpoint that the start needs, before any writer runs. Each damaged record that it meets becomes a
+        hole, so there are no more attempts than records. Raises OSError if the disk fails."""
         while True:
             try:
                 await self.checkpoint(marks=False)
@@ -246,11 +248,11 @@ class Compactor:
             return
 
     async def change_layout(self) -> None:
-        """At the start, before anything is written: go over to the number of shards in the settings
+        """Change to the number of shards in the settings, at the start, before anything is written
         (`docs/spec/crash.md` 14).
 
         Everything goes into segments first, so that no frame of the old layout is needed any more; then two snapshots
-        name the new one; then the old one goes.
+        name the new layout; then the old one is removed.
         """
         await self.checkpoint_at_start()
         starts = self._store.new_layout_starts()
@@ -264,10 +266,10 @@ class Compactor:
     async def _write_snapshot(
         self, starts: Sequence[Start], *, new_layout: bool = False, named: NamedFiles = NOTHING
     ) -> Checkpoint:
-        """What is durable in the parts, with where replay begins.
+        """Write a snapshot of the durable parts, and where replay begins.
 
         A topic that could not be stored since the start is in it as recovery found it, and replay begins where it did
-        then; one that has neither part is younger than that, and all of it is in the log.
+        then. A topic that has neither is younger than that, and all of it is in the log.
         """
         number = self._store.next_snapshot_number()
         snapshot = Snapshot(
@@ -288,17 +290,17 @@ class Compactor:
         return Checkpoint(number, {i: list(start.position) for i, start in enumerate(starts)}, size)
 
     async def _take(self, taken: dict[LiveTopic, Shelf]) -> set[LiveTopic]:
-        """Lock the files of the topics that have changed, which go to `taken`. Returns those that somebody else works
-        on for too long.
+        """Lock the files of the topics that have changed, and add them to `taken`. Return those whose lock could not be
+        got in time.
 
-        Nothing waits between the last look at what has changed and the return.
+        There is no await between the last look at what has changed and the return.
         """
         skipped: set[LiveTopic] = set()
         for i, topic in enumerate(list(self._source.changed), 1):
             shelf = _shelf_of(topic)
             if i % SLICE_TOPICS == 0:
                 await trio.lowlevel.checkpoint()
-            with suppress(trio.WouldBlock):  # nearly always there is nobody to wait for
+            with suppress(trio.WouldBlock):  # nearly always the lock is free
                 shelf.upkeep.acquire_nowait()
                 taken[topic] = shelf
                 continue
@@ -321,7 +323,8 @@ class Compactor:
         return skipped
 
     async def _give_back(self, taken: dict[LiveTopic, Shelf]) -> None:
-        """Unlock what `_take` has locked. Topics without a record are many, and keep nothing."""
+        """Unlock what `_take` has locked. Topics without records, of which there may be many, drop their empty
+        shelves."""
         for i, (topic, shelf) in enumerate(taken.items(), 1):
             shelf.upkeep.release()
             if not shelf.segments and not shelf.upkeep.locked() and not shelf.cold.locked():
@@ -330,16 +333,16 @@ class Compactor:
                 await trio.lowlevel.checkpoint()
 
     def _previous(self, shard: int) -> Start:
-        """Where the newest snapshot on disk begins the replay of a shard."""
+        """Return where the newest snapshot on disk begins the replay of a shard."""
         kept = self._kept[-1] if self._kept else self._store.recovered_starts()
         return kept[shard]
 
     async def announce(self) -> None:
-        """Leave in the log what a checkpoint is about to take for granted; synced when it returns.
+        """Log what a checkpoint is going to rely on; synced when this returns.
 
-        ttl moves floors without a frame; they are logged before any file goes (`docs/spec/semantics.md` section 3). A
-        topic that has changed without any frame gets a mark, so that a recovery which comes before the snapshot looks
-        at its manifest. Raises ApiError on a failed shard.
+        ttl moves floors without a frame; they are logged before any file is removed (`docs/spec/semantics.md` section
+        3). A topic that has changed without any frame gets a mark, so that a recovery before the next snapshot reads
+        its manifest. Raises ApiError on a failed shard.
         """
         last: dict[int, ControlBatch] = {}
         for topic in list(self._source.changed):
@@ -350,7 +353,7 @@ class Compactor:
                 kind, payload = FrameType.EVICT_WATERMARK, {"below": floor, "reason": "ttl"}
             elif ephemeral or topic.applied_end is None or topic.applied_end == topic.part_end:
                 if topic.id not in self._store.manifests and not ephemeral:
-                    continue  # it has no manifest, and nothing that would give it one
+                    continue  # it has no manifest, and will not get one
                 kind, payload = FrameType.CHECKPOINT_MARK, {}
             else:
                 continue
@@ -369,7 +372,7 @@ class Compactor:
                 continue
 
     async def _drop_files(self) -> None:
-        """Unlink WAL files, oldest first, that both kept snapshots are past."""
+        """Remove WAL files, oldest first, that are before both kept snapshots."""
         needed = self._source.copied_files()
         self._store.files.keep_segments(needed)
         if len(self._kept) < 2:
@@ -378,7 +381,7 @@ class Compactor:
             droppable: list[WalFile] = []
             for file, following in pairwise(self._store.files.of_shard(writer.shard)):
                 if file.file_id in needed:
-                    break  # copies are made of what is in it
+                    break  # copies point to frames in it
                 if any(kept[writer.shard].position.ordinal < following.ordinal for kept in self._kept):
                     break
                 droppable.append(file)
@@ -390,30 +393,31 @@ class Compactor:
                 log.info("wal_file_dropped", shard=writer.shard, file=file.path)
 
     async def _keep_reserve(self) -> None:
-        """Before the log is cut: have a third snapshot that the log behind the cut is enough for. Raises OSError."""
+        """Make sure, before the log is cut, that there is a third snapshot from which the rest of the log can be
+        replayed. Raises OSError."""
         newest = self._kept[-1]
         if self._reserve != newest:
             write = partial(write_reserve, self._fs, self._store.datadir, self._store.snapshot_number)
             await self._offload.run(Kind.FILES, write)
             self._reserve = newest
 
-    # -- what a copy of the directory consists of ---------------------------------------------------------------------
+    # -- the files of a copy ------------------------------------------------------------------------------------------
 
     async def _files(self, hold: _Hold, *, held: bool) -> list[str]:
-        """The files of a checkpoint and of what has come since. The caller has the lock, so that they stay what they
-        are; reclaimer and relocator may be at work, but if a hold lasts.
+        """Return the files of a checkpoint and those made since. The caller has the lock, so that they do not change;
+        reclaimer and relocator may be at work, unless there is a hold.
 
-        `held`, during a hold: those that nobody writes to while it lasts, and the hold knows of them. All shards go
-        over to new files at one moment, and these are not among them. So copies show the directory as of that moment,
-        however long copying takes. (In a copy of a file that is being written there may be zeros in front of what a
-        sync has covered; and where the log of one shard is copied before that of another, what the other has taken from
-        it meanwhile refers to nothing.) Raises OSError, and ApiError on a failed shard.
+        `held`, during a hold: only files that are not written to while it lasts, and the hold notes them. All shards go
+        over to new files at one moment, and these are left out. So copies show the directory as of that moment, however
+        long copying takes. (A copy of a file that is being written may have zeros in front of bytes that a sync has
+        covered; and if the log of one shard is copied before that of another, copies made meanwhile would point to
+        nothing.) Raises OSError, and ApiError on a failed shard.
         """
         named = hold.named
         datadir = self._store.datadir
         for writer in self._store.writers if held else ():
             await writer.prepare_cut()
-        # One step: what is deleted later is not deleted in the copy, so its files have to be there.
+        # In one step: records deleted later are not deleted in the copy, so their files have to be in it.
         cuts = [writer.cut() for writer in self._store.writers] if held else []
         topics = list(self._source.by_id.values())
         needed: dict[int, set[int]] = {}
@@ -455,16 +459,16 @@ class Compactor:
         return names + await self._offload.run(Kind.FILES, partial(self._copies_of_cold, cold))
 
     def _durable_generation(self, topic: LiveTopic, named: NamedFiles) -> int:
-        """Of the manifest that a copy takes. Of a topic with a doubtful one it is that which the hold has named before,
-        which memory is as of. Raises OSError if there is none."""
+        """Return the generation of the manifest that a copy takes. If a topic's manifest is uncertain, that is the one
+        that the hold has named before, from which memory goes on. Raises OSError if there is none."""
         if topic not in self._storing.stuck:
             return self._store.manifests.generation(topic.id)
         if topic.id not in named.manifests:
-            raise OSError(errno.EIO, f"nobody knows which manifest of topic {topic.name!r} is on disk")
+            raise OSError(errno.EIO, f"it is uncertain which manifest of topic {topic.name!r} is on disk")
         return named.manifests[topic.id]
 
     def _copies_of_cold(self, segments: Iterable[tuple[int, int]]) -> list[str]:
-        """In a worker thread: those files of cold segments that are in the data directory as well."""
+        """Return those files of cold segments that are in the data directory as well. Runs in a worker thread."""
         datadir = self._store.datadir
         found = []
         for topic_id, first in sorted(segments):
@@ -486,7 +490,7 @@ class Compactor:
 
 
 def _shelf_of(topic: LiveTopic) -> Shelf:
-    """What there is to lock, even if the topic has no record yet: it may have some by the time it is captured."""
+    """Return a topic's shelf, made if it has no records yet: it may have some by the time it is captured."""
     if topic.shelf is None:
         topic.shelf = Shelf()
     return topic.shelf

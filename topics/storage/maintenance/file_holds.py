@@ -1,11 +1,10 @@
-"""Who may change the files of a topic, and when: what compactor, reclaimer and relocator share (`docs/spec/crash.md`
-12, 13).
+"""Which task may change the files of a topic, and when: shared by compactor, reclaimer and relocator
+(`docs/spec/crash.md` 12, 13).
 
-A *hold* keeps files as they are while somebody copies the directory: no reclaim, no relocation, no removal begins while
-one lasts, and checkpoints leave alone what it names (`compactor`). Work that replaces files outside of a checkpoint
-first leaves a CheckpointMark with the topic's id in the log and keeps the topic in `busy`, so that no snapshot's
-position passes the mark before the work is done: a recovery that sees the mark looks at the manifest and at the
-directory.
+A *hold* keeps files as they are while the directory is copied: no reclaim, relocation or removal begins during one, and
+checkpoints do not change the files that it names (`compactor`). Work that replaces files outside a checkpoint first
+leaves a CheckpointMark with the topic's id in the log and keeps the topic in `busy`, so that no snapshot's position
+passes the mark before the work is done: a recovery that sees the mark reads the manifest and the directory.
 """
 
 from __future__ import annotations
@@ -25,49 +24,50 @@ from topics.storage.wal.batches import ControlBatch
 from topics.storage.wal.frames import FrameType, encode_control
 
 MAX_HOLD_MS: Final = 600_000
-"""A hold is never longer (`docs/spec/crash.md` 13)."""
+"""The longest hold (ms). Longer requests are cut to it (`docs/spec/crash.md` 13)."""
 
 COLD_WAIT_S: Final = 5.0
-"""How long a hold waits for work on cold files. What goes on behind that, at a store that hangs, leaves at every moment
-what a crash may leave."""
+"""How long a hold waits for work on cold files (s). Work that a hanging store delays beyond that leaves the files at
+every moment as a crash might."""
 
 
 class Upkeep:
-    """See the module."""
+    """The hold, and the topics whose files are being replaced. Made once by the engine, and shared by all
+    maintenance."""
 
     def __init__(self, store: Store, source: Source, clock: Clock) -> None:
         self._store = store
         self._source = source
         self._clock = clock
         self._one = trio.Lock()
-        """Taken by each piece of work but checkpoints, so that a hold can wait for the one that is going on."""
+        """Taken by each piece of work except checkpoints, so that a hold can wait for the present one."""
         self._held_until_ms = 0
         self.busy: set[LiveTopic] = set()
         """Topics whose files are being replaced."""
         self._moving: dict[LiveTopic, Segment] = {}
-        """Those of which it is only one segment."""
+        """Topics of which only one segment is being replaced."""
         self.littered: dict[LiveTopic, None] = {}
-        """Topics with work that has failed: there may be files that no part names. The reclaimer clears them away."""
+        """Topics with failed work: there may be files that no part names, which the reclaimer removes."""
         self.littered_cold: dict[LiveTopic, None] = {}
-        """The same of their files in the cold store."""
+        """Topics with failed work on their files in the cold store."""
         self._cold_works = 0
         self._no_cold_work = trio.Event()
         self._no_cold_work.set()
 
     def needed_segments(self, topic_id: int) -> set[int]:
-        """The first seqs of those segments of a topic that copies in other topics are made of. They stay as they are
-        until the copies are in segments of their own (`docs/spec/crash.md` 18)."""
+        """Return the first seqs of those segments of a topic that copies in other topics point to. They stay as they
+        are until the copies are in segments of their own (`docs/spec/crash.md` 18)."""
         places = map(self._store.files.place_of, self._source.copied_files())
         return {first for kind, owner, first in places if kind == "segment" and owner == topic_id}
 
     @property
     def held(self) -> bool:
-        """Whether a hold lasts."""
+        """Return True during a hold."""
         return self._clock.monotonic_ms() < self._held_until_ms
 
     async def hold(self, ms: int) -> None:
-        """Keep all files for `ms` from now on, but for what checkpoints do; returns when no other work on them is going
-        on any more."""
+        """Keep all files for `ms` from now on, except for checkpoints. Returns when no other work on them is going
+        on."""
         until = self._clock.monotonic_ms() + min(ms, MAX_HOLD_MS)
         self._held_until_ms = max(self._held_until_ms, until)
         async with self._one:
@@ -76,16 +76,16 @@ class Upkeep:
             await self._no_cold_work.wait()
 
     async def hold_over(self) -> None:
-        """Wait until no hold lasts, and the data directory is at its path. Cancelling leaves nothing."""
+        """Wait until there is no hold, and the data directory is at its path. Cancelling leaves nothing behind."""
         # A hold may be prolonged while it lasts.
         while (left := self._held_until_ms - self._clock.monotonic_ms()) > 0:  # noqa: ASYNC110
             await trio.sleep(left / 1000)
-        while self._store.space.displaced:  # noqa: ASYNC110 - the watch of the space looks twice a second
+        while self._store.space.displaced:  # noqa: ASYNC110 - `FreeSpace.watch` measures twice a second
             await trio.sleep(LOOK_MS / 1000)
 
     @asynccontextmanager
     async def files_of(self, shelf: Shelf | None) -> AsyncIterator[None]:
-        """Have a topic's files for oneself, to remove what nobody needs. What is begun is finished."""
+        """Lock a topic's files, to remove some that are no longer needed. The body is finished even if cancelled."""
         await self.hold_over()
         async with self._one:
             if shelf is None:
@@ -98,8 +98,8 @@ class Upkeep:
 
     @asynccontextmanager
     async def cold_files_of(self, shelf: Shelf) -> AsyncIterator[None]:
-        """Have a topic's cold files for oneself. Nobody else is held up by it: `files_of` is for what is hot, and may
-        be entered within. May be cancelled at any time."""
+        """Lock a topic's cold files. Delays no work on hot files: those are locked by `files_of`, which may be entered
+        within. May be cancelled at any time."""
         await self.hold_over()
         async with shelf.cold:
             if not self._cold_works:
@@ -113,15 +113,15 @@ class Upkeep:
                     self._no_cold_work.set()
 
     def is_replacing(self, topic: LiveTopic, segment: Segment) -> bool:
-        """Whether the files of this segment may be about to change."""
+        """Return True if the files of this segment may be about to change."""
         return topic in self.busy and self._moving.get(topic, segment) is segment
 
     @asynccontextmanager
     async def replacing(self, topic: LiveTopic, segment: Segment | None = None) -> AsyncIterator[bool]:
-        """Have a topic's files for oneself, to replace some of them; of one segment only, if there is one. False: the
-        topic is gone, there is nothing to do.
+        """Lock a topic's files, to replace some of them; with `segment`, only those of one segment. Yields False if the
+        topic is deleted and nothing is to be done.
 
-        Raises ApiError when the mark cannot be logged. What is begun is finished: cancellation comes after it.
+        Raises ApiError if the mark cannot be logged. The body is finished: a cancellation comes after it.
         """
         assert topic.shelf is not None
         async with self.files_of(topic.shelf):
@@ -142,8 +142,8 @@ class Upkeep:
                 self._moving.pop(topic, None)
 
     async def mark(self, topic: LiveTopic, payload: dict[str, Any]) -> None:
-        """Log a mark of a topic, and wait until it is on disk: the next start looks at the topic's files. Raises
-        ApiError when it cannot be logged."""
+        """Log a mark of a topic, and wait until it is on disk: the next start reads the topic's files. Raises ApiError
+        if it cannot be logged."""
         mark = encode_control(FrameType.CHECKPOINT_MARK, payload, topic_id=topic.id, ts=self._source.now_ms())
         batch = ControlBatch(mark, 1, topic_id=topic.id, wants_sync=True)
         self._store.writers[topic.shard].submit(batch)

@@ -1,5 +1,5 @@
-"""What the answers of a hold name (`docs/spec/crash.md` 13): while it lasts nobody writes into these files, replaces or
-removes them, though checkpoints go on (`docs/design/holds.md`). Pure."""
+"""The files that the answers of a hold have named (`docs/spec/crash.md` 13): while it lasts no file of them is written
+to, replaced or removed, though checkpoints go on (`docs/design/holds.md`). Pure."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ from topics.storage.segments.topic_segments import Segment
 
 
 class NamedFiles:
-    """See the module. Files of the log, the snapshot in reserve and whole directories are not listed here: as long as a
-    hold lasts, none of them is replaced or removed."""
+    """The files named so far. Made by the compactor for each hold. Files of the log, the snapshot in reserve and whole
+    directories are not listed: none of them is replaced or removed during a hold."""
 
     __slots__ = ("manifests", "segments", "snapshots")
 
     def __init__(self, snapshots: Iterable[int] = ()) -> None:
         self.snapshots = frozenset(snapshots)
-        """By number. All answers of a hold name the same ones."""
+        """The snapshots by number. All answers of a hold name the same ones."""
         self.manifests: dict[int, int] = {}
-        """By topic id the highest generation that was named."""
+        """The highest generation of a topic's manifest that was named, by topic id."""
         self.segments: set[Segment] = set()
 
 
 NOTHING: Final = NamedFiles()
-"""No hold lasts. Never changed."""
+"""For no hold. Never changed."""

@@ -1,16 +1,15 @@
-"""The reclaimer: gives back what deleted, evicted and expired records take up on disk (`docs/spec/storage.md` section
-4).
+"""The reclaimer: gives back the disk space of deleted, evicted and expired records (`docs/spec/storage.md` section 4).
 
 The kinds of work, each on one topic at a time and crash-safe at every step (`docs/design/segments.md` section 4):
 
-- *drop*: segments that the part on disk does not need any more; directories of deleted topics.
-- *flag*: deletions in cold segments that have not been written there yet.
-- *rewrite*: a sealed segment of which less than `TOPICS_REWRITE_LIVE_RATIO` is live, without what is dead; one in which
-  everything was deleted has no files from then on.
-- *merge*: neighbours that are small, into one.
+- *drop*: remove segments that the part on disk does not need any more, and directories of deleted topics.
+- *flag*: flag the deletions in cold segments that are not flagged there yet.
+- *rewrite*: write a sealed segment of which less than `TOPICS_REWRITE_LIVE_RATIO` is live again, without dead records;
+  one in which everything was deleted has no files from then on.
+- *merge*: join small neighbours.
 
-Which topics there is something to do for is known from `attention`, where every topic whose part has changed is put; so
-a scan costs what has changed. What only time can bring about (ttl, the age of an active segment) stands in a heap.
+Every topic whose part has changed is added to `attention`, so a scan costs as much as has changed. Work that only time
+causes (ttl, the age of an active segment) is in a heap.
 """
 
 from __future__ import annotations
@@ -53,11 +52,11 @@ log = get_logger(__name__)
 
 
 BYTES_PER_S: Final = 32 << 20
-"""Rewriting and merging take no more of the disk than this."""
+"""The most that rewriting and merging write (bytes per second)."""
 
 
 SMALL: Final = 4
-"""A segment under a quarter of both seal limits is small."""
+"""A segment below one `SMALL`th of both seal limits is small."""
 
 
 SLICE_TOPICS: Final = 256
@@ -66,7 +65,7 @@ _ONE_IF_LIVE: Final = bytes(state == LIVE for state in range(256))
 
 
 class Reclaimer:
-    """See the module. `run` is a task; `pass_over` does what it does at once."""
+    """Reclaims space, for all topics. Made once by the engine; `run` is a task, `pass_over` does one scan at once."""
 
     def __init__(
         self,
@@ -93,15 +92,15 @@ class Reclaimer:
         self.cold = ColdUpkeep(source, storing, upkeep, offload=offload)
         self._removed: deque[tuple[int, Shelf | None]] = deque()
         self._cold_attention: dict[LiveTopic, None] = {}
-        """Topics with something to do about their cold segments."""
+        """Topics with work on their cold segments."""
         self._later: list[tuple[int, int, LiveTopic]] = []
-        """A heap: when to look at a topic again, epoch ms; the number keeps topics from being compared."""
+        """A heap: when to examine a topic again (epoch ms); the number keeps topics from being compared."""
         self._due: dict[LiveTopic, int] = {}
         self._numbers = count()
 
     async def run(self) -> None:
-        """Scan every `TOPICS_RECLAIM_MS`, and the cold store apart; until cancelled. A failure is logged and tried
-        again at the next scan."""
+        """Scan every `TOPICS_RECLAIM_MS`, both tiers in parallel, until cancelled. Failures are logged and tried
+        again."""
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._run, self.hot_pass)
             if self._storing.tiers.cold is not None:
@@ -116,11 +115,12 @@ class Reclaimer:
                 log.warning("reclaim_failed", error=str(error))
 
     def remove_topic(self, topic_id: int, shelf: Shelf | None) -> None:
-        """The topic is gone for good: its directories may go."""
+        """Have the directories of a deleted topic removed."""
         self._removed.append((topic_id, shelf))
 
     async def pass_over(self) -> int:
-        """One scan of both tiers, and all the work it finds; how many pieces that was. Raises as they do."""
+        """Do one scan of both tiers, and all the work found. Return the number of pieces of work. Raises like the
+        scans."""
         failure: OSError | ApiError | None = None
         done = 0
         for one in (self.hot_pass, self.cold_pass):
@@ -133,10 +133,11 @@ class Reclaimer:
         return done
 
     async def hot_pass(self) -> int:
-        """One scan, and all the work that it finds on hot files; how many pieces that was. Never asks the cold store.
+        """Do one scan, and all the work found on hot files. Return the number of pieces of work. Never asks the cold
+        store.
 
-        What fails for one topic is tried again by the next scan and holds up no other; the first error is raised in the
-        end.
+        Work that fails for one topic is tried again by the next scan and delays no other; the first error is raised in
+        the end.
         """
         done = 0
         failure: OSError | ApiError | None = None
@@ -180,7 +181,7 @@ class Reclaimer:
                 self._source.attention.update(todo[i:])
                 raise
             if topic in self._source.changed:
-                self._source.attention.add(topic)  # once its part is on disk, there is more to do
+                self._source.attention.add(topic)  # there is more to do once its part is on disk
             if _has_cold(topic):
                 self._cold_attention[topic] = None
         if failure is not None:
@@ -188,7 +189,7 @@ class Reclaimer:
         return done
 
     async def cold_pass(self) -> int:
-        """The same for cold files, of the topics that `hot_pass` has come by. A store that does not answer ends it."""
+        """Do the same for the cold files of the topics that `hot_pass` has found. Ends if the store does not answer."""
         if self._storing.tiers.cold is None:
             self._cold_attention.clear()
             return 0
@@ -217,7 +218,7 @@ class Reclaimer:
     # -- one topic ---------------------------------------------------------------------------------------------------
 
     async def _look_after(self, topic: LiveTopic, shelf: Shelf) -> int:
-        """Everything there is to do for the hot files of a topic; how many pieces of work that was."""
+        """Do all the work on the hot files of a topic. Return the number of pieces of work."""
         done = 0
         await self._expire(topic)
         self._look_again(topic)
@@ -227,7 +228,7 @@ class Reclaimer:
         return done + await self._replace_all(topic, shelf, cold=False)
 
     async def _look_after_cold(self, topic: LiveTopic, shelf: Shelf) -> int:
-        """The same for its cold files."""
+        """Do all the work on the cold files of a topic. Return the number of pieces of work."""
         done = 0
         if _gone(shelf, cold=True):
             await self._drop_cold(topic, shelf)
@@ -237,8 +238,8 @@ class Reclaimer:
         return done + await self._replace_all(topic, shelf, cold=True)
 
     async def _replace_all(self, topic: LiveTopic, shelf: Shelf, *, cold: bool) -> int:
-        """Replace what is worth it in one tier; how many segments were made. Each that qualifies is looked at: one that
-        cannot be replaced now, or whose files fail, keeps no other one from it. Raises the first error in the end."""
+        """Replace every segment of one tier that is worth it. Return how many segments were made. A segment that cannot
+        be replaced now, or whose files fail, stops no other one. Raises the first error in the end."""
         done = 0
         tried: set[Segment] = set()
         failure: OSError | None = None
@@ -263,7 +264,7 @@ class Reclaimer:
         return done
 
     def _look_again(self, topic: LiveTopic) -> None:
-        """Note when time alone will have made something to do of this topic."""
+        """Note when time alone will cause work on this topic."""
         spans = topic.log.stored.all()
         due = []
         if topic.config.ttl_ms and spans:
@@ -273,7 +274,7 @@ class Reclaimer:
         if age and isinstance(newest, Segment) and not newest.sealed:
             at = newest.opened_ms + age
             if at <= self._source.now_ms():
-                topic.mark_changed()  # the next checkpoint seals it
+                topic.mark_changed()  # so that the next checkpoint seals the segment
             else:
                 due.append(at)
         if due and min(due) < self._due.get(topic, min(due) + 1):
@@ -281,16 +282,15 @@ class Reclaimer:
             heapq.heappush(self._later, (min(due), next(self._numbers), topic))
 
     async def _worth_it(self, topic: LiveTopic, tried: set[Segment], *, cold: bool) -> list[Span] | None:
-        """The next spans of a tier to be replaced by one: one with too little in it, or small neighbours. None of those
-        that were `tried`."""
+        """Return the next spans of a tier, none of `tried`, to be replaced by one: mostly dead, or small neighbours."""
         sealed = _sealed_in(topic, tried, cold=cold)
         needed = self._upkeep.needed_segments(topic.id)
         if needed:
-            self._source.attention.add(topic)  # once nobody needs them any more, there may be something to do
+            self._source.attention.add(topic)  # there may be work once copies no longer point to these segments
         for span in sealed:
             segment = _sealed(span)
             if segment is None or not topic.log.stored.holds(span):
-                continue  # evicted while another one was loaded
+                continue  # evicted while another span was loaded
             if segment.tier == "gone" or _lacks_flags(span) or segment.first in needed:
                 continue
             if _all_deleted(span):
@@ -318,10 +318,9 @@ class Reclaimer:
         return group if len(group) > 1 else None
 
     async def _mostly_dead(self, topic: LiveTopic, span: Span, segment: Segment) -> bool:
-        """Whether the live records of a sealed segment take up too little of it.
+        """Return True if the live records of a sealed segment take up too little of it.
 
-        Their frames are longer than what the summary knows of them by tags and nodes; so where that does not decide it,
-        the columns do, once for each change.
+        Frames are longer than the summary says. Only if that could decide it are columns read, once for each change.
         """
         enough = self._settings.rewrite_live_ratio * (segment.data_bytes - segment.header_bytes)
         if span.bytes + MIN_FRAME_BYTES * span.live >= enough:
@@ -337,8 +336,8 @@ class Reclaimer:
     # -- dropping ----------------------------------------------------------------------------------------------------
 
     async def _drop(self, topic: LiveTopic, shelf: Shelf) -> None:
-        """Unlink hot segments that the part on disk does not need. It names them until the next part, so that a crash
-        in between leaves nothing behind."""
+        """Remove hot segments that the part on disk does not need. It names them until the next part, in case of a
+        crash."""
         async with self._upkeep.files_of(shelf):
             kept = {segment.first for segment in shelf.segments if segment not in shelf.gone}
             needed = self._upkeep.needed_segments(topic.id)
@@ -352,14 +351,14 @@ class Reclaimer:
             topic.mark_changed()
 
     async def _drop_cold(self, topic: LiveTopic, shelf: Shelf) -> None:
-        """The same for cold ones. What is hot of them goes when the rest has gone."""
+        """Remove cold segments that the part on disk does not need. Their hot copies are removed last."""
         cold = self._storing.tiers.cold
         assert cold is not None
         async with self._upkeep.cold_files_of(shelf):
             await self._mark_emptied(topic, shelf, cold=True)
             for segment in _gone(shelf, cold=True):
                 kept = {other.first for other in shelf.segments if other not in shelf.gone}
-                # Nothing points to it any more, so nobody can begin to need it.
+                # Nothing points to it any more, so no new copy can begin to need it.
                 if segment.first in self._upkeep.needed_segments(topic.id):
                     continue
                 if segment.first not in kept:
@@ -372,8 +371,7 @@ class Reclaimer:
                     topic.mark_changed()
 
     async def _mark_emptied(self, topic: LiveTopic, shelf: Shelf, *, cold: bool) -> None:
-        """Log which segments the front has passed, for a start that finds no manifest. What evictions have taken is in
-        the log already. Raises ApiError when it cannot be logged."""
+        """Log which segments the front has passed, for a start without a manifest. Raises ApiError if that fails."""
         front, floor = shelf.earliest_stored, topic.log.losses.evict_floor
         passed = [segment for segment in _gone(shelf, cold=cold) if floor < segment.end <= front]
         if passed and not topic.deleted:
@@ -390,7 +388,7 @@ class Reclaimer:
         await self._offload.run(Kind.FILES, partial(delete_all, self._storing.tiers.hot, segment.topic_id, names))
 
     async def _clear_away(self, topic: LiveTopic) -> None:
-        """Remove what failed work has left of files that no part names."""
+        """Remove files of failed work that no part names."""
         if not topic.deleted and topic not in self._storing.stuck:
             if topic.shelf is None:
                 topic.shelf = Shelf()
@@ -409,16 +407,15 @@ class Reclaimer:
     # -- flags of cold segments --------------------------------------------------------------------------------------
 
     async def _flag_cold(self, topic: LiveTopic, shelf: Shelf) -> int:
-        """Write the delete flags that cold segments lack: their Delete frames are synced with the part that names
-        them."""
+        """Write the delete flags that cold segments lack, once the part that names the deletions is synced."""
         done = 0
         tiers = self._storing.tiers
         async with self._upkeep.cold_files_of(shelf):
             todo: list[tuple[Span, list[int]]] = []
-            async with self._upkeep.files_of(shelf):  # so that no part is on its way
+            async with self._upkeep.files_of(shelf):  # so that no part is being written
                 if topic in self._source.changed:
                     self._source.attention.add(topic)  # whatever makes its part durable until then
-                    return 0  # not every one of them is in a part yet: after the next checkpoint
+                    return 0  # some deletions are not in a part yet: try after the next checkpoint
                 if not topic.deleted:
                     lacking = [span for span in topic.log.stored.all() if _lacks_flags(span)]
                     todo = [(span, sorted(span.unflagged or ())) for span in lacking]
@@ -440,9 +437,10 @@ class Reclaimer:
     # -- replacing ---------------------------------------------------------------------------------------------------
 
     async def _replace(self, topic: LiveTopic, shelf: Shelf, group: Sequence[Span]) -> int | None:
-        """Put one new hot segment in the place of `group`, without what the part on disk knows to be dead; its bytes.
+        """Write one new hot segment in the place of `group`, without records that are dead by the part on disk. Return
+        its bytes.
 
-        None if it has turned out that it cannot be done now.
+        None if it turns out that it cannot be done now.
         """
         async with self._upkeep.replacing(topic) as there:
             if not there or not await self._is_replaceable(topic, group):
@@ -461,7 +459,7 @@ class Reclaimer:
             return await self._put_in_place(topic, shelf, work)
 
     async def _replace_cold(self, topic: LiveTopic, shelf: Shelf, group: Sequence[Span]) -> int | None:
-        """The same for cold segments. What is written to the cold store keeps nobody from the topic's hot files."""
+        """Do the same for cold segments. The writes to the cold store do not block work on the topic's hot files."""
         tiers = self._storing.tiers
         assert tiers.cold is not None
         async with self._upkeep.cold_files_of(shelf):
@@ -475,8 +473,8 @@ class Reclaimer:
                 return None
             first = work.old[0].first
             copies = [segment_name(first, "idx.cold"), segment_name(first, "tags.cold")]
-            # Derived files go before what they are derived from is replaced (`docs/spec/crash.md` 12); those that are
-            # hot as late as can be, because without them the columns of these records are where the payloads are.
+            # Derived files are removed before their `.data` is replaced (`docs/spec/crash.md` 12), the hot copies as
+            # late as possible, because without them columns have to be read from the cold store.
             ready = partial(delete_all, tiers.hot, topic.id, copies)
             write = partial(write_replacement, tiers.cold, work, ready)
             try:
@@ -496,8 +494,8 @@ class Reclaimer:
                 raise
 
     async def _is_replaceable(self, topic: LiveTopic, group: Sequence[Span]) -> bool:
-        """Store what is new of the topic, then return True if nothing has happened to these spans. From here on no
-        copies are begun of them: the topic is busy, or they are cold."""
+        """Store the topic's changes, then return True if nothing has happened to these spans. From here on no copies of
+        them are begun: the topic is busy, or they are cold."""
         await self._storing.store([topic])
         segments = [_sealed(span) for span in group]
         needed = self._upkeep.needed_segments(topic.id)
@@ -507,7 +505,7 @@ class Reclaimer:
         return all(topic.log.stored.holds(span) for span in group) and all(segments)
 
     async def _prepare(self, topic: LiveTopic, shelf: Shelf, group: Sequence[Span]) -> Replacement | None:
-        """What is to be written in the place of `group`; None if a span does not cover its segment."""
+        """Return what is to be written in the place of `group`; None if a span does not cover its segment."""
         frozen = await self._loader.prepared(topic, partial(freeze, topic, shelf, group))
         if frozen is None:
             return None
@@ -517,19 +515,19 @@ class Reclaimer:
         return Replacement(group, old, plan, tags, self._storing.new_salt())
 
     def _lose_track(self, topic: LiveTopic, work: Replacement) -> None:
-        """Nobody knows how far writing has come; from now on only the files say where the records are in them."""
+        """Detach the columns after a failed write: from now on only the files tell where records are."""
         for span, segment in zip(work.group, work.old, strict=True):
             if span.segment is segment:
                 self._cache.forget_columns(span)
                 span.detach()
             self._cache.forget_tags(segment)
-            segment.flagged_meanwhile = None  # a copy of it is of nothing
+            segment.flagged_meanwhile = None  # a copy in progress is of files that have been replaced
 
     async def _put_in_place(self, topic: LiveTopic, shelf: Shelf, work: Replacement) -> int | None:
-        """The index points to what has been written, and so does the part on disk when it returns."""
+        """Let the index point to the new files; the part on disk does so too when this returns."""
         group, old, plan = work.group, work.old, work.plan
         if topic.deleted or not all(topic.log.stored.holds(span) for span in group):
-            return None  # evicted meanwhile: dropped as it is
+            return None  # evicted meanwhile: the next pass drops it
         new = Segment(
             topic.id,
             old[0].first,
@@ -552,12 +550,12 @@ class Reclaimer:
         return new.data_bytes
 
     async def _vanish(self, topic: LiveTopic, span: Span) -> int:
-        """Everything in a segment was deleted, and the part on disk knows it: from the next part on it has no files."""
+        """Remove the files of a segment of which everything was deleted, which the part on disk knows."""
         old = span.segment
         assert isinstance(old, Segment)
         await self._upkeep.mark(topic, {EMPTIED: [[span.first, span.n]]})
         if topic.deleted or not topic.log.stored.holds(span):
-            return 1  # meanwhile: dropped as it is
+            return 1  # evicted meanwhile: the next pass drops it
         self._cache.forget_columns(span)
         gone = Segment(topic.id, span.first, n=span.n, opened_ms=span.last_ts, sealed=True, tier="gone")
         topic.log.stored.replace(span.first, span.end - 1, gone)
@@ -567,7 +565,8 @@ class Reclaimer:
 
 
 def flag_in_store(tiers: Tiers, segment: Segment, seqs: Sequence[int]) -> list[FlagPatch]:
-    """Blocking: patch the flags of a cold segment, and its `.idx` in the cold store. Returns what was flagged."""
+    """Write the flags of a cold segment, in `.data` and in its `.idx` in the cold store. Return what was flagged.
+    Blocking."""
     store = tiers.cold
     assert store is not None
     index, data = segment_name(segment.first, "idx"), segment_name(segment.first, "data")
@@ -577,7 +576,7 @@ def flag_in_store(tiers: Tiers, segment: Segment, seqs: Sequence[int]) -> list[F
 
     try:
         patches = list(flag_patches(read, segment.first, seqs))
-    except FileNotFoundError:  # nobody knows where the flags are: the part goes on saying what is deleted
+    except FileNotFoundError:  # the places of the flags are unknown: the part keeps the deletions instead
         return []
     flags = [(at, bytes((DELETED_FLAG,))) for patch in patches for at in patch.flags_at]
     if flags:
@@ -588,25 +587,25 @@ def flag_in_store(tiers: Tiers, segment: Segment, seqs: Sequence[int]) -> list[F
 
 
 def _flag_copy(tiers: Tiers, segment: Segment, patches: Sequence[FlagPatch]) -> None:
-    """Blocking: the same in the hot copy of its `.idx`."""
+    """Write the flags in the hot copy of its `.idx`. Blocking."""
     copy = segment_name(segment.first, "idx.cold")
     if tiers.hot.exists(segment.topic_id, copy):
         tiers.hot.patch(segment.topic_id, copy, [(patch.entries_at, patch.entries) for patch in patches])
 
 
 def _has_cold(topic: LiveTopic) -> bool:
-    """Whether a topic has cold segments, or the files of some."""
+    """Return True if a topic has cold segments, or files of some."""
     shelf = topic.shelf
     return shelf is not None and any(segment.tier == "cold" for segment in shelf.segments)
 
 
 def _gone(shelf: Shelf, *, cold: bool) -> list[Segment]:
-    """The segments of a tier that the part on disk does not need any more."""
+    """Return the segments of a tier that the part on disk does not need any more."""
     return [segment for segment in shelf.gone if (segment.tier == "cold") is cold]
 
 
 def _sealed_in(topic: LiveTopic, tried: set[Segment], *, cold: bool) -> list[Span]:
-    """The spans of sealed segments in a tier, but for those that were tried."""
+    """Return the spans of sealed segments in a tier, without those that were tried."""
     return [
         span
         for span in topic.log.stored.all()
@@ -620,12 +619,12 @@ def _sealed(span: Span) -> Segment | None:
 
 
 def _all_deleted(span: Span) -> bool:
-    """Whether nothing but deleted records is left of a span; what was lost needs its entries."""
+    """Return True if all records of a span were deleted. Lost records need their entries, so they do not count."""
     return span.live == 0 and span.lost == 0
 
 
 def _can_vanish(group: Sequence[Span]) -> bool:
-    """Whether nothing is left to be written of a group, and the part on disk knows it."""
+    """Return True if nothing of a group is left to be written, and the part on disk knows it."""
     return len(group) == 1 and _all_deleted(group[0]) and not group[0].unflagged
 
 
@@ -634,12 +633,12 @@ def _is_cold(span: Span) -> bool:
 
 
 def _lacks_flags(span: Span) -> bool:
-    """Whether deletions in a cold segment have yet to be flagged there: until then a rewrite would keep what was
-    deleted, to no end."""
+    """Return True if deletions in a cold segment are not flagged there yet: until then a rewrite would keep deleted
+    records, for nothing."""
     return _is_cold(span) and bool(span.unflagged)
 
 
 def _follows(left: Span, right: Span) -> bool:
-    """Whether two spans can be one: they touch, and are in the same tier."""
+    """Return True if two spans can be one: they touch, and are in the same tier."""
     a, b = left.segment, right.segment
     return left.end == right.first and isinstance(a, Segment) and isinstance(b, Segment) and a.tier == b.tier

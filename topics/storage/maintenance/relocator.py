@@ -1,13 +1,13 @@
 """The relocator: moves the oldest sealed segments of a topic from the hot to the cold directory (`docs/spec/storage.md`
 section 4).
 
-Copy (`.data` last), flip the tier in the part on disk, remove the hot copy. Before the flip the hot one counts, after
-it the cold one; a crash in between leaves a copy too many, which the next relocation overwrites, or `cold_removal`
-removes behind the next start.
+A segment is copied (`.data` last), its tier is changed in the part on disk, then the hot copy is removed. Before the
+change of the tier the hot copy counts, after it the cold one. A crash in between leaves an extra copy, which the next
+relocation overwrites, or `cold_removal` removes after the next start.
 
-While it is copied, a segment is nobody's: its topic's hot files may be written to, flagged, rewritten and dropped. What
-was flagged meanwhile is flagged in the copy before the flip (`docs/spec/crash.md` 12), and a segment that is another
-one by then stays where it is. So a cold store that is slow, or hangs, delays this and nothing else.
+No lock is held while a segment is copied: the topic's hot files may be written to, flagged, rewritten and dropped.
+Flags written meanwhile are written to the copy before the tier changes (`docs/spec/crash.md` 12), and a segment that
+was replaced meanwhile stays where it is. So a cold store that is slow, or hangs, delays only the relocation.
 """
 
 from __future__ import annotations
@@ -37,11 +37,11 @@ COPY_BYTES: Final = 1 << 20
 SLICE_TOPICS: Final = 256
 
 ROUNDS: Final = 5
-"""How often the flags that came meanwhile are brought to a copy before it is left for the next look."""
+"""How often flags that were written meanwhile are brought to a copy before it is left for the next pass."""
 
 
 class Relocator:
-    """See the module. `run` is a task; `pass_over` does what it does at once."""
+    """Moves segments of all topics. Made once by the engine; `run` is a task, and `pass_over` does one pass at once."""
 
     def __init__(
         self, settings: Settings, source: Source, storing: Storing, upkeep: Upkeep, *, offload: Offload
@@ -53,7 +53,8 @@ class Relocator:
         self._offload = offload
 
     async def run(self) -> None:
-        """Look every `TOPICS_RELOCATE_MS`; until cancelled. A failure is logged and tried again at the next look."""
+        """Do a pass every `TOPICS_RELOCATE_MS` until cancelled. A failure is logged and tried again at the next
+        pass."""
         if self._storing.tiers.cold is None:
             return
         while True:
@@ -64,16 +65,16 @@ class Relocator:
                 log.warning("relocation_failed", error=str(error))
 
     async def pass_over(self) -> int:
-        """One look at every topic with segments; how many segments were moved.
+        """Examine every topic with segments. Return how many segments were moved.
 
-        What fails for one topic is tried again at the next look and holds up no other; the first error is raised in the
-        end.
+        Work that fails for one topic is tried again at the next pass and delays no other; the first error is raised in
+        the end.
         """
         moved = 0
         failure: OSError | ApiError | None = None
         for i, topic in enumerate(list(self._source.by_id.values())):
             if topic.stage is not None:
-                continue  # a commit must not depend on a store that may be away
+                continue  # a commit of stages must not depend on a store that may be unavailable
             if i % SLICE_TOPICS == SLICE_TOPICS - 1:
                 await trio.lowlevel.checkpoint()
             shelf = topic.shelf
@@ -93,7 +94,7 @@ class Relocator:
         return moved
 
     def _due(self, topic: LiveTopic) -> Segment | None:
-        """The oldest hot sealed segment, if there is more than stays hot by count or by bytes."""
+        """Return the oldest hot sealed segment if more is hot than should be by count or by bytes, else None."""
         spans = topic.log.stored.all()
         most, most_bytes = self._settings.hot_retain_segments, self._settings.hot_retain_bytes
         if len(spans) <= most and not most_bytes:
@@ -127,7 +128,8 @@ class Relocator:
         return True
 
     async def _copy_and_flip(self, topic: LiveTopic, segment: Segment) -> bool:
-        """Whether the cold copy counts from now on. If not, it is litter."""
+        """Copy a segment and change its tier. Return True if the cold copy counts from now on; otherwise it is
+        litter."""
         tiers = self._storing.tiers
         assert tiers.cold is not None
         await self._offload.run(Kind.COLD_FILES, partial(_copy, tiers, segment))
@@ -145,11 +147,11 @@ class Relocator:
                     return True
             patches = await self._offload.run(Kind.COLD_FILES, partial(flag_in_store, tiers, segment, late))
             if sum(len(patch.seqs) for patch in patches) != len(late):
-                return False  # the next look copies it anew
+                return False  # the next pass copies it again
         return False
 
     def _may_move(self, topic: LiveTopic, segment: Segment) -> bool:
-        """Whether the segment is hot yet, and no copies are made of it where it is."""
+        """Return True if the segment is still hot, and no copies point to it."""
         if topic.deleted or topic in self._storing.stuck or segment.tier != "hot":
             return False
         if segment.first in self._upkeep.needed_segments(topic.id):
@@ -158,7 +160,7 @@ class Relocator:
 
 
 def _keep_derived(tiers: Tiers, segment: Segment) -> None:
-    """Blocking: copies of `.idx` and `.tags` that stay hot, so that only payloads are ever read from the cold store."""
+    """Copy `.idx` and `.tags` to hot files, so that only payloads are ever read from the cold store. Blocking."""
     for kind in ("idx", "tags"):
         name = segment_name(segment.first, kind)
         if tiers.hot.exists(segment.topic_id, name):
@@ -167,11 +169,11 @@ def _keep_derived(tiers: Tiers, segment: Segment) -> None:
 
 
 def _copy(tiers: Tiers, segment: Segment) -> None:
-    """Blocking: the segment's files in the cold store, `.data` last."""
+    """Copy the segment's files to the cold store, `.data` last. Blocking."""
     assert tiers.cold is not None
     data = segment_name(segment.first, "data")
     if not tiers.hot.exists(segment.topic_id, data) and not tiers.cold.exists(segment.topic_id, data):
-        # Its records are known to be damaged. In the cold tier they would seem to be away, and reads wait for them.
+        # Its records are known to be damaged. In the cold tier they would seem unavailable, and reads would retry.
         raise FileNotFoundError(2, f"segment {segment.first} of topic {segment.topic_id} has no {data}")
     for kind in ("idx", "tags", "data"):
         name = segment_name(segment.first, kind)
@@ -188,6 +190,6 @@ def _chunks(tiers: Tiers, segment: Segment, name: str) -> Iterator[bytes]:
 
 
 def _remove_hot(tiers: Tiers, segment: Segment) -> None:
-    """Blocking: the hot copy goes."""
+    """Remove the hot copy. Blocking."""
     for kind in ("data", "idx", "tags"):
         tiers.hot.delete(segment.topic_id, segment_name(segment.first, kind))

@@ -1,7 +1,7 @@
-"""Rewriting segments: which slots of a group of segments survive, and the new files.
+"""Rewriting segments: which slots of a group of segments survive, and writing the new files.
 
-Frames are copied as they are, with checksums for their new place. Which segments are rewritten, and when, is
-`reclaimer`'s business.
+Frames are copied as they are, with checksums for their new place. The reclaimer decides which segments are rewritten,
+and when.
 """
 
 from __future__ import annotations
@@ -34,10 +34,10 @@ READ_GAP: Final = 4096
 
 
 class Plan(NamedTuple):
-    """What of the old segments goes into the new one, slot by slot; `frame_len` is 0 for what does not."""
+    """The slots of the new segment; `frame_len` is 0 for a slot without a record."""
 
     source: array[int]
-    """Which of the old segments, and `offset`: where in it."""
+    """The number of the old segment that has the frame, at `offset`."""
     offset: array[int]
     frame_len: array[int]
     ts: array[int]
@@ -47,14 +47,14 @@ class Plan(NamedTuple):
 
 
 class Replacement(NamedTuple):
-    """Spans, their segments, and what is to be written in the place of those."""
+    """Spans, their segments, and the content of the segment that replaces them."""
 
     group: Sequence[Span]
     old: Sequence[Segment]
     plan: Plan
     tags: Sequence[SegmentTags]
     salt: int
-    """Of the new `.data`."""
+    """The salt of the new `.data`."""
 
 
 class Frozen(NamedTuple):
@@ -63,19 +63,20 @@ class Frozen(NamedTuple):
     first: int
     columns: SpanColumns
     since: set[int]
-    """Seqs deleted since the part on disk was made; at least."""
+    """Seqs deleted since the part on disk was made; it may have older ones too."""
     gone: int
-    """Slots that the part on disk knows to be below the front."""
+    """How many slots are below the front according to the part on disk."""
 
 
 def columns_if_held(topic: LiveTopic, span: Span) -> SpanColumns | None:
-    """The columns of a span; None if it has been evicted: nothing loads it any more. Raises NotLoaded."""
+    """Return the columns of a span; None if it was evicted, so that they cannot be loaded any more. Raises
+    NotLoaded."""
     return span.columns() if topic.log.stored.holds(span) else None
 
 
 def freeze(topic: LiveTopic, shelf: Shelf, group: Sequence[Span]) -> list[Frozen] | None:
-    """What the new segment is made from. Raises NotLoaded; None if a span does not cover its segment from the first
-    slot on."""
+    """Return copies of the spans that the new segment is made from; None if a span does not cover its segment from the
+    first slot on. Raises NotLoaded."""
     frozen = []
     for span in group:
         segment = span.segment
@@ -88,9 +89,9 @@ def freeze(topic: LiveTopic, shelf: Shelf, group: Sequence[Span]) -> list[Frozen
 
 
 async def plan_of(group: Sequence[Frozen]) -> Plan:
-    """What survives: everything that is not dead according to the part on disk, worked out in slices.
+    """Return the slots that survive: all that are not dead according to the part on disk. Computed in slices.
 
-    What has been deleted or evicted since is kept, so that the part never knows less than the files have forgotten.
+    Records deleted or evicted since are kept, so that the part on disk always has everything that the files have lost.
     """
     plan = Plan(array("I"), array("I"), array("I"), array("Q"), bytearray(), array("I"))
     for number, (first, columns, since, gone) in enumerate(group):
@@ -108,13 +109,13 @@ async def plan_of(group: Sequence[Frozen]) -> Plan:
 
 
 def write_replacement(store: SegmentStore, work: Replacement, ready: Callable[[], None] | None = None) -> list[bytes]:
-    """Blocking, in the order of `docs/spec/crash.md` 12: derived files go, `.data` is replaced, derived files are made
-    anew. Returns those, `.idx` and `.tags`. `ready` is called when all of `.data` has been written, before it
-    counts."""
+    """Write the new files in the order of `docs/spec/crash.md` 12: remove derived files, replace `.data`, write derived
+    files. Return those, `.idx` and `.tags`. `ready` is called when all of `.data` has been written, before it counts.
+    Blocking."""
     plan, first = work.plan, work.old[0]
     offsets, at = array("I"), FILE_HEADER_BYTES
     for size, flag, was in zip(plan.frame_len, plan.flags, plan.offset, strict=True):
-        # A hole's entry has its reason in the place of the offset. One that has a place yet was found to be damaged.
+        # A hole's entry has its reason in place of the offset. A lost slot that still has a place was found damaged.
         offsets.append(at if size else (was if 1 <= was <= 3 else HOLE_CORRUPT) if flag & IDX_HOLE else 0)
         at += size
     index = encode_index(offsets, plan.frame_len, plan.ts, bytes(plan.flags))
@@ -127,21 +128,21 @@ def write_replacement(store: SegmentStore, work: Replacement, ready: Callable[[]
 
 
 def _then(chunks: Iterator[bytes], ready: Callable[[], None] | None) -> Iterator[bytes]:
-    """The same, and a call at their end."""
+    """Yield the chunks, then make a call."""
     yield from chunks
     if ready is not None:
         ready()
 
 
 def put_all(store: SegmentStore, topic_id: int, names: Sequence[str], contents: Sequence[bytes]) -> None:
-    """Blocking: make these objects."""
+    """Write these objects. Blocking."""
     for name, content in zip(names, contents, strict=True):
         store.put(topic_id, name, [content])
 
 
 def _copied(store: SegmentStore, work: Replacement) -> Iterator[bytes]:
-    """The new file: its header, and the surviving frames with the checksums that they have there, in reads of bounded
-    size. A frame that does not verify does not verify there either."""
+    """Yield the new file: its header, and the surviving frames with the checksums for their new place, read in bounded
+    pieces. A frame that does not verify does not verify there either."""
     old, plan = work.old, work.plan
     begin = end = 0
     number = 0
@@ -174,8 +175,8 @@ def _copied(store: SegmentStore, work: Replacement) -> Iterator[bytes]:
 
 
 def _salt_of(store: SegmentStore, segment: Segment) -> int | None:
-    """The salt of a segment's `.data` as its header has it; as its part has it, where the header is damaged or the file
-    is missing."""
+    """Return the salt of a segment's `.data` from its header; from its part if the header is damaged or the file
+    missing."""
     try:
         head = store.read_range(segment.topic_id, segment_name(segment.first, "data"), 0, FILE_HEADER_BYTES)
     except FileNotFoundError:
@@ -184,7 +185,7 @@ def _salt_of(store: SegmentStore, segment: Segment) -> int | None:
 
 
 def _surviving(plan: Plan, old: Sequence[Segment], tags: Sequence[SegmentTags]) -> list[str | None]:
-    """The tag of every slot that has a record in the new segment."""
+    """Return the tag of every slot that has a record in the new segment."""
     out: list[str | None] = [None] * len(plan.frame_len)
     base = 0
     for segment, known in zip(old, tags, strict=True):
