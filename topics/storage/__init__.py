@@ -1,12 +1,12 @@
 """Bytes on disks. `docs/storage.md` describes the formats and what they promise.
 
-files/         the file system as a seam, the layout of the data directory, its free space, its witness
+files/         the file system interface, the layout of the data directory, its free space, its witness
 wal/           frames, and the shard writers that append them
 segments/      sealed records: format, reader, store
-cache/         blocks and index columns that were read back
-snapshots/     snapshots, manifests, the clock of windows on disk
+cache/         blocks and index columns that were read from files
+snapshots/     snapshots, manifests, the mark of the window clock
 recovery/      from a directory to topics: replay, damage, verdicts, salvage
-cold/          the cold directory: whose it is, and calls that may hang
+cold/          the cold directory: its owner, and calls that may hang
 store          one data directory held open by the daemon
 maintenance/   checkpoints, reclaiming, relocation
 offline/       inspect, verify, and readers without a daemon

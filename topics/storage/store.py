@@ -1,7 +1,7 @@
 """The store: one data directory held open by the daemon, with its shard writers, its WAL files and its free space.
 
-Responsible for the order of opening (lock, FORMAT, recovery, verdict, writers) and of closing. What is in the files is
-decided elsewhere.
+Responsible for the order of opening (lock, FORMAT, recovery, verdict, writers) and of closing. Other modules know the
+contents of the files.
 """
 
 from __future__ import annotations
@@ -60,10 +60,10 @@ FEW_TOPICS: Final = 8
 """Directories of up to so many topics are synced one by one; more by one sync of the file system."""
 
 SHOWN: Final = 10
-"""Examples in a line of the log."""
+"""Examples in a log line."""
 
 MAX_REPAIRS: Final = 10_000
-"""Damaged ranges that one salvage gives up before it stops: a log with more is not worth the name."""
+"""Damaged ranges that one salvage gives up before it refuses: a log with more is beyond repair."""
 
 
 class Start(NamedTuple):
@@ -74,7 +74,8 @@ class Start(NamedTuple):
 
 
 class Store:
-    """See the module. `files` and `writers` are filled by `open`."""
+    """One data directory held open by the daemon. Made by the engine. `lock`, then `open`, which fills `files` and
+    `writers`, then run the writers; `unlock` in the end."""
 
     def __init__(
         self,
@@ -99,16 +100,16 @@ class Store:
         self.space = FreeSpace(settings, self.datadir.root, fs=fs, offload=offload)
         self._rebuilt = False
         self.short_of_snapshots = False
-        """Some cannot be read: two new ones are due before anybody is served."""
+        """True if some snapshots cannot be read: two new ones are due before requests are served."""
         self.unchecked: list[int] = []
-        """Ids of topics whose files the start has not looked at (`length_check`)."""
+        """Ids of topics whose files the start has not checked (`length_check`)."""
         self._settings = settings
         self._fs = fs
         self._clock = clock
         self._offload = offload
         self._on_failure = on_failure
         self.windows = WindowClock(clock)
-        """By which keys, stages, leases and delays end; goes on from life to life."""
+        """The clock by which keys, stages, leases and delays end; continues over restarts."""
         self._lock: LockHandle | None = None
         self._starts: dict[int, ShardPosition] = {}
         self.boot_id = ""
@@ -117,7 +118,7 @@ class Store:
     # -- opening ------------------------------------------------------------------------------------------------------
 
     def lock(self, holder: str) -> None:
-        """Blocking: take the directory. Raises DataDirError, naming the holder."""
+        """Lock the directory. Raises DataDirError, naming the holder. Blocking."""
         try:
             self._lock = lock_data_dir(self._fs, self.datadir, holder)
             open_data_dir(self._fs, self.datadir.root)
@@ -126,7 +127,7 @@ class Store:
             raise
 
     def unlock(self) -> None:
-        """Give the directory up."""
+        """Release the directory."""
         self.cold_dir.unlock()
         if self._lock is not None:
             self._lock.release()
@@ -136,7 +137,7 @@ class Store:
         self._fs.release_anchors()
 
     async def open(self) -> Recovered:
-        """Recover, log the verdict, make the writers ready (not running yet). The recovered topics.
+        """Recover, log the verdict, and make the writers, which do not run yet. Return the recovered topics.
 
         Raises `Damage` in strict mode, DataDirError, OSError, `UnknownFrameType`.
         """
@@ -166,16 +167,16 @@ class Store:
                 restored=restored_now,
             )
             self.unchecked = check_at_start(recovered, self.tiers)
-            settle_queues(recovered)  # behind whatever may find a record damaged
+            settle_queues(recovered)  # after every step that may find a damaged record
             note_damage(recovered, verdicts, shards)
             drop_stages(recovered, verdicts, shards)
         if restored_now:
             log.warning("directory_restored", directory=self.datadir.root, seqs_skipped=restored_copy.SKIPPED_SEQS)
         self._log_found(recovered, verdicts, (self._clock.perf_ns() - began_ns) / 1e6)
         by_number = {shard.shard: shard for shard in recovered.shards}
-        # What recovery relied on is made durable first: names may have been visible that no crash would have left.
+        # First make durable what recovery relied on: it may have seen names that are not on disk yet.
         self.short_of_snapshots = recovered.snapshots_damaged
-        if recovered.snapshots_damaged and not self._rebuilt:  # else nothing but they says that the log was cut
+        if recovered.snapshots_damaged and not self._rebuilt:  # else only the damaged ones show that the log was cut
             set_damaged_aside(fs, self.datadir)
         fs.sync_dir(self.datadir.meta_dir)
         at_work = recovered.replayed & recovered.directories
@@ -185,8 +186,8 @@ class Store:
             self._open_shard(number, shards, by_number.get(number), verdicts.get(number, []))
             for number in range(shards)
         ]
-        # Only when every shard has its file, so that a shard without one is known to be missing; and the note that a
-        # shard has failed may stand in the others alone, so it comes first.
+        # Only when every shard has its file, so that a shard without one is known to be missing. The notes about failed
+        # shards come first, because they may be in the other shards only.
         for number in sorted(range(shards), key=lambda number: number not in recovered.failed):
             self.writers[number].write_opening(*openings[number])
         if restored_now:
@@ -209,7 +210,7 @@ class Store:
         return recovered
 
     def _log_found(self, recovered: Recovered, verdicts: dict[int, list[Verdict]], ms: float) -> None:
-        """What there was, and what was not there any more. (Damage has lines of its own, where it is found.)"""
+        """Log what recovery has found, and what was lost. (Damage is logged where it is found.)"""
         nothing = ShardPosition(0, 0, 0)
         before = sum(recovered.starts.get(shard.shard, nothing).frames for shard in recovered.shards)
         log.info(
@@ -265,7 +266,7 @@ class Store:
         raise DataDirError(f"the WAL has more than {MAX_REPAIRS} damaged ranges")
 
     def _replay(self) -> Recovered:
-        """One attempt to read everything. The clock of windows goes on from where the last life left it."""
+        """Read everything once. The window clock continues from where the last process left it."""
         clock, mark = self._clock, read_mark(self._fs, self.datadir)
         window = resumed(mark, wall=clock.now_ms(), boottime=clock.boottime_ms(), boot=self.boot_id)
         now = Instant(clock.monotonic_ms(), window)
@@ -283,11 +284,11 @@ class Store:
         return recovered
 
     def write_clock_mark(self) -> None:
-        """Blocking: note where the clock of windows stands. A disk that does not take the note is no error."""
+        """Save the state of the window clock. An OSError is only logged. Blocking."""
         write_mark(self._fs, self.datadir, self.windows.mark(self.boot_id))
 
     def _sync_manifests(self, topic_ids: Collection[int]) -> None:
-        """Blocking: make the names in these topics' directories durable."""
+        """Make the names in these topics' directories durable. Blocking."""
         fs, datadir = self._fs, self.datadir
         if len(topic_ids) > FEW_TOPICS:
             fs.sync_all(datadir.topics_dir)
@@ -304,9 +305,9 @@ class Store:
     def _open_shard(
         self, number: int, shards: int, found: RecoveredShard | None, verdicts: list[Verdict]
     ) -> tuple[Unsealed, int]:
-        """Cut the torn end and make a writer. Returns the frames of the verdict, and how many they are.
+        """Cut the torn end and make a writer. Return the frames of the verdict, and their number.
 
-        Once they are synced a second crash decides the same (`docs/spec/crash.md` 2).
+        Once they are synced, recovery after another crash decides the same (`docs/spec/crash.md` 2).
         """
         fs = self._fs
         writer = self._make_writer(number, shards)
@@ -323,7 +324,7 @@ class Store:
         return opening, len(verdicts_frames(verdicts)) + 1
 
     def _make_writer(self, number: int, shards: int) -> ShardWriter:
-        """Blocking: the directory of a shard, and its writer."""
+        """Make the directory of a shard, and its writer. Blocking."""
         fs = self._fs
         directory = self.datadir.shard_dir(number, shards)
         fs.mkdir(directory)
@@ -331,7 +332,7 @@ class Store:
         fs.sync_dir(directory)
         for name in fs.listdir(directory):
             if name.endswith(".log" + TEMPORARY_SUFFIX):
-                fs.unlink(f"{directory}/{name}")  # of a recovery that was cut short
+                fs.unlink(f"{directory}/{name}")  # left by an interrupted recovery
         return ShardWriter(
             shard=number,
             directory=directory,
@@ -349,17 +350,17 @@ class Store:
 
     @property
     def layout_differs(self) -> bool:
-        """Whether the WAL on disk has another number of shards than it should have."""
+        """Return True if the WAL on disk has another number of shards than configured."""
         return self.shards != self._settings.wal_shards
 
     def new_layout_starts(self) -> list[Start]:
-        """Where the shards of the new layout begin: above every frame of the old one, whatever its shard."""
+        """Return where the shards of the new layout begin: above every frame of the old one, in any shard."""
         ordinal = max(writer.synced_position()[1] for writer in self.writers) + 1
         return [Start(Position(ordinal, 0), ordinal)] * self._settings.wal_shards
 
     def switch_layout(self, starts: Sequence[Start]) -> None:
-        """Blocking: begin the new layout and remove the old one. Both kept snapshots name the new one already, and
-        nothing needs a frame of the old one."""
+        """Begin the new layout and remove the old one. Both kept snapshots must be of the new one already, so that no
+        frame of the old one is needed. Blocking."""
         shards = len(starts)
         for writer in self.writers:
             writer.abandon()
@@ -376,8 +377,8 @@ class Store:
         log.info("wal_shards_changed", shards=shards)
 
     def _remove_old_layout(self, shards: int, ordinal: int) -> None:
-        """Blocking: unlink files from before the new layout. As long as one is there, a file of the new one that is
-        missing was never made (`recovery`)."""
+        """Remove files from before the new layout. As long as there is one, a missing file of the new layout was never
+        made (`recovery`). Blocking."""
         current = {self.datadir.shard_dir(number, shards) for number in range(shards)}
         for directory in self._shard_directories():
             for name in self._fs.listdir(directory):
@@ -386,13 +387,13 @@ class Store:
                 if (known is not None and known < ordinal) or (ours and directory not in current):
                     self._fs.unlink(f"{directory}/{name}")
             self._fs.sync_dir(directory)
-            # What salvage has kept aside stays, and its directory with it.
+            # Files that salvage has kept aside stay, and their directory with them.
             if directory not in current and directory != self.datadir.wal_dir and not self._fs.listdir(directory):
                 self._fs.rmdir(directory)
         self._fs.sync_dir(self.datadir.wal_dir)
 
     def recovered_starts(self) -> list[Start]:
-        """Where the replay of each shard begins by the snapshot that this life began with."""
+        """Return where the replay of each shard begins, according to the snapshot that this process started with."""
         starts = [self._starts.get(number, ShardPosition(0, 0, 0)) for number in range(self.shards)]
         return [Start(Position(start.ordinal, start.offset), start.frames) for start in starts]
 
@@ -417,13 +418,14 @@ class Store:
 
     @property
     def identity(self) -> str:
-        """With the boot id it tells a later recovery whether the page cache is still ours (`witness`)."""
+        """The identity of the directory: with the boot id it tells a later recovery if the page cache is still valid
+        (`witness`)."""
         assert self._witness is not None
         return self._witness.identity
 
     @property
     def shards(self) -> int:
-        """How many WAL shards there are."""
+        """The number of WAL shards."""
         return len(self.writers)
 
     def shard_of(self, topic_id: int) -> int:
@@ -432,16 +434,16 @@ class Store:
 
     @property
     def refuses_appends(self) -> bool:
-        """Whether some appends or all are refused for want of room on the disk."""
+        """Return True if some or all appends are refused because the disk has no room."""
         return self.space.shortage is not None or any(writer.stall.refusal is not None for writer in self.writers)
 
     def failed(self, shard: int) -> bool:
-        """Whether a shard is read-only."""
+        """Return True if a shard is read-only."""
         return self.writers[shard].failed is not None
 
     async def sync_shards(self) -> None:
-        """Everything that any shard has taken so far is on disk when it returns. Raises ApiError if one has failed, or
-        if the disk has no room for what one has taken."""
+        """Return once everything queued so far in any shard is on disk. Raises ApiError if a shard has failed, or if
+        the disk has no room for its batches."""
         batches = []
         for writer in self.writers:
             batch = SyncRequest()
@@ -451,8 +453,7 @@ class Store:
             await batch.wait_synced()
 
     def _shard_failed(self, shard: int) -> None:
-        """Note the failure where the next recovery sees it: "the machine stayed up" is no excuse then
-        (`docs/spec/crash.md` 3)."""
+        """Note the failure for the next recovery, which must not trust the page cache then (`docs/spec/crash.md` 3)."""
         for other in self.writers:
             if other.failed is None:
                 note = frames.encode_control(FrameType.SHARD_OPEN, {"failed": [shard]}, ts=self._clock.now_ms())
@@ -463,13 +464,13 @@ class Store:
         self._on_failure(shard)
 
     def note_failure_blocking(self, shard: int) -> None:
-        """Blocking: leave a note where there is room for one. Raises OSError if there is none anywhere."""
+        """Write the note wherever there is room. Raises OSError if there is none anywhere. Blocking."""
         note = msgspec.json.encode({"shard": shard, "boot": self.boot_id})
         try:
             assert self._witness is not None
             self._witness.note(shard)
         finally:
-            with suppress(OSError):  # for people, and for a version that knows no witness
+            with suppress(OSError):  # for people, and for versions that do not read the witness
                 write_atomic(self._fs, self._failure_path(shard), note)
 
     def _failure_path(self, shard: int) -> str:
@@ -480,13 +481,13 @@ class Store:
         return shard in self._witness.failed or self._fs.exists(self._failure_path(shard))
 
     def next_snapshot_number(self) -> int:
-        """A number for a new snapshot."""
+        """Return a number for a new snapshot."""
         self.snapshot_number += 1
         return self.snapshot_number
 
 
 def verdicts_frames(verdicts: list[Verdict]) -> list[tuple[FrameType, int, dict[str, Any]]]:
-    """The frames that make verdicts durable: the hole, then the ceiling that is left."""
+    """Return the frames that make verdicts durable: the holes, then the ceilings."""
     out: list[tuple[FrameType, int, dict[str, Any]]] = []
     for verdict in verdicts:
         if verdict.dropped is not None:
