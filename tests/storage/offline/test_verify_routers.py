@@ -66,8 +66,8 @@ def problems(fs: SimFs) -> list[str]:
 def test_there_is_no_damage_in_what_routers_leave(end: str) -> None:
     found = verify(_routed(end).after_process_kill())
     assert {finding.severity for finding in found} == {"note"}
-    gone = [finding.problem for finding in found if "of a topic that is gone" in finding.problem]
-    assert ["it stays as long as copies are made of it" in problem for problem in gone] == [end == "kill"]
+    gone = [finding.problem for finding in found if "of a deleted topic: " in finding.problem]
+    assert ["it stays as long as copies point to it" in problem for problem in gone] == [end == "kill"]
 
 
 def test_a_router_whose_source_is_gone_is_a_note(killed: SimFs) -> None:

@@ -1,16 +1,16 @@
-"""Directories without a daemon. Nothing is changed.
+"""Commands on a directory without a daemon. They change nothing.
 
-inspect             what is in a directory
-directory_facts     what it says of it, as plain values
+inspect             the content of a directory
+directory_facts     the results of `inspect`, as plain values
 frame_dump          frames on disk, one after another, for people
-verify              whether it is as it was written
-verify_wal          the log of one shard
-verify_segments     one segment
+verify              checks that a directory is as it was written
+verify_wal          checks the log of one shard
+verify_segments     checks one segment
 verify_start        what the next start would say
-verify_routers      what routers and commits of stages have left
-verify_identities   whether data and cold directory belong together
+verify_routers      checks what routers and commits of stages have left
+verify_identities   checks that data and cold directory belong together
 verify_divided      the same work, divided among processes
-finding             one thing that is not as it should be
-topic_parts         the part of a topic, taken apart
+finding             one problem that `verify` has found
+topic_parts         the part of a topic, decoded
 stored_topics       what the files say of topics, for readers such as Spark
 """

@@ -1,4 +1,4 @@
-"""What `inspect` says of a data directory, as plain values. Times are ms since the epoch, ranges of seqs inclusive."""
+"""The results of `inspect` about a data directory, as plain values. Times are epoch ms, ranges of seqs inclusive."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from topics.storage.offline.topic_parts import Hole
 
 @dataclass(frozen=True, slots=True)
 class SnapshotFacts:
-    """One snapshot file. With a `problem` nothing else of it is known."""
+    """One snapshot file. If there is a `problem`, nothing else of it is known."""
 
     path: str
     number: int
@@ -20,12 +20,13 @@ class SnapshotFacts:
     shards: int = 0
     clock: int = 0
     positions: dict[int, list[int]] | None = None
-    """By shard: ordinal of the file, offset, ordinal of the frame there."""
+    """Ordinal of the file, offset, ordinal of the frame there, by shard."""
 
 
 @dataclass(frozen=True, slots=True)
 class WalFileFacts:
-    """One WAL file. `used` is where its frames end; `end` says how: "file end", "clean stop", "open" or "bad bytes"."""
+    """One WAL file. Its frames end at offset `used`; `end` says how: "file end", "clean stop", "open" or "bad
+    bytes"."""
 
     path: str
     ordinal: int
@@ -49,7 +50,7 @@ class ShardFacts:
 
 @dataclass(frozen=True, slots=True)
 class SegmentFacts:
-    """One segment. `live` is None if no span points to it any more: its files have yet to go."""
+    """One segment. `live` is None if no span points to it any more: its files have still to be removed."""
 
     first_seq: int
     last_seq: int
@@ -63,8 +64,8 @@ class SegmentFacts:
 
 @dataclass(frozen=True, slots=True)
 class RouterFacts:
-    """A router that feeds a topic. `cursor` is the last seq of the source that it has dealt with; `source` is None if
-    nobody knows the source's name."""
+    """A router that leads into a topic. `cursor` is the last seq of the source that it has copied or skipped; `source`
+    is None if the source's name is unknown."""
 
     name: str
     source_id: int
@@ -76,7 +77,7 @@ class RouterFacts:
 
 @dataclass(frozen=True, slots=True)
 class QueueFacts:
-    """The jobs of a queue; a lease or a delay counts until somebody looks, whatever the time is."""
+    """The jobs of a queue. Leases and delays count as they were written, even if their time is over."""
 
     ready: int
     leased: int
@@ -87,8 +88,8 @@ class QueueFacts:
 
 @dataclass(frozen=True, slots=True)
 class TopicFacts:
-    """One topic. `unstored` are records that are in the WAL only; `derived` are those of them that are copies of frames
-    of other topics. `keeps_origins`: it knows which records it has taken, as a router brings each only once."""
+    """One topic. `unstored` counts records that are in the WAL only; `derived` those of them that are copies pointing
+    to frames of other topics. `keeps_origins`: a router into it is `exactly_once`."""
 
     id: int
     name: str
@@ -113,7 +114,8 @@ class TopicFacts:
 
 @dataclass(frozen=True, slots=True)
 class DirectoryFacts:
-    """A data directory. `refused` is why a start is refused; the topics are then as of their parts."""
+    """A data directory. `refused` is the reason why a start would be refused, None if it would not; if it would, the
+    topics are as of their parts."""
 
     root: str
     cold: str | None

@@ -1,4 +1,4 @@
-"""What `verify` has found: one `Finding` per thing that is not as it should be."""
+"""The findings of `verify`: one `Finding` for each problem."""
 
 from __future__ import annotations
 
@@ -6,21 +6,21 @@ from collections.abc import Iterator, Sequence
 from typing import Final, Literal, NamedTuple
 
 Severity = Literal["damage", "note"]
-"""Damage is lost or untrue data, or will be after the next start. A note is worth knowing and no reason to act: what a
-start clears away by itself, what is derived and will be made anew, what nobody needs."""
+"""Damage is lost or wrong data, now or after the next start. A note needs no action: files that the next start removes,
+derived files that will be rebuilt, files that nothing needs."""
 
 DAMAGE: Final[Severity] = "damage"
 NOTE: Final[Severity] = "note"
 
 SECTOR: Final = 512
-"""A disk writes sectors: what is left of a write that was torn begins where one does, or where the write did."""
+"""A disk writes whole sectors: the rest of a torn write begins at the beginning of a sector, or of the write."""
 
 MAX_PER_FILE: Final = 20
-"""Findings of one kind about one file that are listed; the rest is counted."""
+"""Findings of one kind about one file that are listed; further ones are only counted."""
 
 
 class Finding(NamedTuple):
-    """`offset` is where in the file of `path` the problem begins, None if it is about the whole of it."""
+    """One problem. `offset` is where it begins in the file of `path`, None if it is about the whole file."""
 
     path: str
     offset: int | None
@@ -29,7 +29,7 @@ class Finding(NamedTuple):
 
 
 def bounded(path: str, problems: Sequence[tuple[int | None, str]], severity: Severity) -> Iterator[Finding]:
-    """Findings about one file; of many the first ones, and how many more there are."""
+    """Yield findings about one file: the first ones, and the number of further ones."""
     for offset, problem in problems[:MAX_PER_FILE]:
         yield Finding(path, offset, problem, severity)
     if len(problems) > MAX_PER_FILE:

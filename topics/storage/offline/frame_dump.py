@@ -1,7 +1,7 @@
 """Frames on disk, one after another, for people: `inspect --frames`.
 
-Responsible for reading the frames of a file of the log and of a segment, and for saying what each holds in a line.
-Nothing is judged: bytes that are no frame are shown as such, and the next frame is searched for.
+Responsible for reading the frames of a file of the log or of a segment, and for showing each in a line. Nothing is
+judged: bytes that are no frame are shown as such, and the next frame is searched for.
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ from topics.storage.wal.wal_head import WalHead, Window, scans
 
 SHOWN: Final = 80
 ROUTER_SHOWN: Final = 240
-"""Characters of a payload that a dump shows; of one about a router, which has much to say."""
+"""Characters of a payload that a dump shows, and of the longer ones about routers."""
 
 SEQS_SHOWN: Final = 4
-"""Seqs of jobs that a dump shows of each frame about them."""
+"""Seqs of jobs that a dump shows of a frame about jobs."""
 
 _FLAGS: Final = (
     (frames.HAS_TAG, "tag"),
@@ -47,10 +47,10 @@ _FLAGS: Final = (
 
 @dataclass(frozen=True, slots=True)
 class FrameFacts:
-    """One frame, of the WAL or of a segment. `number` is its ordinal in its shard, None where that cannot be told.
+    """One frame, of the WAL or of a segment. `number` is its ordinal in its shard, None if unknown.
 
-    `type` is "Record" in a segment, "BadBytes" for bytes that are no frame, and "MissingBytes" for those that a `.data`
-    does not have any more: `bytes` says how many.
+    `type` is "Record" in a segment, "BadBytes" for bytes that are no frame, and "MissingBytes" for `bytes` bytes that a
+    `.data` does not have any more.
     """
 
     path: str
@@ -72,8 +72,8 @@ class FrameDump:
     """Reads the frames of one file after another."""
 
     def __init__(self, fs: Fs, tiers: Tiers, datadir: DataDir, cold: str | None, names: dict[int, str]) -> None:
-        """`names` are those of topics by id; creations that are met on the way are added. `cold` is the directory of
-        the cold tier."""
+        """`names` are those of topics by id; topics whose creation is met are added. `cold` is the directory of the
+        cold tier."""
         self._fs = fs
         self._tiers = tiers
         self._datadir = datadir
@@ -81,7 +81,7 @@ class FrameDump:
         self._names = names
 
     def of_log(self, path: str, ordinal: int, head: WalHead) -> Iterator[FrameFacts]:
-        """Those of a file of the log, and the ranges that hold none. Raises DataDirError, OSError."""
+        """Yield the frames of a file of the log, and the ranges that have none. Raises DataDirError, OSError."""
         handle = self._fs.open(path, read_only=True)
         try:
             size, at = handle.size(), head.first
@@ -108,7 +108,8 @@ class FrameDump:
             handle.close()
 
     def of_segment(self, part: Part, segment: Segment) -> Iterator[FrameFacts]:
-        """Those of a segment, and the ranges that hold none; nothing where its tier is not at hand. Raises OSError."""
+        """Yield the frames of a segment, and the ranges that have none; nothing if its tier is not given. Raises
+        OSError."""
         if segment.tier == "gone" or (segment.tier == "cold" and self._tiers.cold is None):
             return
         store, name = self._tiers.of(segment), segment_name(segment.first, "data")
@@ -160,18 +161,18 @@ class FrameDump:
 
 
 def _bad_bytes(path: str, part: Part, kind: str, start: int, stop: int) -> FrameFacts:
-    """A range of a `.data` file that holds no valid frames, or is not there any more."""
+    """Return a range of a `.data` file that has no valid frames, or is missing."""
     of = part.part
     return FrameFacts(path, start, None, kind, of.id, of.name, 0, 0, stop - start, [], "", "", "")
 
 
 def type_name(kind: int) -> str:
-    """A frame type as the documents spell it."""
+    """Return the name of a frame type as the documents spell it."""
     return "".join(word.capitalize() for word in FrameType(kind).name.split("_"))
 
 
 def verified_scans(handle: File, head: WalHead, at: int, size: int) -> Iterator[Window]:
-    """`scans`; a frame of a type that this version does not know is a DataDirError."""
+    """Like `scans`, but a frame of an unknown type is a DataDirError."""
     try:
         yield from scans(handle, head, at, size)
     except frames.UnknownFrameType as error:
@@ -215,7 +216,7 @@ def _wal_frame(
 
 
 def _readable(kind: int, fields: dict[str, Any], names: dict[int, str]) -> dict[str, Any]:
-    """The fields of a frame about a router, about stages or about jobs, in an order and a form for people."""
+    """Return the fields of a frame about a router, stages or jobs, in an order and a form for people."""
     if kind == FrameType.LEASE:
         return {
             "op": fields["op"],
@@ -245,14 +246,14 @@ def _readable(kind: int, fields: dict[str, Any], names: dict[int, str]) -> dict[
 
 
 def _few(packed: bytes) -> str:
-    """The first of some seqs, and how many there are."""
+    """Return the first of some seqs, and their number."""
     seqs = from_little_endian("Q", packed)
     shown = ", ".join(map(str, seqs[:SEQS_SHOWN]))
     return shown if len(seqs) <= SEQS_SHOWN else f"{shown}, ... ({len(seqs)})"
 
 
 class _Text(str):
-    """Shown without quotes."""
+    """A text that is shown without quotes."""
 
     __slots__ = ()
 

@@ -1,7 +1,7 @@
-"""`inspect`: what is in a data directory. Offline, nothing is changed, nothing is judged (that is `verify`).
+"""`inspect`: the content of a data directory. Offline; nothing is changed and nothing is judged (that is `verify`).
 
-Responsible for gathering facts as plain values; how they look on a terminal is the command's business. What is said
-about topics is what a start would find, replayed by recovery itself; where recovery refuses, what their parts say.
+Responsible for gathering facts as plain values; the command formats them for a terminal. Topics are as a start would
+find them, replayed by recovery itself; if recovery refuses, as their parts say.
 """
 
 from __future__ import annotations
@@ -65,7 +65,8 @@ class _LogFile(NamedTuple):
 
 
 class Inspection:
-    """One look at a directory. `progress` tells how far it is. Methods raise DataDirError if it is not one of ours."""
+    """One inspection of a directory. `progress` tells how far it is. Methods raise DataDirError if it is not a data
+    directory."""
 
     def __init__(self, fs: Fs, root: str, cold: str | None = None) -> None:
         self.progress = Progress()
@@ -78,7 +79,7 @@ class Inspection:
     # -- facts --------------------------------------------------------------------------------------------------------
 
     def facts(self, *, in_use: bool = False) -> DirectoryFacts:
-        """Everything there is to say in a few pages. Recovery is not asked while somebody writes there."""
+        """Return everything but frames. `in_use`: a daemon works on the directory, so recovery is not run."""
         found = self._format()
         self.progress.total = 2 * sum(size_of(self._fs, file.path) for file in self._wal_files())
         snapshots, newest = self._snapshots()
@@ -110,7 +111,7 @@ class Inspection:
             raise DataDirError(f"{path} is not what it should be: {error}") from None
 
     def _wal_files(self) -> Iterator[_LogFile]:
-        """Every WAL file."""
+        """Yield every WAL file."""
         for found in discover_shards(self._fs, self._datadir):
             for ordinal, head in self._heads(found.path).items():
                 yield _LogFile(wal_path(found.path, ordinal), ordinal, head)
@@ -165,7 +166,7 @@ class Inspection:
         ]
 
     def _wal_file(self, file: _LogFile) -> WalFileFacts | None:
-        """None for one that is gone by now."""
+        """Return the facts of a WAL file; None if it was removed meanwhile."""
         path, ordinal, head = file
         types: Counter[int] = Counter()
         count = used = last_type = first_ts = last_ts = 0
@@ -206,7 +207,7 @@ class Inspection:
     # -- topics -------------------------------------------------------------------------------------------------------
 
     def _recovered(self) -> tuple[list[TopicFacts], str | None]:
-        """The topics as a start finds them, or why it would not."""
+        """Return the topics as a start finds them, and the reason if a start would be refused."""
         try:
             found = replay.recover(self._fs, self._datadir, self._tiers, Progress())
         except (Damage, DataDirError, frames.UnknownFrameType, SnapshotDamaged, OSError, ValueError) as error:
@@ -216,7 +217,7 @@ class Inspection:
         return [_topic(_known_at_start(topic), names, shards) for topic in found.topics.values()], None
 
     def _parts(self, snapshot: Snapshot | None) -> list[Part]:
-        """The newer of the two parts of every topic; those that do not verify are left out."""
+        """Return the newer of the two parts of every topic; those that do not verify are left out."""
         newest: dict[int, Part] = {}
         for part in self._all_parts(snapshot):
             known = newest.get(part.part.id)
@@ -240,8 +241,8 @@ class Inspection:
     # -- frames -------------------------------------------------------------------------------------------------------
 
     def frames(self, topic: str | None = None) -> Iterator[FrameFacts]:
-        """Every frame: first the logs, shard by shard, then the segments, topic by topic; those of one topic only, if
-        it is named (what a log says about no topic is then left out)."""
+        """Yield every frame: first the logs, shard by shard, then the segments, topic by topic. With `topic` only those
+        of that topic, without frames about the shard."""
         self._format()
         parts = self._parts(self._snapshots()[1])
         names = {part.part.id: part.part.name for part in parts}
@@ -261,7 +262,7 @@ class Inspection:
 
 
 class _Known(NamedTuple):
-    """What is known of a topic: what a start finds, or what a part says."""
+    """What is known of a topic, from recovery or from a part."""
 
     id: int
     name: str
@@ -304,7 +305,7 @@ def _known_of_part(part: Part) -> _Known:
 
 
 def _topic(known: _Known, names: Mapping[int, str], shards: int) -> TopicFacts:
-    """`names` are those of all topics by id."""
+    """Return the facts of a topic. `names` are those of all topics by id."""
     config, log = known.config, known.log
     spans = log.stored.all()
     stored = sum(span.live for span in spans)

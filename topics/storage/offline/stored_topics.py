@@ -1,20 +1,20 @@
-"""What the files of a directory say of its topics, as of their last checkpoint: for readers without a daemon.
+"""The topics of a directory as of their last checkpoint, from its files: for readers without a daemon.
 
-Responsible for which topics there are, by the newer of their two parts, and for what a part says about each segment, as
-plain values that can be pickled. The log is not looked at, so what came after the checkpoint is not known. Reading the
-segments is left to others. Nothing here changes anything, and nothing has to be stopped meanwhile: a daemon replaces
-snapshots and manifests atomically, and whatever is replaced between two looks is looked at again.
+Responsible for finding the topics, by the newer of their two parts, and for the contents of a part about each segment,
+as plain values that can be pickled. The log is not read, so everything after the checkpoint is unknown. Others read the
+segments. Nothing here changes anything, and the daemon may go on meanwhile: it replaces snapshots and manifests
+atomically, and whatever is replaced during a read is read again.
 
-Which part counts. The newest snapshot that verifies names the topics of the last checkpoint; a manifest that is not
-older than a topic's part in it replaces that, as in a recovery. A directory that the snapshot does not know is of a
-topic that was made later, or of a deleted one whose files are still needed by copies; ids are never reused, so the
-snapshot's `next_topic_id` tells one from the other. A topic with segments whose directory has gone was deleted since;
-one without a segment has no directory, so the next checkpoint tells.
+Which part counts. The newest valid snapshot names the topics of the last checkpoint; a manifest that is not older than
+a topic's part in it replaces that, as in a recovery. A directory that the snapshot does not know belongs to a topic
+that was made later, or to a deleted one whose files are still needed by copies; ids are never reused, so the snapshot's
+`next_topic_id` tells which. A topic with segments whose directory is gone was deleted since; one without a segment has
+no directory, so only the next checkpoint tells.
 
-A cold directory has copies of manifests, each as of when the topic's last segment went there, and neither a snapshot
-nor the newest segments. Segments that were merged, rewritten or dropped since have not changed the copy. So by itself
-it is read by the names of its files: a segment reaches from its own first seq to the next one's, how many of its
-records are live is not known, and the topic ends with its last cold segment.
+A cold directory has copies of manifests, each as of the time when the topic's last segment was moved there, and neither
+a snapshot nor the newest segments. Segments that were merged, rewritten or dropped since have not changed the copy. So
+a cold directory alone is read by the names of its files: a segment reaches from its own first seq to that of the next
+one, the number of its live records is unknown, and the topic ends with its last cold segment.
 """
 
 from __future__ import annotations
@@ -44,8 +44,8 @@ from topics.storage.snapshots.snapshot import (
 )
 
 TRIES: Final = 10
-"""Looks at a directory whose files are replaced while it is looked at. Each checkpoint of the daemon costs one at most,
-and checkpoints are further apart than looks."""
+"""How often a directory is read whose files are replaced meanwhile. Each checkpoint of the daemon costs at most one
+read, and checkpoints are further apart than reads."""
 
 MAX_TS: Final = 2**64 - 1
 
@@ -53,7 +53,7 @@ _SEGMENT_FIELDS: Final = (7, 8)
 
 
 class Lost(NamedTuple):
-    """Seqs that nobody will ever read, both ends inclusive, and why."""
+    """Lost seqs, both ends inclusive, and the reason."""
 
     first: int
     last: int
@@ -63,11 +63,11 @@ class Lost(NamedTuple):
 class StoredSegment(NamedTuple):
     """A segment as a part has it: the seqs from `first` to `last` (inclusive), of which those below `start` are gone.
 
-    `live` is how many of the rest are live, None if that is not known. `data_bytes` is what counts of an unsealed
-    `.data`. No record is older than `first_ts` or younger than `last_ts` (epoch ms). `unflagged` are deleted seqs whose
+    `live` is how many of the others are live, None if unknown. `data_bytes` is the part of an unsealed `.data` that
+    counts. No record is older than `first_ts` or younger than `last_ts` (epoch ms). `unflagged` are deleted seqs whose
     flag is not in the file yet, as little-endian u64; `lost` the holes among its seqs. `path` is that of `.data`; None
-    where everything was deleted, and for a cold segment without a cold directory (`tier` tells). `salt` is that of the
-    file's checksums, None if it is of version 1 or only its header says.
+    if everything was deleted, and for a cold segment without a cold directory (`tier` tells). `salt` is that of the
+    file's checksums, None for version 1, and if only the file's header has it.
     """
 
     path: str | None
@@ -86,14 +86,15 @@ class StoredSegment(NamedTuple):
 
     @property
     def deleted(self) -> array[int]:
-        """`unflagged` as numbers."""
+        """Return `unflagged` as numbers."""
         found: array[int] = array("Q")
         found.frombytes(self.unflagged)
         return found
 
 
 class StoredTopic:
-    """A topic as of a checkpoint. `id` is its epoch on the wire; `end` tells which of two is newer."""
+    """A topic as of a checkpoint. `id` is its epoch on the wire; `end` tells which of two parts of one topic is
+    newer."""
 
     def __init__(self, part: TopicPart, segments: list[StoredSegment], log: TopicLog, head_seq: int) -> None:
         self.id = part.id
@@ -103,14 +104,14 @@ class StoredTopic:
         self.segments = [
             segment._replace(lost=tuple(self._holes_in(segment.start, segment.last))) for segment in segments
         ]
-        """Ascending; a part has no others that still hold anything."""
+        """The segments, ascending; all that still have records."""
         self.head_seq = head_seq
         self.earliest_seq = log.earliest_seq
         self._log = log
 
     def losses(self, after: int, last: int) -> list[Lost]:
-        """What is lost of the seqs above `after` up to `last`, as a read of that range is told: the gap below the front
-        if it is one, then the holes; ascending, cut to the range. `last` is at most the head."""
+        """Return the losses among the seqs above `after` up to `last`, as a reader of that range is told: the gap below
+        the front, then the holes; ascending, cut to the range. `last` is at most the head."""
         found: list[Lost] = []
         if after >= last:
             return found
@@ -121,7 +122,7 @@ class StoredTopic:
         return found
 
     def _holes_in(self, first: int, last: int) -> Iterator[Lost]:
-        """What of the holes is in the inclusive range."""
+        """Yield the parts of the holes that are in the inclusive range."""
         for hole in islice(self._holes, bisect_left(self._holes, first, key=_last_of), None):
             if hole.first > last:
                 return
@@ -130,20 +131,20 @@ class StoredTopic:
 
 @dataclass(frozen=True, slots=True)
 class Directory:
-    """Where topics are: a data directory, the cold directory that belongs to it, or one of them alone."""
+    """The place of topics: a data directory, the cold directory that belongs to it, or one of them alone."""
 
     data: str | None
     cold: str | None
 
     @classmethod
     def found(cls, fs: Fs, path: str, cold: str | None = None) -> Directory:
-        """What is at `path`: a data directory, a copy made by `scripts/copy` (`data` and `cold` below it), or a cold
-        directory. A `cold` that does not exist counts as none. Raises DataDirError if nothing of that is there, or of a
+        """Return what is at `path`: a data directory, a copy made by `scripts/copy` (`data` and `cold` below it), or a
+        cold directory. A `cold` that does not exist is ignored. Raises DataDirError if it is none of these, or of a
         format that this version does not know."""
         if not fs.exists(path):
             raise DataDirError(f"{path} does not exist")
         if cold is not None and not fs.exists(cold):
-            cold = None  # a daemon makes it when the first segment goes there
+            cold = None  # a daemon makes it for the first segment that is moved there
         data = path
         if not fs.exists(DataDir(path).format_path) and fs.exists(DataDir(join(path, "data")).format_path):
             data, beside = join(path, "data"), join(path, "cold")
@@ -162,21 +163,22 @@ class Directory:
 
     @property
     def layout(self) -> DataDir:
-        """Of the directory whose manifests count."""
+        """The layout of the directory whose manifests count."""
         root = self.data if self.data is not None else self.cold
         assert root is not None
         return DataDir(root)
 
     def topics(self, fs: Fs, wanted: Callable[[str], bool]) -> dict[str, StoredTopic]:
-        """The topics with a name that is wanted, by name.
+        """Return the topics whose name is wanted, by name.
 
-        Raises SnapshotDamaged if what says so does not verify, DataDirError if it keeps changing, OSError.
+        Raises SnapshotDamaged if a snapshot or manifest does not verify, DataDirError if the files keep changing,
+        OSError.
         """
         for _ in range(TRIES):
             try:
                 return self._topics(fs, wanted)
             except FileNotFoundError:
-                continue  # a snapshot was replaced between the listing and the reading of it
+                continue  # a snapshot was replaced between its listing and the read
         raise DataDirError(f"{self.layout.root} has changed {TRIES} times while it was looked at")
 
     def _topics(self, fs: Fs, wanted: Callable[[str], bool]) -> dict[str, StoredTopic]:
@@ -186,11 +188,11 @@ class Directory:
                 continue
             found = self._newest(fs, topic_id, of_snapshot)
             if found is not None and wanted(found.name):
-                newest[found.name] = found  # of two instances the later one counts
+                newest[found.name] = found  # the later one of two instances counts
         return newest
 
     def topic(self, fs: Fs, topic_id: int) -> StoredTopic | None:
-        """One topic as it is by now; None if it is gone. Raises SnapshotDamaged, OSError."""
+        """Return one topic as it is now; None if it is gone. Raises SnapshotDamaged, OSError."""
         with suppress(SnapshotDamaged):
             found = self._newest(fs, topic_id, None)
             if found is not None:
@@ -198,8 +200,8 @@ class Directory:
         return self._newest(fs, topic_id, self._candidates(fs).get(topic_id))
 
     def _candidates(self, fs: Fs) -> dict[int, TopicPart | None]:
-        """The ids of the topics of the last checkpoint, with their part in the snapshot; None: only their manifest
-        says."""
+        """Return the ids of the topics of the last checkpoint, with their part in the snapshot; None if only their
+        manifest has one."""
         names = fs.listdir(self.layout.topics_dir)
         listed = [topic_id for name in names if (topic_id := parse_topic_name(name)) is not None]
         snapshot = self._snapshot(fs)
@@ -211,7 +213,7 @@ class Directory:
         return found
 
     def _snapshot(self, fs: Fs) -> Snapshot | None:
-        """The newest that verifies. Raises SnapshotDamaged if there are some and none does."""
+        """Return the newest valid snapshot. Raises SnapshotDamaged if there are some and none is valid."""
         if self.data is None:
             return None
         snapshot, damaged = load_newest(fs, self.layout)
@@ -222,7 +224,8 @@ class Directory:
         return snapshot
 
     def _newest(self, fs: Fs, topic_id: int, of_snapshot: TopicPart | None) -> StoredTopic | None:
-        """The newer part of a topic; None if its directory has none, or is gone, and for a stage, which is private."""
+        """Return the newer part of a topic; None if its directory has none, or is gone, and for a stage, which is
+        private."""
         path = self.layout.manifest_path(topic_id)
         part = of_snapshot
         try:
@@ -256,7 +259,7 @@ class Directory:
             raise SnapshotDamaged(f"the part of topic {part.name!r} contradicts itself: {error}") from error
 
     def _segments(self, part: TopicPart, log: TopicLog) -> Iterator[StoredSegment]:
-        """Those with a span; what comes behind those has yet to be removed."""
+        """Yield the segments that have a span; those behind them have still to be removed."""
         spans = log.stored.all()
         if len(spans) > len(part.segments):
             raise ValueError(f"{len(spans)} spans and {len(part.segments)} segments")
@@ -282,7 +285,7 @@ class Directory:
             )
 
     def _cold_alone(self, fs: Fs, part: TopicPart, log: TopicLog) -> Iterator[StoredSegment]:
-        """By the names of the files; see the module."""
+        """Yield the segments by the names of the files, as the module describes."""
         assert self.cold is not None
         layout = DataDir(self.cold)
         entries = [_entry(entry) for entry in part.segments]
@@ -299,8 +302,8 @@ class Directory:
 
 
 def _entry(entry: Sequence[Any]) -> tuple[int, int, int, bool, str, int | None]:
-    """First seq, slots, bytes of data, whether it is sealed, the tier and the salt of a segment in a part. Raises
-    ValueError."""
+    """Return first seq, slots, bytes of data, True if it is sealed, the tier and the salt of a segment in a part.
+    Raises ValueError."""
     if len(entry) not in _SEGMENT_FIELDS or entry[6] not in ("hot", "cold", "gone"):
         raise ValueError("a segment is not what it should be")
     salt = int(entry[7]) if len(entry) > 7 and entry[7] is not None else None

@@ -1,4 +1,4 @@
-"""What the offline commands need of a topic's part: taken apart, its own invariants checked."""
+"""A topic's part as the offline commands need it: decoded, with its own invariants checked."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from topics.storage.wal.wal_files import Position
 
 
 class Part(NamedTuple):
-    """A part, and the file it was found in."""
+    """A decoded part, and the file it was found in."""
 
     path: str
     part: TopicPart
@@ -33,7 +33,7 @@ class Part(NamedTuple):
 
     @property
     def end(self) -> Position:
-        """Frames of the topic before it are in here."""
+        """The position of the part: frames of the topic before it are in the part."""
         return Position(*self.part.end)
 
 
@@ -46,7 +46,7 @@ class Hole(NamedTuple):
 
 
 def load_part(path: str, part: TopicPart) -> Part:
-    """A part taken apart. Raises SnapshotDamaged if it contradicts itself."""
+    """Decode a part. Raises SnapshotDamaged if it contradicts itself."""
     try:
         segments = [Segment.from_wire(part.id, entry) for entry in part.segments]
         config, log = config_from_wire(part.config), TopicLog.load(part.log)
@@ -72,5 +72,5 @@ def load_part(path: str, part: TopicPart) -> Part:
 
 
 def holes_of(log: Mapping[str, Any]) -> list[Hole]:
-    """The holes in a dumped log."""
+    """Return the holes in a dumped log."""
     return [Hole(int(first), int(last), reason) for first, last, reason in log["holes"]]

@@ -1,18 +1,18 @@
-"""`verify`: is everything in a data directory what was written? Offline, and nothing is changed.
+"""`verify`: checks that everything in a data directory is as it was written. Offline; nothing is changed.
 
 Responsible for the directory as a whole: FORMAT, snapshots and manifests, which of two parts of a topic counts, which
-files belong to whom. The logs are `verify_wal`'s, single segments `verify_segments`'s, what copies are made of is
-`verify_routers`'s, what a start would say `verify_start`'s.
+files belong to which topic. `verify_wal` checks the logs, `verify_segments` single segments, `verify_routers` the
+frames that copies point to, and `verify_start` runs recovery.
 
-Theory of operation. Snapshots first: the newest that verifies says where replay begins. Then the logs, against the
-positions that snapshots and manifests name; they tell which topics have changed since. Then the frames that copies are
-made of, as long as those are in no segment of their own by the newest part. Then one topic after another, by the newer
-of its two parts. In the end recovery itself is asked, which changes nothing either: whatever would refuse a
-start is damage, whatever it would announce as `corrupt` is worth a note.
+Theory of operation. Snapshots first: the newest valid one says where replay begins. Then the logs, against the
+positions that snapshots and manifests name; they tell which topics have changed since. Then the frames that copies
+point to, if by the newest part those copies are in no segment of their own. Then one topic after another, by the newer
+of its two parts. In the end recovery itself is run, which changes nothing either: if it would refuse a start, that is
+damage; a loss that it would announce as `corrupt` is a note.
 
-What cannot be told from what was meant to be: bits of a log behind the last position that a sync is known to have
-covered (a killed daemon leaves up to 20 ms of it) look like a write that was torn, and are a note, as the next start
-cuts the log there. Bytes that no checkpoint has counted, files of nobody, LOCK, CURRENT and `*.tmp` are not looked at.
+A limit: changed bits behind the last position that a sync is known to have covered (a killed daemon leaves up to 20 ms
+of log there) look like a torn write, and are a note, because the next start cuts the log there. Bytes that no
+checkpoint has counted, unknown files, LOCK, CURRENT and `*.tmp` are not read.
 """
 
 from __future__ import annotations
@@ -70,11 +70,12 @@ from topics.storage.wal.wal_head import read_heads, wal_format
 
 MANIFEST: Final = "topic.cbor"
 TRIES: Final = 10
-"""While the daemon works a segment's files may be replaced under us: it is looked at again when its part is new."""
+"""A daemon at work may replace a segment's files during the check: then it is checked again with the new part, so often
+at most."""
 
 
 class Verification:
-    """One run over a directory. `findings` may be gone through once, while `progress` tells how far that is."""
+    """One run over a directory. `findings` can be iterated once; `progress` tells how far it has got."""
 
     def __init__(self, fs: Fs, root: str, cold: str | None = None, *, in_use: bool = False) -> None:
         self.progress = Progress()
@@ -89,18 +90,18 @@ class Verification:
         self._snapshot: Snapshot | None = None
         self._parts: dict[int, bytes] = {}
         self._mentions: dict[tuple[int, int], list[Mention]] = {}
-        """By shard and ordinal of the file."""
+        """The positions that others name, by shard and ordinal of the file."""
         self._known: dict[int, TopicFacts] = {}
-        """By topic, from the newer of its parts."""
+        """What is known of each topic from the newer of its parts, by id."""
         self._files_of_logs = WalFiles()
         self._wal_format = wal_format(self._fs, self._datadir)
         self._log_directories: dict[int, str] = {}
         self._copied: set[int] = set()
-        """Topics with segments that copies are made of."""
+        """Topics with segments that copies point to."""
         self._damaged = False
 
     def findings(self) -> Iterator[Finding]:
-        """Everything that is not as it should be, damage and notes, in the order of the directory.
+        """Yield every problem, damage and notes, in the order of the directory.
 
         Raises OSError if the disk does not answer.
         """
@@ -122,7 +123,7 @@ class Verification:
             yield from self._start()
 
     def _sizes(self) -> Iterator[int]:
-        """Of all that is read, once."""
+        """Yield the sizes of all files that are read, once each."""
         datadir, fs = self._datadir, self._fs
         for name in fs.listdir(datadir.meta_dir):
             if name != "witness":
@@ -179,7 +180,7 @@ class Verification:
             self._mention_positions(path, snapshot)
 
     def _reserve(self) -> Iterator[Finding]:
-        """The snapshot that counts if the others cannot be read."""
+        """Check the snapshot that is used if the others cannot be read."""
         path = self._datadir.reserve_path
         try:
             for part in decode_snapshot(self._fs.read(path)).topics:
@@ -190,15 +191,15 @@ class Verification:
             yield Finding(path, None, str(error), "damage")
 
     def _mention_positions(self, path: str, snapshot: Snapshot) -> None:
-        """Its positions have to be in the log, so that replay can begin there."""
+        """Note its positions, which must be in the log, so that replay can begin there."""
         for shard, position in snapshot.positions.items():
             begin = ShardPosition(*position)
-            # The first snapshots of another layout are written before its files are made.
+            # The first snapshots of a new layout are written before its files are made.
             mention = Mention(begin.offset, begin.frames, path, f"shard {shard} begins", not snapshot.new_layout)
             self._mentions.setdefault((shard, begin.ordinal), []).append(mention)
 
     def _collect_mentions(self) -> None:
-        """The positions of parts, for the logs to be checked against; those that do not verify are reported later."""
+        """Note the positions of parts, to check the logs against them; parts that do not verify are reported later."""
         for blob in self._parts.values():
             self._mention_part("the snapshot", decode_part(blob))
         for topic_id in self._tiers.hot.topics():
@@ -219,7 +220,7 @@ class Verification:
             self._mentions.setdefault((shard_of(part.id, self._shards()), ordinal), []).append(mention)
 
     def _shards(self) -> int:
-        """How many the WAL has; 0 if nobody says so."""
+        """Return the number of shards of the WAL; 0 if unknown."""
         return self._snapshot.shards if self._snapshot is not None else 0
 
     # -- the logs -----------------------------------------------------------------------------------------------------
@@ -271,7 +272,7 @@ class Verification:
                     yield Finding(mention.path, None, f"{problem} in shard {shard}", "damage")
 
     def _old_log(self, shard: int, directory: str, ordinals: Sequence[int]) -> Iterator[Finding]:
-        """Files of a layout that has been replaced: the next start removes them."""
+        """Report files of a layout that has been replaced: the next start removes them."""
         if not ordinals:
             return
         yield Finding(directory, None, "WAL files of an old layout: the next start removes them", "note")
@@ -283,7 +284,7 @@ class Verification:
     # -- copies -------------------------------------------------------------------------------------------------------
 
     def _copies(self) -> Iterator[Finding]:
-        """What the copies are made of that are in no segment of their own yet."""
+        """Check the frames that copies point to which are in no segment of their own yet."""
         roots = [self._datadir] + ([self._cold_dir] if self._cold_dir is not None else [])
         copies = self._facts.copies
         check = CopyCheck(self._fs, self._tiers, roots, self._log_directories, self._files_of_logs, copies)
@@ -296,20 +297,20 @@ class Verification:
             if self._in_use and (findings := self._patiently(findings)):
                 newest, _ = self._newest(recipe.topic_id)
                 if newest is None or newest.end > recipe.position:
-                    continue  # they are in segments by now, or gone
+                    continue  # the copies are in segments by now, or gone
             yield from findings
         self._copied = check.needed
 
     @staticmethod
     def _patiently(findings: Iterable[Finding]) -> list[Finding]:
-        """All of them; none where a file goes under us."""
+        """Return all findings; none if a file is removed meanwhile."""
         try:
             return list(findings)
         except FileNotFoundError:
             return []
 
     def _is_there(self, topic_id: int) -> bool:
-        """Whether a start would find the topic."""
+        """Return True if a start would find the topic."""
         known = topic_id in self._parts or topic_id in self._facts.created or self._snapshot is None
         return known and topic_id not in self._facts.deleted
 
@@ -320,23 +321,24 @@ class Verification:
         cold = set(self._tiers.cold.topics()) if self._tiers.cold is not None else set()
         for topic_id in sorted(hot | cold | set(self._parts)):
             if not self._is_there(topic_id):
-                yield from self._nobodys(topic_id)
+                yield from self._leftover_directories(topic_id)
                 continue
             yield from self._topic(topic_id)
         for place in (self._datadir, self._cold_dir):
             for name in self._fs.listdir(place.topics_dir) if place is not None else ():
                 if place is not None and parse_topic_name(name) is None:
-                    what = "of a deleted topic, to be removed" if name.endswith(DELETED_SUFFIX) else "of nobody"
+                    what = "of a deleted topic, to be removed" if name.endswith(DELETED_SUFFIX) else "an unknown name"
                     yield Finding(join(place.topics_dir, name), None, what, "note")
 
-    def _nobodys(self, topic_id: int) -> Iterator[Finding]:
+    def _leftover_directories(self, topic_id: int) -> Iterator[Finding]:
+        """Report the directories of a topic that no longer exists."""
         for place in (self._datadir, self._cold_dir):
             path = place.topic_dir(topic_id) if place is not None else ""
-            until = "it stays as long as copies are made of it"
+            until = "it stays as long as copies point to it"
             if topic_id not in self._copied:
                 until = "the next start removes it"
             if path and self._fs.exists(path):
-                yield Finding(path, None, f"of a topic that is gone: {until}", "note")
+                yield Finding(path, None, f"of a deleted topic: {until}", "note")
 
     def _topic(self, topic_id: int) -> Iterator[Finding]:
         found, problems = self._newest(topic_id)
@@ -346,12 +348,12 @@ class Verification:
             yield from self._segments(topic_id, found)
 
     def _newest(self, topic_id: int) -> tuple[Part | None, list[Finding]]:
-        """The newer part of a topic, and what is wrong with its parts."""
+        """Return the newer part of a topic, and the problems of its parts."""
         blob = self._parts.get(topic_id)
         part = load_part("the snapshot", decode_part(blob)) if blob is not None else None
         path, manifest, problem = self._manifest(self._datadir, topic_id)
         if manifest is None:
-            # A topic that no checkpoint has finished with has none; what files it has do not count.
+            # A topic that no checkpoint has completed has no part, and its files do not count.
             needed = (part is not None and bool(part.part.segments)) or self._fs.exists(path)
             return part, [Finding(path, None, str(problem), "damage")] if needed else []
         if part is not None and manifest.end < part.end:
@@ -360,7 +362,7 @@ class Verification:
         return manifest, []
 
     def _manifest(self, place: DataDir, topic_id: int) -> tuple[str, Part | None, str | None]:
-        """Where a topic's manifest is, and what is in it or wrong with it."""
+        """Return the path of a topic's manifest, and its part, or its problem."""
         path = place.manifest_path(topic_id)
         try:
             path, blob = read_manifest(self._fs, place, topic_id)
@@ -376,7 +378,7 @@ class Verification:
         return path, found, None
 
     def _segments(self, topic_id: int, found: Part) -> Iterator[Finding]:
-        """The segments of a part."""
+        """Check the segments of a part."""
         spans = found.log.stored.all()
         if len(spans) > len(found.segments):
             yield Finding(found.path, None, f"{len(spans)} spans and {len(found.segments)} segments", "damage")
@@ -408,7 +410,7 @@ class Verification:
         return SegmentCheck(self._tiers, topic_id, self._path_of(topic_id), holes_of(found.part.log), ahead=ahead)
 
     def _replaced(self, topic_id: int, found: Part, i: int) -> Iterator[Finding]:
-        """A segment while the daemon works: what looks like damage may be that its files are others by now."""
+        """Check a segment again that looks damaged while the daemon works: its files may have been replaced."""
         findings: list[Finding] = []
         for _ in range(TRIES):
             check = self._check(topic_id, found)
@@ -433,7 +435,7 @@ class Verification:
         return path_of
 
     def _files(self, topic_id: int, found: Part | None) -> Iterator[Finding]:
-        """Files that no segment of the part has; and the copy of the manifest in the cold store."""
+        """Report files that belong to no segment of the part, and check the copy of the manifest in the cold store."""
         newest = newest_generation(self._fs.listdir(self._datadir.topic_dir(topic_id)))
         hot, cold = {manifest_name(newest or 0)}, {MANIFEST}
         for segment in found.segments if found is not None else ():
@@ -448,7 +450,7 @@ class Verification:
             directory = place.topic_dir(topic_id)
             for name in self._fs.listdir(directory):
                 if name not in wanted and not name.endswith(TEMPORARY_SUFFIX):
-                    what = "a segment that the part does not have" if parse_segment_file(name) else "of nobody"
+                    what = "a segment that the part does not have" if parse_segment_file(name) else "an unknown name"
                     yield Finding(join(directory, name), None, what, "note")
         if self._cold_dir is not None and self._fs.exists(self._cold_dir.manifest_path(topic_id)):
             path, copy, problem = self._manifest(self._cold_dir, topic_id)
@@ -470,23 +472,23 @@ class Verification:
     def _kept_aside(self) -> Iterator[Finding]:
         fs, datadir = self._fs, self._datadir
         yield from verify_identities(self._fs, datadir.root, self._cold_dir.root if self._cold_dir else None)
-        known = {"FORMAT", "IDENTITY", "LOCK", "meta", "wal", "topics", MARK}  # a copy is none the worse for its mark
+        known = {"FORMAT", "IDENTITY", "LOCK", "meta", "wal", "topics", MARK}  # the mark of a copy is no problem
         for name in fs.listdir(datadir.root):
             if name not in known and not name.endswith(TEMPORARY_SUFFIX):
-                yield Finding(join(datadir.root, name), None, "of nobody", "note")
+                yield Finding(join(datadir.root, name), None, "an unknown name", "note")
         for name in fs.listdir(datadir.meta_dir):
             if name.startswith("failed-shard-"):
-                yield Finding(join(datadir.meta_dir, name), None, "a shard has failed in the life before", "note")
+                yield Finding(join(datadir.meta_dir, name), None, "a shard failed in the last run", "note")
             elif name == posixpath.basename(datadir.clock_path):
                 yield from self._clock_mark()
             elif name == "witness":
-                continue  # one that cannot be read proves nothing, which is safe
+                continue  # an unreadable witness proves nothing, which is safe
             elif name.endswith(".damaged"):
                 yield Finding(join(datadir.meta_dir, name), None, "was damaged, and is kept aside", "note")
             elif name == "reserve.cbor":
                 yield from self._reserve()
             elif parse_snapshot_name(name) is None and not name.endswith(TEMPORARY_SUFFIX):
-                yield Finding(join(datadir.meta_dir, name), None, "of nobody", "note")
+                yield Finding(join(datadir.meta_dir, name), None, "an unknown name", "note")
         directories = {datadir.wal_dir, *(found.path for found in discover_shards(fs, datadir))}
         for directory in sorted(directories):
             for name in fs.listdir(directory):
@@ -499,21 +501,22 @@ class Verification:
                     and path not in directories
                     and not name.endswith(TEMPORARY_SUFFIX)
                 ):
-                    yield Finding(path, None, "of nobody", "note")
+                    yield Finding(path, None, "an unknown name", "note")
 
     def _start(self) -> Iterator[Finding]:
-        """What a start would say."""
+        """Report what the next start would say."""
         newest, stopped = self._newest, self._facts.stopped
         yield from verify_start(self._fs, self._datadir, self._tiers, lambda topic_id: newest(topic_id)[0], stopped)
 
 
 def _span_of(found: Part, i: int) -> Span | None:
-    """The span of a part's segment: the first ones have one each, what comes behind those has yet to be removed."""
+    """Return the span of a part's segment, None if it has none: the first segments have one each, those behind them
+    have still to be removed."""
     spans = found.log.stored.all()
     return spans[i] if i < len(spans) else None
 
 
 def _is_canonical(blob: bytes, key: str) -> bool:
-    """Whether a checked map is, to the bit, the one that is written around these bytes."""
+    """Return True if the map with the checksum is, bit by bit, the one that is written around these bytes."""
     inner = cbor2.loads(blob)[key]
     return bool(cbor2.dumps({key: inner, "xxh3": xxhash.xxh3_64_intdigest(inner)}, canonical=True) == blob)

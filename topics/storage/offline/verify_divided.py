@@ -1,8 +1,8 @@
-"""`verify`, divided: one process looks at all but the segments, and says which there are; others verify those, each by
+"""`verify`, divided: one process checks everything but the segments, and lists them; others check those, each by
 itself, anywhere the files can be read.
 
-Responsible for the division only. What is looked at, and what counts as damage, is `verify`'s and `verify_segments`'s,
-so that both ways of looking find the same.
+Responsible for the division only. `verify` and `verify_segments` do the checks, so that both ways have the same
+results.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ from topics.storage.segments.topic_segments import Segment
 
 
 class SegmentWork(NamedTuple):
-    """One segment that is to be verified: plain values, all that it takes. `span` is what the part says of its records,
-    None if they are all gone."""
+    """One segment that is to be verified, with all that it takes, as plain values. `span` is what the part says of its
+    records, None if they are all gone."""
 
     root: str
     cold: str | None
@@ -39,17 +39,17 @@ class SegmentWork(NamedTuple):
     is_front: bool
 
     def loaded(self) -> Segment:
-        """The segment."""
+        """Return the segment."""
         return Segment.from_wire(self.topic_id, self.segment)
 
     def path(self) -> str:
-        """Of its `.data`."""
+        """The path of its `.data`."""
         segment = self.loaded()
         root = self.root if segment.tier == "hot" or self.cold is None else self.cold
         return DataDir(root).segment_path(self.topic_id, segment.first, "data")
 
     def findings(self, fs: Fs) -> list[Finding]:
-        """All that is wrong with it. Raises OSError if a store does not answer."""
+        """Return all its problems. Raises OSError if a store does not answer."""
         reading = ReadOnlyFs(fs, Progress())
         cold = DirectorySegmentStore(reading, self.cold) if self.cold is not None else None
         tiers = Tiers(DirectorySegmentStore(reading, self.root), cold)
@@ -63,7 +63,7 @@ class SegmentWork(NamedTuple):
 
 
 class DividedVerification(Verification):
-    """Everything but the segments. Once its `findings` have been gone through, `work` is what is left to do."""
+    """Verifies everything but the segments. When `findings` has been iterated, `work` lists the segments."""
 
     def __init__(self, fs: Fs, root: str, cold: str | None = None, *, in_use: bool = False) -> None:
         super().__init__(fs, root, cold, in_use=in_use)
@@ -72,8 +72,8 @@ class DividedVerification(Verification):
         self._divides = True
 
     def again(self, work: SegmentWork) -> list[Finding]:
-        """What is wrong with a segment that was found damaged while a daemon works on the directory: its files may be
-        others by now, and its part a newer one. Raises OSError."""
+        """Check a segment again that was found damaged while a daemon works on the directory: its files, and its part,
+        may have been replaced. Raises OSError."""
         found, problems = self._newest(work.topic_id)
         firsts = [segment.first for segment in found.segments] if found is not None else []
         if found is None or work.loaded().first not in firsts:
@@ -93,7 +93,7 @@ class DividedVerification(Verification):
 
 
 class _Noting(SegmentCheck):
-    """Verifies nothing: it notes what would be."""
+    """Verifies nothing, but notes the segments that it would verify."""
 
     def __init__(self, work: list[SegmentWork], about: SegmentWork) -> None:
         self._work = work
@@ -106,5 +106,5 @@ class _Noting(SegmentCheck):
 
 
 def damaged(findings: Sequence[Finding]) -> bool:
-    """Whether any of them is damage."""
+    """Return True if any of the findings is damage."""
     return any(finding.severity == "damage" for finding in findings)

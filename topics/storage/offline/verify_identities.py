@@ -1,4 +1,4 @@
-"""`verify`: whether a data directory and a cold one belong together (`identity`)."""
+"""`verify`: checks that a data directory and a cold one belong together (`identity`)."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from topics.storage.offline.finding import Finding
 
 
 def verify_identities(fs: Fs, data_root: str, cold_root: str | None) -> Iterator[Finding]:
-    """What of the two identities would refuse a start. Changes nothing."""
+    """Yield the problems of the two identities for which a start would be refused. Changes nothing."""
     root = data_root
     try:
         mine = read_data_identity(fs, data_root, cold_root)

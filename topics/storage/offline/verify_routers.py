@@ -1,12 +1,12 @@
-"""Verifying what routers and commits of stages leave: Forwarded frames by themselves and one after another, and the
-frames that copies are made of as long as no checkpoint has put those into segments of their own
+"""Verifying what routers and commits of stages have left: Forwarded frames, each by itself and one after another, and
+the frames that copies point to as long as no checkpoint has put the copies into segments of their own
 (`docs/spec/semantics.md` section 5, `docs/spec/crash.md` 16 to 20 and 23).
 
-A recipe counts if a start would replay it: its frame stands in a whole batch behind the newest part of its topic. What
-it names has to be there, byte for byte, in the WAL or in a segment. Two things are no damage: bytes behind the end of
-the source's log, or where a start has cut it (they were never synced, and the copies are announced as `lost`), and
-bytes of copies that a hole has replaced. Recipes are read again when all logs have been gone through; until then only
-their places are kept.
+A recipe counts if a start would replay it: its frame is in a whole batch behind the newest part of its topic. The
+frames that it names must exist, byte for byte, in the WAL or in a segment. Two cases are no damage: bytes behind the
+end of the source's log, or where a start has cut it (they were never synced, and the copies are announced as `lost`),
+and bytes of copies that a hole has replaced. Recipes are read again when all logs have been read; until then only their
+places are kept.
 """
 
 from __future__ import annotations
@@ -34,12 +34,13 @@ _U32: Final = 2**32
 
 
 def copies_in(payload: Mapping[str, Any]) -> int:
-    """How many seqs a Forwarded frame takes by itself; those of copies that are in its batch are the Appends'."""
+    """Return how many seqs a Forwarded frame takes by itself, not counting copies that are Appends in its batch."""
     return len(payload["flags"]) if "kinds" in payload else int(bool(payload.get("trim")))
 
 
 def contradiction(frame: Frame, payload: Mapping[str, Any]) -> str | None:
-    """What of a Forwarded frame does not agree with the rest of it. Raises whatever, if it lacks something."""
+    """Return what in a Forwarded frame contradicts the rest of it, None for nothing. May raise any exception if a field
+    is missing."""
     if is_staged(payload):
         return _staged_contradiction(frame, payload)
     forwarded = decode_forwarded(payload)
@@ -66,7 +67,7 @@ def contradiction(frame: Frame, payload: Mapping[str, Any]) -> str | None:
 
 
 def _staged_contradiction(frame: Frame, payload: Mapping[str, Any]) -> str | None:
-    """The same for one that is part of a commit of stages."""
+    """The same for a frame of a commit of stages."""
     first, last, count = payload["from"], payload["to"], payload["count"]
     if not 1 <= first <= last or count != last - first + 1:
         return f"it is about {count} records with seqs {first} to {last} of a stage"
@@ -79,7 +80,7 @@ def _staged_contradiction(frame: Frame, payload: Mapping[str, Any]) -> str | Non
 
 
 def _chosen(payload: Mapping[str, Any], first: int, last: int) -> Sequence[int] | str:
-    """The seqs of the source that became copies, or what is wrong with the mask."""
+    """Return the seqs of the source that became copies, or the problem of the mask."""
     if "mask" not in payload:
         return range(first, last + 1) if payload["count"] else ()
     base, bits = payload["mask"]
@@ -134,30 +135,32 @@ def _is_place(place: Any) -> bool:
 
 
 class Cursors:
-    """Where routers are, as the frames of one shard say it one after another. Each one goes on where the last ended."""
+    """The positions of routers according to the frames of one shard, one after another. Each frame must continue where
+    the last one ended."""
 
     def __init__(self) -> None:
         self._known: dict[tuple[int, str, int], tuple[int, int] | None] = {}
-        """By dest, router and source: cursor and copies made; None if the router is gone."""
+        """Cursor and copies made, by dest, router and source; None if the router was deleted."""
 
     def forget(self) -> None:
-        """Something is missing: what comes now goes on from anywhere."""
+        """Forget the positions, because frames are missing: the next ones may continue anywhere."""
         self._known.clear()
 
     def create(self, topic_id: int, router: Sequence[Any]) -> None:
-        """A RouterCreate frame; of a router that is there it says nothing new."""
+        """Apply a RouterCreate frame; that of a known router changes nothing here."""
         name, source, cursor, made, _ = router
         if self._known.get((topic_id, name, source), ()) is None:
             self._known[topic_id, name, source] = cursor, made
 
     def delete(self, topic_id: int, name: str) -> None:
-        """A RouterDelete frame. Batches that were on their way follow it."""
+        """Apply a RouterDelete frame. Batches that were in flight follow it."""
         for key in list(self._known):
             if key[:2] == (topic_id, name):
                 self._known[key] = None
 
     def forward(self, topic_id: int, payload: Mapping[str, Any]) -> str | None:
-        """A Forwarded frame; what is wrong with where it begins. One of a commit of stages begins anywhere."""
+        """Apply a Forwarded frame. Return the problem of its beginning, if any. A commit of stages may begin
+        anywhere."""
         if is_staged(payload):
             return None
         forwarded = decode_forwarded(payload)
@@ -173,11 +176,11 @@ class Cursors:
         return None
 
 
-# ----------------------------------------------------------------- what copies are made of
+# ----------------------------------------------------------------- the frames that copies point to
 
 
 class RecipePlace(NamedTuple):
-    """A Forwarded frame with a recipe."""
+    """The place of a Forwarded frame with a recipe."""
 
     path: str
     position: Position
@@ -185,31 +188,31 @@ class RecipePlace(NamedTuple):
     topic_id: int
     seq: int
     salt: int | None
-    """Of the file."""
+    """The salt of the file."""
 
 
 class CopyFacts:
-    """What the logs of all shards say that copies depend on."""
+    """What the logs of all shards say about the frames that copies point to."""
 
     def __init__(self) -> None:
         self.recipes: list[RecipePlace] = []
-        """Those that a start would replay."""
+        """The recipes that a start would replay."""
         self.holes: dict[int, list[tuple[int, int]]] = {}
-        """By topic, seqs below its head that an earlier start has given up."""
+        """Seqs below its head that an earlier start has given up, by topic."""
         self.ends: dict[int, Position] = {}
-        """By shard, where its log ends."""
+        """Where the log ends, by shard."""
         self.opened: dict[tuple[int, int], int] = {}
-        """By shard and ordinal of a file, where the first start that is noted there went on writing."""
+        """Where the first start noted in a file went on writing, by shard and ordinal of the file."""
         self.damaged: set[tuple[int, int]] = set()
-        """Files with bad bytes, likewise."""
+        """Files with bad bytes, by shard and ordinal."""
 
     def is_hole(self, topic_id: int, seq: int) -> bool:
-        """Whether a copy was given up."""
+        """Return True if a copy was given up."""
         return any(first <= seq <= last for first, last in self.holes.get(topic_id, ()))
 
 
 class CopyCheck:
-    """Reads recipes and what they name. `needed` are the topics with segments that they name."""
+    """Reads recipes and the frames that they name. `needed` are the topics with segments that they name."""
 
     def __init__(
         self,
@@ -225,13 +228,13 @@ class CopyCheck:
         self._roots = roots
         """The data directory, and the cold one if there is one."""
         self._directories = directories
-        """Of the logs, by shard."""
+        """The directories of the logs, by shard."""
         self._files = files
         self._facts = facts
         self.needed: set[int] = set()
 
     def findings(self, at: RecipePlace, topic: str) -> Iterator[Finding]:
-        """What is wrong with the bytes of one frame's copies. Raises OSError if the disk does not answer."""
+        """Yield the problems of the bytes of one frame's copies. Raises OSError if the disk does not answer."""
         handle = self._fs.open(at.path, read_only=True)
         try:
             window = handle.pread(at.size, at.position.offset)
@@ -264,7 +267,7 @@ class CopyCheck:
             yield from bounded(at.path, found, severity)
 
     def _missing(self, place: Place, offset: int, size: int) -> tuple[str, Severity]:
-        """Why a frame is not where a recipe says it is."""
+        """Return why a frame is not where a recipe says it is."""
         kind, owner, first = place
         if kind == "segment":
             if self._segment_path(owner, first) is not None:
@@ -287,7 +290,7 @@ class CopyCheck:
         offsets: Sequence[int],
         problems: Sequence[tuple[int, Place, str, Severity]],
     ) -> Iterator[str]:
-        """A sentence for each run of copies with the same problem."""
+        """Yield a sentence for each run of copies with the same problem."""
         number = {problem[0]: problem[0] - n for n, problem in enumerate(problems)}
         for (_, place, why), group in groupby(problems, key=lambda one: (number[one[0]], one[1], one[2])):
             run = list(group)
@@ -304,15 +307,15 @@ class CopyCheck:
         return self._segment_path(owner, first) or self._roots[0].segment_path(owner, first, "data")
 
     def _segment_path(self, topic_id: int, first: int) -> str | None:
-        """Where the `.data` of a segment is, None if it is nowhere."""
+        """Return the path of a segment's `.data`, None if there is none."""
         paths = (root.segment_path(topic_id, first, "data") for root in self._roots)
         return next(filter(self._fs.exists, paths), None)
 
 
 def _look(record: OpenedRecord, kind: Kind, origin_seq: int) -> tuple[int, int]:
-    """Bytes of data and meta, and flags, of a copy of this record."""
+    """Return bytes of data and meta, and flags, of a copy of this record."""
     look = kind.look
-    flags = FLAG_ORIGIN if kind.hops else 0  # what was staged has no origin
+    flags = FLAG_ORIGIN if kind.hops else 0  # committed stage records have no origin
     flags |= FLAG_TAG if record.tag and not look.drop_tag else 0
     flags |= FLAG_NODE if record.node and not look.drop_node else 0
     return len(stamped(record.meta, kind.topic_id, origin_seq, look.stamp)) + len(record.data), flags

@@ -1,12 +1,12 @@
 """Verifying one segment: `.data` frame by frame, `.idx` and `.tags` against it, and what the part says about it
 (`docs/spec/storage.md` section 4, `docs/design/segments.md`).
 
-`.data` is the truth; the others are compared with columns that are made from it. Columns are compared as a whole, and
-looked at slot by slot only where they differ. Memory is that of one segment's columns and tags.
+`.data` is the truth; the others are compared with columns made from it. Columns are compared as a whole, and slot by
+slot only where they differ. It takes the memory of one segment's columns and tags.
 
-A part may be older than the files it names: a checkpoint, a rewrite or a removal that was cut short leaves flags that
-it does not count, or a `.data` that was replaced. The log has frames of the topic then, so the next start looks at it.
-For such a topic (`ahead`) a contradiction between part and files is a note; bytes that do not verify are damage always.
+A part may be older than the files it names: an interrupted checkpoint, rewrite or removal leaves flags that it does not
+count, or a `.data` that was replaced. Then the log has frames of the topic, so the next start examines it. For such a
+topic (`ahead`) a contradiction between part and files is a note; bytes that do not verify are always damage.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ from topics.storage.wal.frames import HAS_TAG
 _VALID_FLAGS: Final = bytes(flags for flags in range(256) if not flags & ~KEPT_FLAGS)
 _CHECK_AT: Final = 17
 _DELETED_BIT: Final = 8 * (_CHECK_AT - 1) + IDX_DELETED.bit_length() - 1
-"""In an entry of `.idx`."""
+"""The bit of the deletion in an entry of `.idx`."""
 _VALID_DELETE_FLAGS: Final = bytes((LIVE_FLAG, DELETED_FLAG))
 _TAGGED: Final = bytes(flags & HAS_TAG for flags in range(256))
 
@@ -58,7 +58,7 @@ Problems = list[tuple[int | None, str]]
 
 
 class Place(NamedTuple):
-    """Where a file is: its store, its name there, and its path for people."""
+    """A file: its store, its name there, and its path for people."""
 
     store: SegmentStore
     topic_id: int
@@ -66,16 +66,16 @@ class Place(NamedTuple):
     path: str
 
     def length(self) -> int:
-        """In bytes. FileNotFoundError if it is missing."""
+        """Return its length in bytes. Raises FileNotFoundError if it is missing."""
         return self.store.length(self.topic_id, self.name)
 
     def read(self, offset: int, length: int) -> bytes:
-        """`length` bytes; fewer at the end."""
+        """Return `length` bytes; fewer at the end."""
         return self.store.read_range(self.topic_id, self.name, offset, length)
 
 
 class _Slots:
-    """What `.data` holds, slot by slot; a slot without a frame has a `frame_len` of 0."""
+    """The frames of `.data`, slot by slot; a slot without a frame has a `frame_len` of 0."""
 
     def __init__(self, segment: Segment) -> None:
         n = segment.n
@@ -87,10 +87,10 @@ class _Slots:
         self.delete_flag = bytearray(n)
         self.tags: list[str | None] = [None] * n
         self.bad: list[tuple[int, int]] = []
-        """Ranges of the file that are no frames."""
+        """Ranges of the file that have no valid frame."""
 
     def put(self, rows: DataScan) -> int:
-        """Take the frames of a window; how many are of seqs outside."""
+        """Add the frames of a window. Return how many have seqs outside the segment."""
         seqs, count = rows.seq, len(rows.seq)
         a = seqs[0] - self.first
         if a >= 0 and seqs[-1] - seqs[0] == count - 1 and a + count <= self.n:
@@ -115,7 +115,7 @@ class _Slots:
 
 
 def _entries(index: Place, slots: _Slots) -> list[Entry] | None:
-    """The frames that an `.idx` names; None if it cannot be believed."""
+    """Return the frames that an `.idx` names; None if it cannot be believed."""
     try:
         return entries_of(index.read(0, INDEX_ENTRY_BYTES * slots.n), slots.first, slots.n)
     except OSError:
@@ -137,17 +137,17 @@ class SegmentCheck:
         self._tiers = tiers
         self._topic_id = topic_id
         self._path_of = path_of
-        """The path for people of a name in a tier."""
+        """Returns the path for people of a name in a tier."""
         self._holes = holes
         self._ahead = self._may_differ = ahead
         self._against_part: Severity = "note" if ahead else "damage"
 
     def findings(self, segment: Segment, span: Span | None, *, is_front: bool) -> Iterator[Finding]:
-        """All that is wrong with a segment whose files are there; `span` is None if its records are all gone.
+        """Yield all problems of a segment whose files are available; `span` is None if its records are all gone.
 
         Raises OSError if a store does not answer.
         """
-        # A rewrite that an eviction has overtaken leaves a file that is not the one that is counted. Nobody reads it.
+        # If an eviction comes during a rewrite, the file is not the one that the part counts. It is never read.
         self._may_differ = self._ahead or span is None
         self._against_part = "note" if self._may_differ else "damage"
         data = self._place(segment, "data", segment.tier)
@@ -187,8 +187,8 @@ class SegmentCheck:
         counted = segment.data_bytes
         layout = layout_of(place.read(0, FILE_HEADER_BYTES), segment.first, segment.salt)
         if length < counted:
-            # A rewrite that was cut short leaves a shorter file, of a topic that the next start looks at. Its salt is
-            # another one; in a directory of version 1 nothing tells it from one that was shortened.
+            # An interrupted rewrite leaves a shorter file, of a topic that the next start examines. It has another
+            # salt; in a directory of version 1 it cannot be told from a file that was cut.
             replaced = layout.salt is None or (layout.header is not None and layout.salt != segment.salt)
             severity = self._against_part if segment.sealed and replaced else "damage"
             yield Finding(place.path, length, f"ends here, and {counted} bytes were on disk", severity)
@@ -199,7 +199,7 @@ class SegmentCheck:
             yield Finding(place.path, 0, layout.damage, "damage")
         elif layout.salt != segment.salt:
             yield Finding(place.path, 0, "another file than the part knows: its salt differs", self._against_part)
-        # A sealed file that was replaced is another one than the part says: it is read whole.
+        # A sealed file that was replaced is another one than the part knows: it is read whole.
         end = length if segment.sealed and self._may_differ else min(length, counted)
         last_seq, last_ts, outside = segment.first - 1, 0, 0
         for rows in self._windows(place, end, slots, layout):
@@ -218,7 +218,7 @@ class SegmentCheck:
         return slots
 
     def _windows(self, place: Place, end: int, slots: _Slots, layout: Layout) -> Iterator[DataScan]:
-        """The valid frames of the first `end` bytes, and in `slots.bad` what is none."""
+        """Yield the valid frames of the first `end` bytes, and add the ranges without any to `slots.bad`."""
         seqs = range(slots.first, slots.first + slots.n)
         index = place._replace(name=segment_name(slots.first, "idx"))
         for found in frames_of(place.read, layout, end, seqs, partial(_entries, index, slots)):
@@ -228,7 +228,7 @@ class SegmentCheck:
                 yield found
 
     def _rows(self, path: str, rows: DataScan, last_seq: int, last_ts: int) -> Iterator[Finding]:
-        """What valid frames say that they may not."""
+        """Check the contents of valid frames."""
         problems: Problems = []
         seqs, times = rows.seq, rows.ts
         if seqs[0] <= last_seq or not all(map(lt, seqs, seqs[1:])):
@@ -256,7 +256,7 @@ class SegmentCheck:
                     reads = "deleted" if reads_as_deleted(flag) else "live"
                     at = rows.offset[i] + rows.frame_len[i] - 1
                     one_bit = 1 in (flag.bit_count(), (flag ^ DELETED_FLAG).bit_count())
-                    # A crash may leave anything of a byte that was being written; the next start writes it again.
+                    # A crash may leave any value in a byte that was being written; the next start writes it again.
                     which = problems if one_bit or not self._ahead else torn
                     which.append((at, f"seq {seqs[i]}: delete flag {flag:#04x}, read as {reads}"))
         yield from bounded(path, torn, "note")
@@ -264,7 +264,7 @@ class SegmentCheck:
 
     @staticmethod
     def _lost(slots: _Slots, start: int, stop: int) -> str:
-        """What is known of the records in a bad range."""
+        """Return what is known of the records in a bad range."""
         held = [(offset, i) for i, (offset, size) in enumerate(zip(slots.offset, slots.frame_len, strict=True)) if size]
         before = max((i for offset, i in held if offset < start), default=-1)
         behind = min((i for offset, i in held if offset >= stop), default=slots.n)
@@ -276,13 +276,13 @@ class SegmentCheck:
     def _index(
         self, place: Place, segment: Segment, slots: _Slots | None, unflagged: set[int], *, needed: bool
     ) -> Generator[Finding, None, IndexColumns | None]:
-        """Compare an `.idx` with `.data`. Its columns, if all of it can be believed."""
+        """Compare an `.idx` with `.data`. Return its columns if all of it can be believed."""
         counted = INDEX_ENTRY_BYTES * segment.n
         try:
             length, blob = place.length(), place.read(0, counted)
         except FileNotFoundError:
             if needed:
-                yield Finding(place.path, None, "is missing: whoever needs it reads .data instead", "note")
+                yield Finding(place.path, None, "is missing: readers use .data instead", "note")
             return None
         if length < counted:
             problem = f"{length // INDEX_ENTRY_BYTES} whole entries, and the part says {segment.n}"
@@ -311,7 +311,7 @@ class SegmentCheck:
 
     @staticmethod
     def _same(index: IndexColumns, slots: _Slots, m: int) -> bool:
-        """Whether every slot with a frame has the entry that it should have, and every other one that of no frame."""
+        """Return True if every slot with a frame has the right entry, and every other slot an entry without a frame."""
         columns = (index.offset, index.frame_len, index.ts, index.flags)
         offset, frame_len, ts, flags = slots.offset[:m], slots.frame_len[:m], slots.ts[:m], bytearray(slots.flags[:m])
         deleted = slots.delete_flag[:m].translate(READS_AS_DELETED)
@@ -329,7 +329,7 @@ class SegmentCheck:
 
     @staticmethod
     def _differs(index: IndexColumns, slots: _Slots, i: int, unflagged: set[int]) -> str | None:
-        """What is wrong with an entry whose own check holds."""
+        """Return the problem of an entry whose own check is right, None for none."""
         offset, size, flags = index.offset[i], index.frame_len[i], index.flags[i]
         there = slots.frame_len[i]
         if not size:
@@ -359,7 +359,7 @@ class SegmentCheck:
             blob = place.read(0, place.length())
         except FileNotFoundError:
             if span is not None:
-                yield Finding(place.path, None, "is missing: whoever needs it reads .data instead", "note")
+                yield Finding(place.path, None, "is missing: readers use .data instead", "note")
             return
         if slots is not None and blob == encode_tags(segment.first, slots.size, slots.tags):
             return
@@ -406,7 +406,7 @@ class SegmentCheck:
         *,
         is_front: bool,
     ) -> Iterator[Finding]:
-        """Count the span's slots again: what is live by the files, by `unflagged` and by the holes."""
+        """Count the span's live slots again, from the files, `unflagged` and the holes."""
         skipped = span.first - segment.first
         a, b = skipped + span.start, skipped + span.n
         deleted = slots.delete_flag.translate(READS_AS_DELETED)
@@ -464,7 +464,7 @@ class SegmentCheck:
 
 
 def _is_torn(entries: bytes, i: int) -> bool:
-    """Whether a bad entry can be what a torn write of its flags has left, rather than one bit that has changed."""
+    """Return True if a bad entry may be a torn write of its flags, rather than one changed bit."""
     at = INDEX_ENTRY_BYTES * i
     entry = bytearray(entries[at : at + INDEX_ENTRY_BYTES])
     for bit in range(8 * INDEX_ENTRY_BYTES):

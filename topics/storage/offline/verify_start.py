@@ -1,7 +1,7 @@
-"""What the next start would say of a data directory. Recovery itself is asked, which changes nothing.
+"""What the next start would say of a data directory. Recovery itself is run, which changes nothing.
 
-Whatever would refuse a start is damage, whatever it would announce as `corrupt` is worth a note. With what recovery
-makes of the topics, the routers between them are looked at.
+If it would refuse a start, that is damage; a loss that it would announce as `corrupt` is a note. The routers between
+the recovered topics are checked too.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ from topics.storage.wal.frames import UnknownFrameType
 def verify_start(
     fs: Fs, datadir: DataDir, tiers: Tiers, part_of: Callable[[int], Part | None], stopped: Collection[int]
 ) -> Iterator[Finding]:
-    """Blocking. `part_of` is the newer part of a topic, by its id; `stopped` are the shards whose log ends in a clean
-    stop."""
+    """Yield the problems. `part_of` returns the newer part of a topic id; `stopped` are the shards whose log ends in a
+    clean stop. Blocking."""
     root = datadir.root
     try:
         recovered = replay.recover(fs, datadir, tiers, Progress())
@@ -32,7 +32,7 @@ def verify_start(
         yield Finding(error.where.path, error.where.start, f"a start is refused: {error}", "damage")
     except (DataDirError, UnknownFrameType) as error:
         yield Finding(root, None, f"a start is refused: {error}", "damage")
-    except Exception as error:  # whatever it is that recovery does not expect
+    except Exception as error:  # any exception that recovery does not expect
         yield Finding(root, None, f"a start fails: {error!r}", "damage")
     else:
         for topic in recovered.topics.values():
@@ -46,7 +46,7 @@ def verify_start(
 def _routers(
     recovered: Recovered, root: str, part_of: Callable[[int], Part | None], *, is_stopped: bool
 ) -> Iterator[Finding]:
-    """What routers are between, and where they are. What a crash may have left is a note: a start sees to it."""
+    """Check the source, dest and cursor of routers. What a crash may have left is a note: a start corrects it."""
     dests: dict[str, str] = {}
     for topic in recovered.topics.values():
         part = part_of(topic.id)
@@ -69,7 +69,7 @@ def _routers(
 
 
 def _sources(part: Part, recovered: Recovered) -> Iterator[Finding]:
-    """The sources of the routers that a part knows of."""
+    """Check the sources of the routers in a part."""
     for router in part.routers:
         if router.source_id not in recovered.topics:
             problem = f"router {router.name!r}: its source, topic {router.source_id}, "
@@ -80,5 +80,5 @@ def _sources(part: Part, recovered: Recovered) -> Iterator[Finding]:
 
 
 def _head(source: RecoveredTopic) -> int:
-    """The highest seq that the topic may have given out."""
+    """Return the highest seq that the topic may have given out."""
     return max(source.log.head_seq, source.ceiling)

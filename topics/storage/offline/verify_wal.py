@@ -2,15 +2,15 @@
 `docs/spec/crash.md` 4 and 5).
 
 Theory of operation. Each file is read once, from its first byte to its last, in windows. Frames are checked one by one;
-what frames say about each other (batches, ordinals, Synced, FileEnd) is checked with what has been read of the file.
-Where bytes are no frame the question is recovery's: the torn end of writes that no sync has covered, or damage. It is
-answered as recovery does it (`recovery`), with one addition: a single bit set among the zeros behind the end cannot be
-what is left of a write, so that is damage too. Behind damage the search for frames goes on, so that all of it is found.
+references between frames (batches, ordinals, Synced, FileEnd) are checked against what has been read of the file. Where
+bytes are no frame, they are the torn end of unsynced writes, or damage. That is decided as recovery decides it, with
+one addition: a single bit set among the zeros behind the end cannot come from a write, so it is damage too. Behind
+damage the search for frames continues, so that all damage is found.
 
-Seqs of a topic go on from frame to frame, those of copies included (`verify_routers`); what an `ephemeral` topic hands
-out is not logged, so nothing can be told of those.
+The seqs of a topic must continue from frame to frame, those of copies included (`verify_routers`). The seqs of an
+`ephemeral` topic are not logged, so nothing is checked there.
 
-Only offsets are kept in memory, 8 bytes a frame of the file that is read.
+Only offsets are kept in memory, 8 bytes per frame of the file that is read.
 """
 
 from __future__ import annotations
@@ -40,9 +40,9 @@ _CONTINUES: Final = bytes(bool(flags & CONTINUES) for flags in range(256))
 
 
 class Mention(NamedTuple):
-    """A place in the log that something else names. `frames` is the ordinal of the frame there, if that is named too.
+    """A place in the log that another file names. `frames` is the ordinal of the frame there, if that is named too.
 
-    `must_exist` is false where the file may be gone by now.
+    `must_exist` is False if the file may have been removed.
     """
 
     offset: int
@@ -57,9 +57,9 @@ class LogFacts:
 
     def __init__(self) -> None:
         self.since: set[int] = set()
-        """Ids with frames at or behind where replay begins: files may be ahead of what their part says."""
+        """Ids of topics with frames at or behind where replay begins: their files may be newer than their part."""
         self.created: dict[int, str] = {}
-        """Name by id."""
+        """The names of topics by id."""
         self.deleted: set[int] = set()
         self.copies = CopyFacts()
         self.stopped: set[int] = set()
@@ -76,7 +76,7 @@ class TopicFacts(NamedTuple):
 
 
 class _Gap(NamedTuple):
-    """Where the seqs of a topic do not go on, and what is wrong."""
+    """A place where the seqs of a topic do not continue, and the problem."""
 
     path: str
     offset: int
@@ -84,20 +84,20 @@ class _Gap(NamedTuple):
 
 
 class _Seqs:
-    """How the seqs of each topic go on."""
+    """Checks that the seqs of each topic continue."""
 
     def __init__(self) -> None:
         self._next: dict[int, int] = {}
         self._gaps: dict[int, _Gap] = {}
-        """The first one of each topic. Of a topic that was `ephemeral` it does not count."""
+        """The first gap of each topic. It does not count for a topic that was `ephemeral`."""
         self._ephemeral: dict[int, bool] = {}
 
     def forget(self) -> None:
-        """Something is missing: what comes now goes on from anywhere."""
+        """Forget the seqs, because frames are missing: the next ones may continue anywhere."""
         self._next.clear()
 
     def take(self, path: str, offset: int, topic_id: int, first: int, last: int) -> None:
-        """A frame takes these."""
+        """Note that a frame takes these seqs."""
         expected = self._next.get(topic_id, first)
         if first != expected and not self._ephemeral.get(topic_id):
             again = "once more, after" if first < expected else "directly behind"
@@ -106,7 +106,7 @@ class _Seqs:
         self._next[topic_id] = last + 1
 
     def run(self, path: str, rows: Sequence[Row]) -> None:
-        """Append frames that follow one another."""
+        """Note Append frames that follow one another."""
         if rows and rows[-1][5] - rows[0][5] == len(rows) - 1 and len({row[4] for row in rows}) == 1:
             seqs = [row[5] for row in rows]
             if seqs == list(range(seqs[0], seqs[0] + len(seqs))):
@@ -116,12 +116,12 @@ class _Seqs:
             self.take(path, row[0], row[4], row[5], row[5])
 
     def skip(self, topic_id: int, last: int) -> None:
-        """A hole takes all up to `last`."""
+        """Note a hole that takes all seqs up to `last`."""
         if topic_id in self._next:
             self._next[topic_id] = max(self._next[topic_id], last + 1)
 
     def configure(self, topic_id: int, payload: Mapping[str, Any], *, created: bool) -> None:
-        """A topic has this class from here on. On leaving `ephemeral` its log says where it goes on."""
+        """Note the class of a topic from here on. On leaving `ephemeral` its log says where the seqs continue."""
         self._ephemeral[topic_id] = payload["config"].get("durability") == "ephemeral"
         if created:
             self._next[topic_id] = 1
@@ -130,7 +130,7 @@ class _Seqs:
             self._next[topic_id] = payload["log"]["head_seq"] + 1
 
     def gaps(self, known: Mapping[int, TopicFacts]) -> Iterator[_Gap]:
-        """What is wrong, when all has been read."""
+        """Yield the problems, when everything has been read."""
         for topic_id, gap in self._gaps.items():
             facts = known.get(topic_id)
             if not self._ephemeral.get(topic_id, facts is not None and facts.ephemeral):
@@ -146,39 +146,39 @@ class _File:
         self.ordinal = ordinal
         self.size = size
         self.offsets = array("Q")
-        """Of every frame."""
+        """The offset of every frame."""
         self.batch_at = head.first
-        """Behind the last frame of the last whole batch."""
+        """Offset behind the last whole batch."""
         self.more = False
-        """Whether the last frame's batch goes on."""
+        """True if the batch of the last frame continues."""
         self.whole = True
-        """No bad bytes so far, so ordinals can be told."""
+        """True while there are no bad bytes, so that ordinals are known."""
         self.extra: list[tuple[int, int]] = []
-        """Frames that a salvage filler stands for beyond itself, by its index."""
+        """How many frames a salvage filler stands for besides itself, by its index."""
         self.fillers: list[tuple[int, int]] = []
-        """Ranges that salvage has given up: positions in them were true once."""
+        """Ranges that salvage has given up: positions in them were valid once."""
         self.synced: list[tuple[int, int]] = []
-        """What each Synced frame vouches for, and where it stands."""
+        """The position that each Synced frame vouches for, and its own offset."""
         self.last_seqs: dict[int, int] = {}
         self.ended_at: int | None = None
         self.next: int | None = None
         self.clean_stop_at = -1
         self.recipes: list[RecipePlace] = []
         self.appends = 0
-        """In the batch that goes on at the end of the window."""
+        """How many Appends are in the batch that continues behind the window."""
         self.findings = 0
 
     def searched(self, handle: File) -> LogFile:
-        """The file as a search has to know it."""
+        """Return the file as a search needs it."""
         return LogFile(handle, self.size, self.ordinal, self.head.salt)
 
     @property
     def ended(self) -> bool:
-        """It is complete: FileEnd, or what salvage has put in its place."""
+        """Return True if the file is complete: it has FileEnd, or the filler that salvage has put in its place."""
         return self.ended_at is not None
 
     def frame_at(self, offset: int) -> int | None:
-        """The ordinal of the frame at `offset`, or behind the last one; None if no frame begins there."""
+        """Return the ordinal of the frame at `offset`, or behind the last one; None if no frame begins there."""
         index = bisect_left(self.offsets, offset)
         inside = index < len(self.offsets) and self.offsets[index] == offset
         if not inside and offset != self.batch_at and offset:
@@ -186,27 +186,27 @@ class _File:
         return self.ordinal + index + sum(more for at, more in self.extra if at < index)
 
     def given_up(self, offset: int) -> bool:
-        """Whether `offset` is in a range that salvage has given up."""
+        """Return True if `offset` is in a range that salvage has given up."""
         return any(start <= offset < stop for start, stop in self.fillers)
 
 
 class ShardLog(NamedTuple):
-    """The log of one shard, as far as its directory and the snapshot tell."""
+    """The log of one shard, as its directory and the snapshot tell."""
 
     shard: int
     directory: str
     ordinals: Sequence[int]
-    """Of its files, ascending."""
+    """The ordinals of its files, ascending."""
     heads: Mapping[int, WalHead]
-    """By ordinal; of a file that is gone by now there is none."""
+    """The beginnings of its files by ordinal, without those that were removed meanwhile."""
     shards: int = 0
-    """How many the WAL has; 0: this is one of an old layout, so nobody knows which topics belong here."""
+    """The number of shards; 0 for a shard of an old layout, for which it is unknown which topics belong to it."""
     begin: Position | None = None
-    """Where the snapshot ends, if there is one."""
+    """Where replay from the snapshot begins, None without a snapshot."""
 
 
 class LogCheck:
-    """The log of one shard; `findings` goes through all of its files."""
+    """Verifies the log of one shard; `findings` reads all of its files."""
 
     def __init__(
         self,
@@ -218,8 +218,8 @@ class LogCheck:
         topics: Mapping[int, TopicFacts],
         in_use: bool,
     ) -> None:
-        """`facts` is added to. `mentions` are the places in this log that others name, by ordinal of the file; those
-        that were looked at are taken out. `in_use`: a daemon works on the directory."""
+        """Results are added to `facts`. `mentions` are the places in this log that other files name, by ordinal of the
+        file; those that were checked are removed. `in_use`: a daemon works on the directory."""
         self._fs = fs
         self._shard = log.shard
         self._directory = log.directory
@@ -236,7 +236,7 @@ class LogCheck:
         self._cursors = Cursors()
 
     def findings(self) -> Iterator[Finding]:
-        """All that is wrong, in the order of the log."""
+        """Yield all problems, in the order of the log."""
         for i, ordinal in enumerate(self._ordinals):
             following = self._ordinals[i + 1] if i + 1 < len(self._ordinals) else None
             path = wal_path(self._directory, ordinal)
@@ -259,7 +259,7 @@ class LogCheck:
                     yield Finding(mention.path, None, f"{mention.what}: there is no WAL file of {ordinal}", "damage")
 
     def _note_end(self, file: _File) -> None:
-        """What of a file the others need to know."""
+        """Note what other checks need to know of a file."""
         copies = self._facts.copies
         copies.recipes += [recipe for recipe in file.recipes if recipe.position.offset < file.batch_at]
         copies.ends[self._shard] = Position(file.ordinal, file.batch_at)
@@ -308,7 +308,8 @@ class LogCheck:
         yield from self._positions(file)
 
     def _frames(self, handle: File, file: _File, at: int) -> Generator[Finding, None, tuple[int, str]]:
-        """Check frames from `at` on, up to FileEnd or the first bytes that are none: where that is, and why."""
+        """Check frames from `at` on, up to FileEnd or the first bytes that are no frame. Return that offset, and the
+        reason."""
         length = WINDOW_BYTES
         while True:
             window = handle.pread(min(length, file.size - at), at)
@@ -326,7 +327,7 @@ class LogCheck:
             at = scan.stop
 
     def _take(self, scan: Scan, window: bytes, base: int, file: _File) -> Iterator[Finding]:
-        """The frames of one window. Per frame there is nothing but comprehensions over columns."""
+        """Check the frames of one window. Per frame there are only comprehensions over columns."""
         rows = scan.rows
         if not rows:
             return
@@ -363,7 +364,7 @@ class LogCheck:
                     yield from self._forwarded(file, frame, payload, self._appends_before(scan, i, file))
                 else:
                     yield from self._control(file, frame, index + i, payload)
-            except Exception as error:  # what malformed CBOR raises depends on the bytes
+            except Exception as error:  # malformed CBOR may raise anything
                 yield self._damage(file, frame.offset, f"the payload does not decode: {error!r}")
             if file.ended:
                 if i + 1 < len(rows):
@@ -378,14 +379,14 @@ class LogCheck:
 
     @staticmethod
     def _appends_before(scan: Scan, i: int, file: _File) -> int:
-        """How many Appends the batch of row `i` has in front of it."""
+        """Return how many Appends are in the batch of row `i` before it."""
         at = bisect_right(scan.ends, i)
         begin = scan.ends[at - 1] if at else 0
         count = sum(row[2] == FrameType.APPEND for row in scan.rows[begin:i])
         return count if at else count + file.appends
 
     def _forwarded(self, file: _File, frame: Frame, payload: dict[str, Any], appends: int) -> Iterator[Finding]:
-        """A router has moved on."""
+        """Check a Forwarded frame."""
         topic_id, offset = frame.topic_id, frame.offset
         problem = contradiction(frame, payload) or self._cursors.forward(topic_id, payload)
         if problem is None and appends and appends != payload["count"]:
@@ -399,7 +400,7 @@ class LogCheck:
             self._seqs.take(file.path, offset, topic_id, frame.seq, last)
             file.last_seqs[topic_id] = last
         elif not appends:
-            file.last_seqs.pop(topic_id, None)  # of an `ephemeral` topic FileEnd may know more
+            file.last_seqs.pop(topic_id, None)  # FileEnd may know more seqs of an `ephemeral` topic
         position = Position(file.ordinal, offset)
         known = self._topics.get(topic_id)
         begins = max(self._begin or Position(0, 0), known.end if known is not None else Position(0, 0))
@@ -440,7 +441,7 @@ class LogCheck:
         elif kind == FrameType.CONFIG_UPDATE:
             self._seqs.configure(frame.topic_id, payload, created=False)
             if "log" in payload:
-                file.last_seqs.pop(frame.topic_id, None)  # FileEnd does not count what was written out
+                file.last_seqs.pop(frame.topic_id, None)  # FileEnd does not count records that were written out
         elif kind == FrameType.HOLE:
             self._hole(frame.topic_id, payload)
         elif kind == FrameType.ROUTER_CREATE:
@@ -456,7 +457,7 @@ class LogCheck:
             self._facts.deleted.add(frame.topic_id)
 
     def _stage(self, file: _File, frame: Frame, payload: Mapping[str, Any]) -> None:
-        """A stage was made, or some were committed. Raises whatever, if the frame lacks something."""
+        """Check a Stage frame, of a creation or a commit. May raise any exception if a field is missing."""
         if "target" in payload:
             assert isinstance(payload["stage"], str)
             assert payload["target"] > 0
@@ -466,7 +467,7 @@ class LogCheck:
         CommitKeys.load([[payload["key"], payload["first"], payload["count"], frame.ts, payload["stages"]]])
         known = self._topics.get(frame.topic_id)
         if known is not None and known.ephemeral:
-            file.last_seqs.pop(frame.topic_id, None)  # FileEnd may know of more than the log
+            file.last_seqs.pop(frame.topic_id, None)  # FileEnd may know more seqs than the log
 
     def _hole(self, topic_id: int, payload: Mapping[str, Any]) -> None:
         if payload.get("within"):
@@ -476,14 +477,15 @@ class LogCheck:
 
     @staticmethod
     def _goes_on(handle: File, file: _File, at: int) -> bool:
-        """Whether the daemon has written on since the log was found to end at `at`."""
+        """Return True if the daemon has written more since the end of the log was found at `at`."""
         window = handle.pread(min(WINDOW_BYTES, file.size - at), at)
         return bool(frames.scan_window(window, at, file_end=file.size, salt=file.head.salt).rows)
 
     # -- where it ends ------------------------------------------------------------------------------------------------
 
     def _vouched(self, handle: File, file: _File, at: int, clean: bool) -> int:
-        """Up to where the file is known to have been on disk: by the snapshot, and by its Synced frames."""
+        """Return the offset up to which the file is known to have been on disk, by the snapshot and by its Synced
+        frames."""
         vouched = max((offset for offset, _ in file.synced), default=0)
         if self._begin is not None and self._begin.ordinal == file.ordinal:
             vouched = max(vouched, self._begin.offset)
@@ -493,7 +495,7 @@ class LogCheck:
         return vouched
 
     def _end(self, handle: File, file: _File, at: int, clean: bool) -> Iterator[Finding]:
-        """The log ends here, with zeros or with what writes have left that no sync has covered."""
+        """Report the end of the log: zeros, or the rest of unsynced writes."""
         if not self._in_use and was_cut_short(file.searched(handle), file.head, at):
             yield self._damage(file, file.size, "the file has lost its end: zeros were behind the last frame")
             return
@@ -555,18 +557,18 @@ class LogCheck:
         return Finding(file.path, offset, problem, "damage")
 
     def _forget(self) -> None:
-        """Frames are missing here."""
+        """Forget state across frames, because frames are missing here."""
         self._seqs.forget()
         self._cursors.forget()
 
 
 def _batches_behind(file: LogFile, at: int) -> Iterator[int]:
-    """Where valid frames behind `at` open a batch."""
+    """Yield the offsets behind `at` where valid frames begin a batch."""
     return (found.frame.offset for found in FrameSearch(file, at).found() if not found.frame.flags & CONTINUES)
 
 
 def first_nonzero(handle: File, at: int, size: int) -> int | None:
-    """The offset of the first byte from `at` on that is not zero."""
+    """Return the offset of the first byte from `at` on that is not zero, None if there is none."""
     while at < size:
         window = handle.pread(min(WINDOW_BYTES, size - at), at)
         if not window:
@@ -578,8 +580,8 @@ def first_nonzero(handle: File, at: int, size: int) -> int | None:
 
 
 def lone_bit(handle: File, at: int, size: int) -> int | None:
-    """The offset of the only byte from `at` on that is not zero, if it has a single bit and no torn write can have left
-    it: that leaves the beginning of what was written at `at`, or the beginning of a sector."""
+    """Return the offset of the only byte from `at` on that is not zero, if it has a single bit and cannot come from a
+    torn write, which leaves the beginning of what was written at `at`, or the beginning of a sector. Else None."""
     first = first_nonzero(handle, at, size)
     if first is None or first_nonzero(handle, first + 1, size) is not None:
         return None
