@@ -1,7 +1,7 @@
-"""The figures of an engine, for whoever scrapes it (`docs/spec/api.md` section 11).
+"""The figures of an engine, for a scrape of the metrics (`docs/spec/api.md` section 11).
 
-Responsible for gathering them: of the store, of the topics and routers that a key covers, and the sums over all. How
-they are named and written down is `topics.http.answers.metrics`'s business.
+Responsible for gathering them: of the store, of the topics and routers that a key covers, and the sums over all.
+`topics.http.answers.metrics` names and formats them.
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ METRIC_TOPICS: Final = 1000
 """Routers and topics with figures of their own in the metrics (`docs/spec/api.md` section 11)."""
 
 CENSUS_STEP: Final = 1000
-"""Topics and segments that are counted in one step of the loop, which is below a millisecond."""
+"""Topics and segments that are counted in one step of the loop: below a millisecond."""
 
 
 class EngineMetrics:
-    """The figures of one engine. Asking for them waits for no disk."""
+    """The figures of an engine. Made once by the engine. Gathering them waits for no disk."""
 
     def __init__(
         self,
@@ -66,9 +66,11 @@ class EngineMetrics:
         self._restarts = restarts
 
     async def figures(self, key: Key = OPEN) -> EngineFigures:
-        """What the metrics show. Topics and routers that `key` covers have figures of their own; sums are over all.
+        """Return the figures for the metrics. Topics and routers that `key` covers have figures of their own; sums are
+        over all.
 
-        What is summed up by looking at every topic is so in steps of the loop; the rest is of one moment, after them.
+        Sums that take a look at every topic are made in several steps of the loop; the other figures are of one moment,
+        after them.
         """
         census = await self._take_census()
         registry, status, cold = self._registry, self._status, self._store.cold
@@ -109,7 +111,7 @@ class EngineMetrics:
                 counted = 0
                 await trio.lowlevel.checkpoint()
             counted += 1
-            if topic.deleted or topic.stage is not None:  # meanwhile; or nobody knows of it
+            if topic.deleted or topic.stage is not None:  # deleted meanwhile, or a stage, which is private
                 continue
             census.by_class[topic.config.durability] += 1
             if topic.queue is not None:
@@ -129,7 +131,7 @@ class EngineMetrics:
         return wal
 
     def _topic_figures(self, topic: Topic) -> TopicFigures:
-        with suppress(NotLoaded):  # metrics wait for nobody
+        with suppress(NotLoaded):  # metrics do not wait for the disk
             self._registry.expire(topic)
         log = topic.log
         jobs = self._queues.figures(topic)
@@ -153,7 +155,7 @@ class EngineMetrics:
 
 
 class _Census:
-    """What is known only by looking at every topic."""
+    """The counts that take a look at every topic."""
 
     def __init__(self) -> None:
         self.by_class = dict.fromkeys(("ephemeral", "memory", "disk", "fsync"), 0)

@@ -1,7 +1,7 @@
-"""What recovery has found becomes live topics: in slices, before anybody is served (`docs/spec/crash.md`).
+"""Makes live topics of what recovery has found: in slices, before requests are served (`docs/spec/crash.md`).
 
-Responsible for carrying every part of a recovered topic over into the live one, and for what belongs to nobody any
-more. What is on the disk, and what of it counts, is `topics.storage.recovery`'s business.
+Responsible for copying every part of a recovered topic to the live one, and for removing files that belong to no topic.
+`topics.storage.recovery` decides what is on disk and what of it counts.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from topics.storage.segments.topic_segments import Shelf
 from topics.storage.store import Store
 
 SLICE: Final = 256
-"""Topics that are taken over in one step of the loop."""
+"""Topics that are restored in one step of the loop."""
 
 
 async def restore(
@@ -33,7 +33,7 @@ async def restore(
     routers: Routers,
     reclaimer: Reclaimer,
 ) -> None:
-    """Take over all that recovery has found: topics, their stages after them, routers at last.
+    """Restore everything that recovery has found: topics, then their stages, then routers.
 
     Cancelling leaves an engine that must not be used.
     """
@@ -53,11 +53,11 @@ async def restore(
             await trio.lowlevel.checkpoint()
     routers.adopt()
     for topic_id in recovered.copied_topics - registry.by_id.keys():
-        reclaimer.remove_topic(topic_id, None)  # as soon as nobody needs them any more
+        reclaimer.remove_topic(topic_id, None)  # as soon as no copy points to their files any more
 
 
 def _fill(topic: Topic, found: RecoveredTopic) -> None:
-    """Everything of a topic that nobody else has to hear of."""
+    """Set everything in a topic that no other part of the engine has to be told of."""
     topic.log = found.log
     if found.queue is not None:
         topic.set_queue(JobQueue(found.queue))
@@ -71,7 +71,7 @@ def _fill(topic: Topic, found: RecoveredTopic) -> None:
     topic.incoming = found.incoming or None
     topic.origins = found.origins
     topic.stage, topic.commit_keys = found.stage, found.commit_keys
-    # What was appended since the checkpoint says nothing of this clock: the stage counts as used now.
+    # Appends since the checkpoint do not have the time of this clock: the stage counts as used now.
     topic.used_at = found.used_at if found.part is not None else None
     topic.part = found.part
     topic.base = found.base if found.part is None else None
@@ -83,9 +83,9 @@ def _fill(topic: Topic, found: RecoveredTopic) -> None:
 
 
 def _match_part(topic: Topic, registry: Registry) -> None:
-    """The topic is what its part on the disk says: nothing has happened since that was made."""
+    """Note that the topic is as its part on disk: nothing has happened since that was written."""
     registry.changed.discard(topic)
     if topic.shelf is not None:
-        # What the part names without needing it may or may not be there still.
+        # Files that the part names without needing them may or may not exist.
         needed = {span.segment for span in topic.log.stored.all()}
         topic.shelf.gone = [segment for segment in topic.shelf.segments if segment not in needed]

@@ -1,7 +1,7 @@
-"""What is said about topics: the state of one, and a page of the list (`docs/spec/api.md` section 3).
+"""The state of one topic, and pages of the list of topics (`docs/spec/api.md` section 3).
 
-Responsible for both being true of one moment: what has expired is gone, and what time has freed is free, before
-anything is said. Changes nothing else.
+Responsible for answers that are true of one moment: expired records are evicted, and expired leases and delays are
+free, before an answer is made. Changes nothing else.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from topics.model import TopicState, TopicSummary
 
 
 class TopicStates:
-    """States and lists of the topics of one engine."""
+    """States and lists of topics. Made once by the engine."""
 
     def __init__(
         self,
@@ -38,10 +38,10 @@ class TopicStates:
         self._catch_up = catch_up
 
     async def of(self, name: str, *, touch: bool) -> TopicState:
-        """The state of a topic as of now, with what its routers owe it (`docs/spec/api.md` section 7). `touch`: it
-        counts as read.
+        """Return the current state of a topic, after forwarding what its routers owe it (`docs/spec/api.md` section 7).
+        `touch`: it counts as read.
 
-        Raises `404 topic_not_found`, and `503 not_ready` if the disk does not answer. Cancelling leaves nothing.
+        Raises `404 topic_not_found`, and `503 not_ready` if the disk does not answer. Cancelling leaves nothing behind.
         """
         await self._catch_up((name,))
         topic = self._registry.topic(name)
@@ -79,8 +79,8 @@ class TopicStates:
     async def page(
         self, prefix: str, after: str | None, page_size: int, key: Key = OPEN
     ) -> tuple[list[TopicSummary], bool]:
-        """A page of the topics that `key` covers, in name order, all as of one moment, and whether another exists. The
-        cost follows the page. Raises `503 not_ready` if the disk does not answer."""
+        """Return a page of the topics that `key` covers, in name order, all as of one moment, and True if there are
+        more. The cost depends on the page. Raises `503 not_ready` if the disk does not answer."""
         prefixes = key.covered(prefix)
         while True:
             try:
@@ -89,7 +89,7 @@ class TopicStates:
                 await self._loader.expire(missing.topic)
 
     def _page(self, prefixes: Sequence[str], after: str | None, page_size: int) -> tuple[list[TopicSummary], bool]:
-        """One step of the loop, so that a page is of one moment. Raises _NotExpired."""
+        """Return a page in one step of the loop, so that it is of one moment. Raises _NotExpired."""
         page: list[TopicSummary] = []
         topics = self._registry.topics
         for name in names_with(topics, prefixes, after):
@@ -120,7 +120,7 @@ class TopicStates:
 
 
 class _NotExpired(Exception):
-    """Columns of a topic are needed before anything can be said of it."""
+    """A topic's columns must be loaded before its expired records can be evicted."""
 
     def __init__(self, topic: Topic) -> None:
         super().__init__(topic.name)
