@@ -1,13 +1,13 @@
 """The log: one for each shard.
 
-frames          the byte layout of frames, and the only functions that write and read them
-wal_head        how a log file begins
-wal_files       the files of all shards, and positions in them
-batches         the batches that a writer takes, and the calls by which it reports on them
-write_queue     the batches that wait to be written, and the appends that wait for room among them
-shard_log       the files of one shard: room, headers, names, writes and syncs
-shard_writer    the task of one shard: group commit, rotation, failure
-stall           a shard that waits for room on the disk
-frame_search    the search for valid frames behind bytes that are not frames
-damage_notes    notes in the log about damaged records
+frames         the byte layout of frames, and the only functions that write and read them
+wal_head       how a log file begins
+wal_files      the files of all shards, and positions in them
+batches        the batches that a writer takes, and the calls by which it reports on them
+write_queue    the batches that wait to be written, and the appends that wait for room among them
+shard_log      the files of one shard: room, headers, names, writes and syncs
+shard_writer   the task of one shard: group commit, rotation, failure
+stall          a shard that waits for room on the disk
+frame_search   the search for valid frames behind bytes that are not frames
+damage_notes   notes in the log about damaged records
 """
