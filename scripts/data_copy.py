@@ -1,13 +1,14 @@
-"""A consistent copy of the directories of a daemon that runs: `scripts/copy DATA_DIR DEST` (`docs/operations.md`).
+"""A consistent copy of the directories of a running daemon: `scripts/copy DATA_DIR DEST` (`docs/operations.md`).
 
-The daemon takes a checkpoint and holds the files that it names; they are copied to `DEST.partial`, synced, and given
-their name when the daemon says that the hold has lasted all the time. So what is called DEST is complete. The hold is
-prolonged while copying goes on, up to `--max-s`. In DEST there are `data` and, if it has a cold directory, `cold`.
+The daemon takes a checkpoint and holds the files that it names. They are copied to `DEST.partial` and synced, and the
+directory is renamed to DEST when the daemon says that the hold has lasted all the time: a directory called DEST is
+complete. The hold is prolonged while copying goes on, up to `--max-s` seconds. DEST contains `data` and, if the daemon
+has a cold directory, `cold`.
 
-Needs nothing but Python: no environment of the daemon's, no rights but to read its files and the scope `admin`.
+Needs only Python (no environment of the daemon), the right to read the files, and a key of the scope `admin`.
 
-Exit codes: 0; 1 if there is no copy (nothing is left behind), or `--verify` has found damage in it; 2 for a command
-line that is refused.
+Exit codes: 0: done; 1: there is no copy (nothing is left behind), or `--verify` has found damage in it; 2: the command
+line is wrong.
 """
 
 from __future__ import annotations
@@ -224,23 +225,23 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
         description="A consistent copy of the directories of a daemon that runs, made on its machine.",
         epilog="TOPICS_TOKEN is a key with the scope admin, where there are keys.",
     )
-    parser.add_argument("data_dir", metavar="DATA_DIR", type=Path, help="what the daemon serves")
-    parser.add_argument("dest", metavar="DEST", type=Path, help="directory to make; data/ and cold/ are below it")
+    parser.add_argument("data_dir", metavar="DATA_DIR", type=Path, help="data directory of the daemon")
+    parser.add_argument("dest", metavar="DEST", type=Path, help="directory to make, with data/ and cold/")
     parser.add_argument(
         "--url",
         default=environ.get("TOPICS_URL", "http://127.0.0.1:4000"),
-        help="of the daemon (TOPICS_URL; %(default)s)",
+        help="address of the daemon (TOPICS_URL; %(default)s)",
     )
     parser.add_argument(
         "--cold-dir",
         type=Path,
         default=environ.get("TOPICS_COLD_DIR") or None,
-        help="its cold directory, if it has one (TOPICS_COLD_DIR)",
+        help="cold directory of the daemon, if it has one (TOPICS_COLD_DIR)",
     )
     parser.add_argument(
-        "--hold-ms", type=int, default=60_000, help="for how long to hold files at a time (%(default)s)"
+        "--hold-ms", type=int, default=60_000, help="how long one call holds the files, in ms (%(default)s)"
     )
-    parser.add_argument("--max-s", type=float, default=3600.0, help="when to give up, in seconds (%(default)s)")
+    parser.add_argument("--max-s", type=float, default=3600.0, help="give up after this time, in seconds (%(default)s)")
     parser.add_argument("--verify", action="store_true", help="run `python -m topics verify` on the copy")
     options = parser.parse_args(arguments)
     if not 1000 <= options.hold_ms <= 600_000:

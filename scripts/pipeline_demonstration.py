@@ -323,18 +323,22 @@ def give_up(_number: int, _frame: FrameType | None) -> None:
 
 @click.command(context_settings={"help_option_names": ["-h", "--help"]})
 @click.option(
-    "--flights", type=click.IntRange(1000, FLIGHTS), default=FLIGHTS, metavar="N", help="Only the first N.  [all]"
+    "--flights",
+    type=click.IntRange(1000, FLIGHTS),
+    default=FLIGHTS,
+    metavar="N",
+    help="Only the first N flights.  [all]",
 )
 @click.option(
     "--chart",
     type=click.Path(dir_okay=False, writable=True, path_type=Path),
     default=Path("delays.png"),
     metavar="FILE",
-    help="Where to draw the delays.  [delays.png]",
+    help="File for the chart of delays.  [delays.png]",
 )
-@click.option("--master", default="local[*]", metavar="URL", help="Where Spark runs.  [local[*]]")
+@click.option("--master", default="local[*]", metavar="URL", help="Master of Spark.  [local[*]]")
 def main(flights: int, chart: Path, master: str) -> None:
-    """A year of flights: loaded, watched, rolled up, archived, restored, audited and drawn."""
+    """Load, watch, roll up, archive, restore and audit a year of flights with Spark, and draw a chart of delays."""
     began = time.monotonic()
     signal.signal(signal.SIGALRM, give_up)
     signal.alarm(WITHIN_S)

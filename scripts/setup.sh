@@ -1,6 +1,6 @@
 # shellcheck shell=bash
-# Sourced by the commands beside it: makes the virtual environment in .venv, or brings it up to date, and goes on if
-# there is nothing to do. `set_up serve` installs what the daemon needs, `set_up dev` what the tests need as well.
+# Sourced by the scripts beside it: makes the virtual environment in .venv, or brings it up to date if it is not.
+# `set_up serve` installs what the daemon needs, `set_up dev` what the tests need as well.
 # Exports REPO and PYTHON (the interpreter of the environment). Call it under `set -e`, and not as a condition.
 
 REPO=$(cd -- "$(dirname -- "${BASH_SOURCE[0]}")/.." && pwd -P)
@@ -22,7 +22,7 @@ find_python() {
     return 1
 }
 
-# Debian splits venv from Python. Installed where it is missing and we may; everybody else is told what to install.
+# Installs missing Debian packages as root (Debian splits venv from Python); otherwise says what to install, and fails.
 need_debian_packages() {
     say "missing: $*"
     if [[ $(id -u) != 0 ]] || ! command -v apt-get >/dev/null; then
@@ -56,7 +56,7 @@ make_environment() {
     if ! works; then
         rm -rf "$REPO/.venv"
         if [[ -n ${PYTHON:-} ]]; then
-            # Somebody chose it: nothing else will do, and nothing is installed in its place.
+            # The caller chose this interpreter: if it does not fit, no other is taken.
             base=$PYTHON
             is_fit_python "$base" || { say "PYTHON=$base is not a Python 3.11, 3.12 or 3.13" && exit 1; }
         elif ! base=$(find_python); then
@@ -70,21 +70,21 @@ make_environment() {
         "$base" -m venv "$REPO/.venv"
     fi
     rm -f "$REPO/.venv/stamp-$level"
-    say "installing what requirements/$level.lock pins"
+    say "installing the packages of requirements/$level.lock"
     pip=("$REPO/.venv/bin/python" -m pip --disable-pip-version-check install --quiet --no-input)
     # The build tool first and pinned like the rest, so that nothing unpinned is fetched to build a source package.
     "${pip[@]}" --require-hashes --requirement "$REPO/requirements/build.lock" >&2
     "${pip[@]}" --require-hashes --no-build-isolation --requirement "$REPO/requirements/$level.lock" >&2
-    # What an environment may have from before the distribution was called topicsd.
+    # An older environment may have the distribution under its former name, topics.
     if "$REPO/.venv/bin/python" -c 'import importlib.metadata as m; m.version("topics")' 2>/dev/null; then
         "$REPO/.venv/bin/python" -m pip --disable-pip-version-check uninstall --quiet --yes topics >&2
     fi
-    # By its path, not by a finder: Spark looks for data sources among the modules that can be listed.
+    # Installed by its path, not by a finder: Spark finds data sources only among modules that can be listed.
     "${pip[@]}" --no-deps --no-build-isolation --no-index --config-settings editable_mode=compat --editable "$REPO" >&2
     stamp_of "$level" >"$REPO/.venv/stamp-$level"
 }
 
-# set_up serve|dev. Two at once wait for each other (a lock on the directory of the checkout).
+# set_up serve|dev. Two calls at once wait for each other (a lock on the directory of the checkout).
 set_up() {
     local level=$1 enough=("$1")
     [[ $level == serve ]] && enough=(serve dev)

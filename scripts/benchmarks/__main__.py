@@ -36,21 +36,21 @@ def main() -> None:
 
 @main.command()
 @click.argument("names", nargs=-1, type=click.Choice(list(PARTS)), metavar="[PART]...")
-@click.option("--list", "list_", is_flag=True, help="What parts there are, and how long they take.")
-@click.option("--quick", is_flag=True, help="Smaller and shorter: does it work, roughly how fast.")
-@click.option("--json", "json_path", type=FilePath, help="Write all figures there, after each part.")
-@click.option("--add", is_flag=True, help="Add to what is in that file already, if it is of this machine.")
-@click.option("--compare", "old_path", type=ExistingFile, help="Say what has changed since the run in that file.")
+@click.option("--list", "list_", is_flag=True, help="List the parts, and how long they take.")
+@click.option("--quick", is_flag=True, help="Smaller and shorter runs: rough figures only.")
+@click.option("--json", "json_path", type=FilePath, help="Write all figures to this file, after each part.")
+@click.option("--add", is_flag=True, help="Keep the figures that the file already has, if it is of this machine.")
+@click.option("--compare", "old_path", type=ExistingFile, help="Show what has changed since the run in this file.")
 @click.option(
-    "--fail-over", type=float, metavar="PERCENT", help="With --compare: exit with 1 if anything got so much worse."
+    "--fail-over", type=float, metavar="PERCENT", help="With --compare: exit with 1 if a figure is worse by this much."
 )
-@click.option("--report", "page", is_flag=True, help="Write docs/performance.md when all is measured.")
+@click.option("--report", "page", is_flag=True, help="Write docs/performance.md at the end.")
 @click.option(
     "--dir",
     "directory",
     type=click.Path(file_okay=False, path_type=Path),
     default=DIRECTORY,
-    help="Where scratch data directories are made; a real disk, or syncs mean nothing.  [default: bench-results]",
+    help="Directory for scratch data, on a real disk (else syncs mean nothing).  [default: bench-results]",
 )
 def measure(
     names: tuple[str, ...],
@@ -96,7 +96,7 @@ def measure(
 @main.command("compare")
 @click.argument("old", type=ExistingFile)
 @click.argument("new", type=ExistingFile)
-@click.option("--fail-over", type=float, metavar="PERCENT", help="Exit with 1 if anything got so much worse.")
+@click.option("--fail-over", type=float, metavar="PERCENT", help="Exit with 1 if a figure is worse by this much.")
 def compare_command(old: Path, new: Path, fail_over: float | None) -> None:
     """What has changed between two runs, measured or not."""
     if not compare.show(_console(), _load(old), _load(new), fail_over):
@@ -104,8 +104,8 @@ def compare_command(old: Path, new: Path, fail_over: float | None) -> None:
 
 
 @main.command("report")
-@click.option("--from", "source", type=ExistingFile, required=True, help="What `--json` has written.")
-@click.option("--out", type=FilePath, default=PAGE, help="[default: docs/performance.md]")
+@click.option("--from", "source", type=ExistingFile, required=True, help="A file that `--json` has written.")
+@click.option("--out", type=FilePath, default=PAGE, help="The page to write.  [default: docs/performance.md]")
 def report_command(source: Path, out: Path) -> None:
     """Write the document about a run that was made before."""
     report.write(_load(source), out)

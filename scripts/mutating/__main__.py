@@ -24,12 +24,16 @@ from mutating.trial import CAUGHT, Look, Trial, control, try_all
 
 @click.command()
 @click.argument("names", nargs=-1, metavar="[NAME ...]")
-@click.option("--list", "lists", is_flag=True, help="Name the mutations and what they break, and try none.")
-@click.option("--jobs", type=click.IntRange(1, 16), default=2, show_default=True, help="Mutations at a time.")
-@click.option("--all-stages", is_flag=True, help="Go through all stages, whatever has noticed the mutation before.")
+@click.option("--list", "lists", is_flag=True, help="List the mutations and what they break; try none.")
+@click.option(
+    "--jobs", type=click.IntRange(1, 16), default=2, show_default=True, help="Mutations tried at the same time."
+)
+@click.option("--all-stages", is_flag=True, help="Run all stages, even after one has noticed the mutation.")
 @click.option("--stage", "chosen", multiple=True, help="Only this stage; may be repeated.")
-@click.option("--no-control", is_flag=True, help="Do not make sure first that the whole build passes.")
-@click.option("--json", "json_path", type=click.Path(dir_okay=False, path_type=Path), help="Write the findings there.")
+@click.option("--no-control", is_flag=True, help="Do not check first that the unbroken build passes.")
+@click.option(
+    "--json", "json_path", type=click.Path(dir_okay=False, path_type=Path), help="Write the findings to this file."
+)
 def main(
     names: Sequence[str],
     lists: bool,
