@@ -46,15 +46,17 @@ SHARED: Final = "The daemon and this client share the machine: each has what the
     metavar="S",
     type=click.FloatRange(0.1, MAX_SECONDS),
     default=3.0,
-    help=f"Of each of the seven measurements, {MAX_SECONDS:g} at most.  [3]",
+    help=f"Length of each of the seven measurements, {MAX_SECONDS:g} at most.  [3]",
 )
-@click.option("--size", metavar="SIZE", type=Size(), default=100, help="Of the data of a record, up to 1MB.  [100]")
+@click.option(
+    "--size", metavar="SIZE", type=Size(), default=100, help="Size of the data of a record, up to 1MB.  [100]"
+)
 @click.option(
     "--connections",
     metavar="N",
     type=click.IntRange(1, MAX_CONNECTIONS),
     default=4,
-    help=f"Where several are used, {MAX_CONNECTIONS} at most.  [4]",
+    help=f"Number of connections where several are used, {MAX_CONNECTIONS} at most.  [4]",
 )
 @client_options
 @click.pass_obj

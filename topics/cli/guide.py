@@ -16,12 +16,12 @@ from topics.cli.app import DEFAULT_URL, PROGRAM, cli
 
 HEAD: Final = """# Commands
 
-`topics` (or `python -m topics`) is the daemon and the command line for it. This page is made out of the commands' own
+`topics` (or `python -m topics`) is the daemon and its command line. This page is made from the commands' own
 help: `topics guide > docs/commands.md`.
 
 `topics serve` runs the daemon, and so do flags of `serve` without a command (`topics --port 0`) and `python -m topics`
-without arguments. All other commands talk to a daemon that runs, except for `inspect` and `verify`, which look at the
-directory of one, `completion` and `help`.
+without arguments. All other commands call a running daemon, except `inspect` and `verify`, which read the
+directory of a daemon, `completion` and `help`.
 """
 
 SHARED: Final = """## What commands share
@@ -37,30 +37,31 @@ OUTPUT: Final = f"""
 | `NO_COLOR` | no colours on a terminal |
 | other `TOPICS_...` | settings of `serve`: [operations](operations.md) section 5 |
 
-**Output.** Tables on a terminal, the same as aligned text on a pipe, and with `--json` one document: what the daemon
-has answered. What streams (`read`, `tail`, `top`, `queue work`) is NDJSON with `--json`, a line for each thing; records
-are NDJSON on a pipe even without it. A command that is given several names answers `--json` with an array. Results go
-to stdout; questions, notes, bars and complaints to stderr. A complaint is a line that begins with `topics:`.
+**Output.** Commands print tables on a terminal, and the same as aligned text on a pipe. With `--json` they print one
+document, the answer of the daemon. Commands that stream (`read`, `tail`, `top`, `queue work`) print NDJSON with
+`--json`, one line for each item; records are NDJSON on a pipe even without it. With several names `--json` gives an
+array. Results go to stdout; questions, notes, progress bars and errors go to stderr. An error is a line that begins
+with `topics:`.
 
-**Terminals.** Control characters, and characters that turn the direction of text, are written out (`\\x1b`) where names
-or data go to a terminal. What asks before it deletes does so on a terminal only; scripts are taken at their word.
+**Terminals.** On a terminal, control characters in names and data, and characters that change the direction of text,
+are escaped (`\\x1b`). Commands that ask before they delete ask on a terminal only, not in scripts.
 
 | exit code | |
 |---|---|
-| 0 | done; also what ends by Ctrl-C only, and did |
+| 0 | done; also after Ctrl-C, for commands that end by Ctrl-C only |
 | {failures.EXIT_FAILED} | failed; `verify` has found damage |
-| {failures.EXIT_REFUSED} | the command line, a file or an environment variable is refused |
+| {failures.EXIT_REFUSED} | the command line, a file or an environment variable is wrong |
 | {failures.EXIT_NOT_FOUND} | not found (404) |
-| {failures.EXIT_NOT_ALLOWED} | not allowed: no key, an unknown key, or one that may not do this (401, 403) |
-| {failures.EXIT_CONFLICT} | in conflict, or full (409, 422) |
-| {failures.EXIT_UNAVAILABLE} | the daemon cannot be reached, is not ready, or asks to come back later (429, 503) |
+| {failures.EXIT_NOT_ALLOWED} | not allowed: no key, an unknown key, or a key that may not make this call (401, 403) |
+| {failures.EXIT_CONFLICT} | a conflict, or a full topic (409, 422) |
+| {failures.EXIT_UNAVAILABLE} | the daemon cannot be reached, is not ready, or asks to try again later (429, 503) |
 | {failures.EXIT_INTERRUPTED} | interrupted by Ctrl-C |
-| {failures.EXIT_PIPE} | the reader of a pipe has gone |
+| {failures.EXIT_PIPE} | the reader of the pipe has ended |
 
-Where several names are given all are tried, and the exit code is that of the first failure.
+If several names are given, all are tried, and the exit code is that of the first failure.
 
-**Completion.** `topics completion bash|zsh|fish` prints a script that completes commands, options, and names of topics
-and routers as long as the daemon answers at once.
+**Completion.** `topics completion bash|zsh|fish` prints a script that completes commands, options, and, while a
+daemon answers, names of topics and routers.
 """
 
 

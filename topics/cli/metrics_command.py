@@ -13,7 +13,7 @@ from topics.cli.output import print_json, print_line, printable
 @click.command(
     epilog=examples("topics metrics", "topics metrics --grep 'topic_head_seq.*orders'", "topics metrics --json"),
 )
-@click.option("--grep", metavar="REGEX", help="Only lines, or with --json names, in which this is found.")
+@click.option("--grep", metavar="REGEX", help="Only lines (with --json: names) that match this.")
 @client_options
 @click.pass_obj
 def metrics(options: Options, grep: str | None) -> None:

@@ -35,7 +35,7 @@ def _common(command: Command) -> Command:
     """The argument and the options that both commands have."""
     for decorate in (
         json_option,
-        click.option("--in-use", is_flag=True, help="Go on although a daemon works on the directory."),
+        click.option("--in-use", is_flag=True, help="Read the directory even if a daemon uses it."),
         click.option(
             "--cold-dir",
             envvar="TOPICS_COLD_DIR",
@@ -94,9 +94,9 @@ def verify(options: Options, directory: str, cold_dir: str | None, in_use: bool)
     )
 )
 @_common
-@click.option("--frames", is_flag=True, help="Dump frames, those of the WAL and of segments, one a line.")
+@click.option("--frames", is_flag=True, help="Dump the frames of the WAL and of segments, one per line.")
 @click.option("--topic", metavar="NAME", help="This topic only; also lists its segments.")
-@click.option("--limit", metavar="N", type=click.IntRange(min=1), help="Dump so many frames at most.")
+@click.option("--limit", metavar="N", type=click.IntRange(min=1), help="Dump at most N frames.")
 @click.pass_obj
 def inspect(
     options: Options,

@@ -37,35 +37,34 @@ node_option = click.option(
     "--node",
     metavar="NAME",
     default=platform.node,
-    help="Who holds the jobs: what was claimed under a name is settled under it.  [the host's name]",
+    help="Holder of the jobs; use the same name for claim, ack, nack and extend.  [the host's name]",
 )
 leases_option = click.option(
     "--lease-id",
     "lease_ids",
     multiple=True,
     metavar="ID",
-    help="Only under this very lease; one for each SEQ, in the same order.",
+    help="Only if the job is held under this lease; one for each SEQ, in the same order.",
 )
 
 
 @click.group()
 @client_options
 def queue() -> None:
-    """Claim jobs, settle them, or have a command do them."""
+    """Claim jobs, ack or give them back, or run a command for each."""
 
 
 # ----------------------------------------------------------------- looking
 
 
 @queue.command("ls", epilog=examples("topics queue ls", "topics queue ls --prefix mails --json"))
-@click.option("--prefix", default="", metavar="TEXT", help="Only queues whose names begin so.")
+@click.option("--prefix", default="", metavar="TEXT", help="Only queues whose names begin with this.")
 @client_options
 @click.pass_obj
 def ls(options: Options, prefix: str) -> None:
     """List queues with counts of their jobs.
 
-    Those that are ready, in flight and delayed, and those that were ever dead-lettered. Each queue is asked for by
-    itself.
+    The counts of ready, in-flight and delayed jobs, and of all that were ever dead-lettered. Each queue is one call.
     """
     with connect(options) as client:
         states = [state for name in _queues(client, prefix) if (state := _state(client, name)) is not None]
@@ -109,14 +108,14 @@ def _state(client: Client, name: str) -> Any:
 @queue.command(epilog=examples("topics queue claim mails --max 5 --wait 10s", "topics queue claim mails --json"))
 @topic_argument
 @node_option
-@click.option("--max", "most", metavar="N", type=click.IntRange(min=1), default=1, help="Jobs at most.  [1]")
+@click.option("--max", "most", metavar="N", type=click.IntRange(min=1), default=1, help="Largest number of jobs.  [1]")
 @click.option(
     "--lease",
     "--lease-ms",
     "lease_ms",
     metavar="TIME",
     type=Duration(),
-    help="How long to hold them.  [as the topic says]",
+    help="Length of the leases.  [lease_ms of the topic]",
 )
 @click.option(
     "--wait",
@@ -125,14 +124,14 @@ def _state(client: Client, name: str) -> Any:
     metavar="TIME",
     type=Duration(),
     default=0,
-    help="How long to wait for the first.  [0]",
+    help="How long to wait for the first job.  [0]",
 )
 @client_options
 @click.pass_obj
 def claim(options: Options, topic: str, node: str, most: int, lease_ms: int | None, wait_ms: int) -> None:
-    """Take jobs and hold them for a while.
+    """Lease jobs.
 
-    Whoever does not ack them in time, or extends their leases, loses them to others. None at all is no failure.
+    A job that is neither acked nor extended in time goes to another claimer. Getting no job is not a failure.
     """
     with connect(options) as client:
         claimed = client.claim(topic, node, max=most, lease_ms=lease_ms, wait_ms=wait_ms)
@@ -183,9 +182,9 @@ def _job_document(job: Job) -> dict[str, Any]:
 @client_options
 @click.pass_obj
 def ack(options: Options, topic: str, seqs: tuple[int, ...], node: str, lease_ids: tuple[str, ...]) -> None:
-    """Say that jobs are done, which deletes them.
+    """Ack jobs, which deletes them.
 
-    Exit code 1 if one of them was skipped, because NAME does not hold it (any more).
+    Exit code 1 if a job was skipped, because NAME does not hold it (any more).
     """
     fences = _fences(seqs, lease_ids)
     with connect(options) as client:
@@ -205,16 +204,16 @@ def ack(options: Options, topic: str, seqs: tuple[int, ...], node: str, lease_id
     metavar="TIME",
     type=Duration(),
     default=0,
-    help="When it comes again.  [at once]",
+    help="When the jobs can be claimed again.  [at once]",
 )
 @client_options
 @click.pass_obj
 def nack(
     options: Options, topic: str, seqs: tuple[int, ...], node: str, lease_ids: tuple[str, ...], delay_ms: int
 ) -> None:
-    """Give jobs back undone, for somebody else to claim.
+    """Give jobs back, for another claimer.
 
-    Exit code 1 if one of them was skipped, because NAME does not hold it (any more).
+    Exit code 1 if a job was skipped, because NAME does not hold it (any more).
     """
     fences = _fences(seqs, lease_ids)
     with connect(options) as client:
@@ -234,16 +233,16 @@ def nack(
     metavar="TIME",
     type=Duration(),
     required=True,
-    help="How long to hold them from now on.",
+    help="Length of the leases from now on.",
 )
 @client_options
 @click.pass_obj
 def extend(
     options: Options, topic: str, seqs: tuple[int, ...], node: str, lease_ids: tuple[str, ...], lease_ms: int
 ) -> None:
-    """Hold jobs for longer.
+    """Extend the leases of jobs.
 
-    Exit code 1 if one of them was skipped, because NAME does not hold it (any more).
+    Exit code 1 if a job was skipped, because NAME does not hold it (any more).
     """
     fences = _fences(seqs, lease_ids)
     with connect(options) as client:
@@ -285,28 +284,28 @@ def _settled(options: Options, answer: Any, said: str) -> None:
     )
 )
 @topic_argument
-@click.option("--exec", "line", metavar="COMMAND", required=True, help="What to run for each job.")
+@click.option("--exec", "line", metavar="COMMAND", required=True, help="Command to run for each job.")
 @click.option(
-    "--shell", is_flag=True, help="COMMAND is a line for /bin/sh; otherwise words, split at spaces and quotes."
+    "--shell", is_flag=True, help="Run COMMAND with /bin/sh; otherwise it is split into words as a shell does."
 )
 @click.option("--concurrency", metavar="N", type=click.IntRange(1, 1000), default=1, help="Jobs at the same time.  [1]")
-@click.option("--node", metavar="NAME", help="Who holds the jobs.  [a name of its own for each worker]")
+@click.option("--node", metavar="NAME", help="Holder of the jobs.  [a new name for each worker]")
 @click.option(
     "--lease",
     "--lease-ms",
     "lease_ms",
     metavar="TIME",
     type=Duration(),
-    help="The leases, which are extended as long as the command runs.  [as the topic says]",
+    help="Length of the leases, which are extended while the command runs.  [lease_ms of the topic]",
 )
 @click.option("--job-timeout", metavar="TIME", type=Duration(plain="s"), help="Kill a command that takes longer.")
-@click.option("--max-jobs", metavar="N", type=click.IntRange(min=1), help="End after so many jobs.")
+@click.option("--max-jobs", metavar="N", type=click.IntRange(min=1), help="End after this number of jobs.")
 @click.option(
     "--once",
     is_flag=True,
     help="End when no job is ready. Jobs that wait for their turn after a failure are not waited for.",
 )
-@click.option("--raw", is_flag=True, help="Data that is a string goes to COMMAND as its text, without JSON's quotes.")
+@click.option("--raw", is_flag=True, help="Pass a JSON string to COMMAND as plain text, without quotes.")
 @click.option("--pass-token", is_flag=True, help="Leave TOPICS_TOKEN in the command's environment.")
 @client_options
 @click.pass_obj
@@ -330,8 +329,8 @@ def work(
     TOPICS_JOB_TOPIC, _SEQ, _TAG, _NODE, _DELIVERIES and _META_... (the names of its meta in capitals) in its
     environment, where TOPICS_URL is the daemon's and TOPICS_TOKEN is missing.
 
-    Exit code 0 acks the job. After any other it comes again, a little later each time, up to the max_deliveries of the
-    queue. A job may be done twice: where a worker dies, or is cut off from the daemon for longer than a lease.
+    Exit code 0 acks the job. After any other the job is delivered again, later each time, up to the max_deliveries of
+    the queue. A job may be done twice, if a worker dies or is cut off from the daemon for longer than a lease.
 
     A command that cannot be run (with --shell: exit codes 126 and 127) ends the worker. Ctrl-C or SIGTERM: no new jobs,
     and the end when those that run are done. A second time: they are killed and given back. A third time: the end at

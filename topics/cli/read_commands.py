@@ -72,11 +72,11 @@ def selection_options(command: Command) -> Command:
     for decorate in (
         click.option("--data-only", is_flag=True, help="Print the data alone, as it was appended, a line each."),
         click.option("--no-meta", is_flag=True, help="Leave metadata out."),
-        click.option("--tag-prefix", metavar="PREFIX", help="Only records whose tag begins so (looked at here)."),
-        click.option("--tag", metavar="TAG", help="Only records with this tag (looked at here, not by the daemon)."),
         click.option(
-            "--node", metavar="NODE", multiple=True, help="Leave out what this node has appended; may be repeated."
+            "--tag-prefix", metavar="PREFIX", help="Only records whose tag begins with this (filtered by the command)."
         ),
+        click.option("--tag", metavar="TAG", help="Only records with this tag (filtered by the command)."),
+        click.option("--node", metavar="NODE", multiple=True, help="Leave out records of this node; may be repeated."),
     ):
         command = decorate(command)
     return command
@@ -141,11 +141,11 @@ def last(client: Client, topic: str, wanted: int, selection: Selection) -> Stret
     "--from-seq",
     type=click.IntRange(min=0),
     metavar="SEQ",
-    help="Begin after this seq, which is not shown itself: the last one you have seen.",
+    help="Begin after this seq: the last one that you have seen.",
 )
 @click.option("--to-seq", type=click.IntRange(min=1), metavar="SEQ", help="End with this seq.")
-@click.option("--last", "last_n", type=click.IntRange(0, MAX_LAST), metavar="N", help="Only the last N of them.")
-@click.option("--limit", type=click.IntRange(min=1), metavar="N", help="Only the first N of them.")
+@click.option("--last", "last_n", type=click.IntRange(0, MAX_LAST), metavar="N", help="Only the last N records.")
+@click.option("--limit", type=click.IntRange(min=1), metavar="N", help="Only the first N records.")
 @selection_options
 @client_options
 @click.pass_obj
@@ -200,7 +200,7 @@ def read(
     ),
 )
 @click.argument("topics", nargs=-1, shell_complete=complete_topics, metavar="[TOPIC]...")
-@click.option("--follow", "-f", is_flag=True, help="Go on with what is appended from now on, until Ctrl-C.")
+@click.option("--follow", "-f", is_flag=True, help="Go on with new records, until Ctrl-C.")
 @click.option(
     "--lines",
     "-n",
@@ -209,12 +209,10 @@ def read(
     metavar="N",
     help="Begin with the last N records of each topic.  [10]",
 )
-@click.option(
-    "--from-seq", type=click.IntRange(min=0), metavar="SEQ", help="Begin after this seq, which is not shown itself."
-)
+@click.option("--from-seq", type=click.IntRange(min=0), metavar="SEQ", help="Begin after this seq.")
 @click.option("--from-start", is_flag=True, help="Begin with the earliest record.")
-@click.option("--prefix", metavar="PREFIX", help="Also all topics that there are now whose names begin so.")
-@click.option("--create", is_flag=True, help="With -f, wait for topics that are not there yet. It makes none.")
+@click.option("--prefix", metavar="PREFIX", help="Also all existing topics whose names begin with this.")
+@click.option("--create", is_flag=True, help="With -f, wait for topics that do not exist yet. Creates none.")
 @selection_options
 @client_options
 @click.pass_obj

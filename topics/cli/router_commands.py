@@ -26,8 +26,8 @@ def router() -> None:
 
 @router.command(epilog=examples("topics router ls", "topics router ls --dest orders-eu --json"))
 @click.option("--prefix", default="", metavar="TEXT", help="Only routers whose names begin with this.")
-@click.option("--source", metavar="TOPIC", shell_complete=complete_topics, help="Only those out of this topic.")
-@click.option("--dest", metavar="TOPIC", shell_complete=complete_topics, help="Only those into this topic.")
+@click.option("--source", metavar="TOPIC", shell_complete=complete_topics, help="Only routers from this topic.")
+@click.option("--dest", metavar="TOPIC", shell_complete=complete_topics, help="Only routers to this topic.")
 @client_options
 @click.pass_obj
 def ls(options: Options, prefix: str, source: str | None, dest: str | None) -> None:
@@ -78,7 +78,7 @@ def _settings(command: Command) -> Command:
             click.option("--preserve-node/--no-preserve-node", default=None, help="Copies have the node.  [yes]"),
             click.option("--preserve-tag/--no-preserve-tag", default=None, help="Copies have the tag.  [yes]"),
             click.option("--create-dest/--no-create-dest", default=None, help="Create a missing dest.  [yes]"),
-            click.option("--allow-cycle/--no-allow-cycle", default=None, help="It may close a cycle.  [no]"),
+            click.option("--allow-cycle/--no-allow-cycle", default=None, help="The router may close a cycle.  [no]"),
             click.option(
                 "--guarantee",
                 type=click.Choice(["at_least_once", "exactly_once"]),
@@ -167,7 +167,7 @@ def set_(
 def rm(options: Options, names: tuple[str, ...], yes: bool) -> None:
     """Delete routers; the copies stay.
 
-    On a terminal it asks first. One that is not there counts as a failure (exit code 3).
+    On a terminal it asks first. A missing router is a failure (exit code 3).
     """
     confirm(f"Delete {'router' if len(names) == 1 else 'routers'} {', '.join(names)}?", yes=yes)
     removed: list[RouterDeletion] = []

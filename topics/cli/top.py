@@ -67,15 +67,17 @@ Pause = Callable[[float], bool]
 
 
 @click.command(epilog=examples("topics top", "topics top --prefix logs. --sort bytes", "topics top --json --count 1"))
-@click.option("--interval", metavar="TIME", type=Duration(plain="s"), default=2000, help="Between two looks.  [2s]")
+@click.option(
+    "--interval", metavar="TIME", type=Duration(plain="s"), default=2000, help="Time between two snapshots.  [2s]"
+)
 @click.option("--count", "times", metavar="N", type=click.IntRange(min=1), help="End after N intervals.")
 @click.option(
     "--sort",
     type=click.Choice(["rate", "bytes-rate", "records", "bytes", "ready", "name"]),
     default="rate",
-    help="What the topics with the most of it come first by.  [rate]",
+    help="Column by which topics are sorted.  [rate]",
 )
-@click.option("--prefix", metavar="TEXT", default="", help="Only topics whose names begin so.")
+@click.option("--prefix", metavar="TEXT", default="", help="Only topics whose names begin with this.")
 @click.option(
     "--limit",
     metavar="N",

@@ -79,7 +79,7 @@ def _row(topic: TopicSummary) -> list[str]:
 def show(options: Options, name: str) -> None:
     """Show a topic: what it holds, its configuration, its routers.
 
-    That somebody has looked does not count as a use of the topic.
+    This does not count as a use of the topic.
     """
     from msgspec import to_builtins  # noqa: PLC0415
 
@@ -177,19 +177,25 @@ def config_options(command: Command) -> Command:
     for decorate in reversed(
         (
             click.option("--ttl", "--ttl-ms", "ttl_ms", type=Duration(off=True), help="How long records live."),
-            click.option("--cap-records", type=Count(), help="How many live records it holds at most."),
-            click.option("--cap-bytes", type=Size(off=True), help="How many bytes of live records it holds at most."),
+            click.option("--cap-records", type=Count(), help="Largest number of live records."),
+            click.option("--cap-bytes", type=Size(off=True), help="Largest size of its live records."),
             click.option(
                 "--discard",
                 type=click.Choice(["old", "reject"]),
                 help="At a cap: drop the oldest records, or refuse appends.",
             ),
-            click.option("--durability", type=click.Choice(CLASSES), help="What an append waits for."),
-            click.option("--durable/--no-durable", default=None, help="Short for --durability fsync or disk."),
-            click.option("--priority", type=Priority(), help="Of its delivery, -1000 to 1000."),
-            click.option("--auto-priority/--no-auto-priority", default=None, help="Without one: by recent use."),
             click.option(
-                "--auto-create/--no-auto-create", default=None, help="Kept and shown; counts in an append's `config`."
+                "--durability", type=click.Choice(CLASSES), help="Durability class: what an append waits for."
+            ),
+            click.option("--durable/--no-durable", default=None, help="Short for --durability fsync or disk."),
+            click.option("--priority", type=Priority(), help="Priority of delivery, -1000 to 1000."),
+            click.option(
+                "--auto-priority/--no-auto-priority", default=None, help="Without --priority: priority by recent use."
+            ),
+            click.option(
+                "--auto-create/--no-auto-create",
+                default=None,
+                help="Stored and shown; used only in an append's `config`.",
             ),
             click.option(
                 "--idempotency-window",
@@ -212,10 +218,12 @@ def config_options(command: Command) -> Command:
                 "--dead-letter",
                 metavar="TOPIC",
                 shell_complete=complete_topics,
-                help="Queue: where jobs go that were given out so often.",
+                help="Queue: topic for jobs that were delivered that often.",
             ),
             click.option(
-                "--leases-durable/--no-leases-durable", default=None, help="Queue: sync leases before they are shown."
+                "--leases-durable/--no-leases-durable",
+                default=None,
+                help="Queue: sync leases before a claim is answered.",
             ),
         )
     ):
@@ -243,13 +251,13 @@ _ABOUT_VALUES: Final = """
         "topics create jobs --type queue --lease 1m --max-deliveries 5 --dead-letter jobs-dead",
         "topics create payments audit --durability fsync",
     ),
-    help=f"""Create topics, with the defaults for what is not given.
+    help=f"""Create topics, with defaults for options that are not given.
 
-    A topic that is there already keeps what is not given and takes the rest, as with `set`.
+    If a topic exists, only the given options are changed, as with `set`.
     {_ABOUT_VALUES}""",
 )
 @names_argument
-@click.option("--type", type=click.Choice(["log", "queue"]), help="What it is, for good.")
+@click.option("--type", type=click.Choice(["log", "queue"]), help="Kind of topic; cannot be changed later.")
 @config_options
 @client_options
 @click.pass_obj
@@ -263,9 +271,9 @@ def create(options: Options, /, names: tuple[str, ...], **config: Any) -> None:
     epilog=examples("topics set orders --ttl 30d", "topics set orders --ttl none --cap-records 1000000"),
     help=f"""Change the configuration of topics.
 
-    What is not given stays. A topic that is not there is not created (exit code 3).
+    Options that are not given stay as they are. A missing topic is not created (exit code 3).
 
-    A shorter time to live or a smaller cap takes effect on what is stored at once.
+    A shorter time to live or a smaller cap applies to stored records at once.
     {_ABOUT_VALUES}""",
 )
 @names_argument
@@ -304,13 +312,13 @@ def _change(options: Options, names: tuple[str, ...], change: Callable[[str], To
 @click.command(epilog=examples("topics rm orders", "topics rm --yes --if-empty orders-1 orders-2"))
 @names_argument
 @click.option("-y", "--yes", is_flag=True, help="Do not ask.")
-@click.option("--if-empty", is_flag=True, help="Only if no record is live.")
+@click.option("--if-empty", is_flag=True, help="Delete only topics without live records.")
 @client_options
 @click.pass_obj
 def rm(options: Options, names: tuple[str, ...], yes: bool, if_empty: bool) -> None:
     """Delete topics, with their records and routers.
 
-    On a terminal it asks first. One that is not there counts as a failure (exit code 3).
+    On a terminal it asks first. A missing topic is a failure (exit code 3).
     """
     confirm(f"Delete {', '.join(names)}, with all records and routers?", yes=yes)
     removed: list[TopicDeletion] = []

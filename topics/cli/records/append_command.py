@@ -115,9 +115,11 @@ class Delimiter(click.ParamType[str]):
     flag_value="csv",
     help="Standard input is CSV with a header line. Each row becomes an object of strings.",
 )
-@click.option("--delimiter", type=Delimiter(), default=",", metavar="CHAR", help="Of CSV: a character, or tab.  [,]")
+@click.option(
+    "--delimiter", type=Delimiter(), default=",", metavar="CHAR", help="Separator in CSV: a character, or tab.  [,]"
+)
 @click.option("--tag", metavar="TAG", help="The tag of records that have none themselves.")
-@click.option("--node", metavar="NODE", help="The node that records come from that name none themselves.")
+@click.option("--node", metavar="NODE", help="The node of records that have none themselves.")
 @click.option("--meta", type=KeyValue(), multiple=True, metavar="KEY=VALUE", help="Metadata; may be repeated.")
 @click.option("--tag-field", metavar="FIELD", help="Take the tag from this field of the JSON object or CSV row.")
 @click.option("--node-field", metavar="FIELD", help="Take the node from this field.")
@@ -136,13 +138,13 @@ class Delimiter(click.ParamType[str]):
     type=click.IntRange(1, 10_000),
     default=1000,
     metavar="N",
-    help="At most so many lines go together.  [1000]",
+    help="Most lines in one append.  [1000]",
 )
 @click.option(
     "--linger",
     type=Duration(),
     metavar="TIME",
-    help="How long a line may wait for others to go with it.  [50ms]",
+    help="How long a line may wait to share an append with others.  [50ms]",
 )
 @click.option(
     "--give-up-after",

@@ -22,7 +22,9 @@ __all__ = ["append", "delete", "read", "tail"]
 @click.argument("topic", shell_complete=complete_topics)
 @click.option("--before-seq", type=click.IntRange(min=1), metavar="SEQ", help="Records with smaller seqs.")
 @click.option("--tag", metavar="TAG", help="Records with this tag.")
-@click.option("--tag-prefix", metavar="PREFIX", help="Records whose tag begins so; '' for all that have one.")
+@click.option(
+    "--tag-prefix", metavar="PREFIX", help="Records whose tag begins with this; '' for all records with a tag."
+)
 @click.option("--yes", "-y", is_flag=True, help="Do not ask.")
 @client_options
 @click.pass_obj
