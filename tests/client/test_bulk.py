@@ -29,7 +29,7 @@ from topics.client import (
     Retry,
     Tombstone,
 )
-from topics.client.bulk import ARROW, PIECE_BYTES, Export, Pieces, export, ingest, stage, staged
+from topics.client.bulk import ARROW, PIECE_BYTES, Export, ExportOptions, Pieces, export_stream, ingest, stage, staged
 
 LINES = (
     b'{"$tombstone":{"gap_from":1,"gap_to":3,"reason":"cap","missed_estimate":3,"earliest_seq":4,"head_seq":9}}\n'
@@ -40,7 +40,7 @@ LINES = (
 
 
 def reading() -> Export:
-    return Export("t", 0, 9, epoch=1, ts=(None, None), match=None, node=(), include_tags=True, include_meta=True)
+    return Export("t", 0, 9, 1)
 
 
 def seqs(values: Any) -> list[int]:
@@ -113,27 +113,17 @@ def test_a_record_of_several_lines_is_one_line() -> None:
 
 
 def test_everything_that_is_asked_for_is_in_the_call() -> None:
-    reader = Export(
-        "a:b",
-        3,
-        9,
-        epoch=7,
-        ts=(1, 2),
-        match="x*",
-        node=("n", "m"),
-        include_tags=False,
-        include_meta=False,
-    )
-    call = reader.call()
+    options = ExportOptions(1, 2, match="x*", node=("n", "m"), include_tags=False, include_meta=False)
+    call = Export("a:b", 3, 9, 7, options).call()
     assert (call.method, call.accept) == ("GET", "application/x-ndjson")
     assert call.target == (
         "/v0/topics/a:b/records?from_seq=3&to_seq=9&from_ts=1&to_ts=2&match=x%2A&node=n&node=m"
         "&include_tags=false&include_meta=false&epoch=7"
     )
-    assert export("a", include_data=False, accept=ARROW).target == (
+    assert export_stream("a", include_data=False, accept=ARROW).target == (
         "/v0/topics/a/records?from_seq=0&include_tags=true&include_meta=true&include_data=false"
     )
-    upload = ingest("a", iter([]), node="n", idempotency_key="k", create=False, disable_backpressure=True)
+    upload = ingest("a", [], node="n", idempotency_key="k", create=False, disable_backpressure=True)
     assert (upload.method, upload.content_type) == ("POST", "application/x-ndjson")
     assert upload.target == "/v0/topics/a?node=n&create=false&disable_backpressure=true"
     assert upload.headers == {"Idempotency-Key": "k"}

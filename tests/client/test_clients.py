@@ -313,6 +313,20 @@ def test_both_clients_have_the_same_methods() -> None:
         assert getattr(Client, name).__doc__, name
 
 
+def test_both_clients_make_their_calls_out_of_the_same_functions() -> None:
+    """What is written for each client by itself is I/O only; all else is made of one function, which both show."""
+
+    def made_of(kind: type) -> dict[str, object]:
+        members = inspect.getmembers(kind, inspect.isfunction)
+        return {name: getattr(member, "__wrapped__", None) for name, member in members if not name.startswith("_")}
+
+    blocking, concurrent = made_of(Client), made_of(AsyncClient)
+    shells = {"close", "aclose", "asynchronous", "run", "once", "opened"}
+    assert {name for name, function in {**blocking, **concurrent}.items() if function is None} == shells - {"opened"}
+    for name in blocking.keys() - shells - {"ingest"}:  # of which one takes asynchronous iterables too
+        assert blocking[name] is concurrent[name], name
+
+
 # ----------------------------------------------------------------- errors by their types
 
 
@@ -670,6 +684,13 @@ def test_a_refusal_for_good_is_not_sent_again(tell: Callable[..., Any]) -> None:
     assert [(error.status, error.code, error.retry_after) for _, error in told] == [(one, "no", 7) for one in statuses]
 
 
+def test_an_upload_is_sent_once_because_its_records_may_come_only_once(tell: Callable[..., Any]) -> None:
+    refused = Answer(THROTTLED.status, THROTTLED.body, {"Connection": "close"})
+    sent, outcome = tried(tell, lambda client: client.ingest("a", iter([1, 2])), refused)
+    assert isinstance(outcome, Throttled)
+    assert [one.method for one in sent] == ["POST"]
+
+
 def test_a_cap_is_not_waited_for(tell: Callable[..., Any]) -> None:
     limits = sorted(LASTING_LIMITS)
     told = in_turn(tell, "an append", [failure(429, "throttled", limit=limit) for limit in limits])
@@ -770,6 +791,16 @@ def test_waits_end_with_the_time_that_a_call_has() -> None:
         while True:
             now += attempts.after(error, now)
     assert 120 < now <= 130
+
+
+def test_the_time_of_a_stream_begins_anew_where_it_has_brought_something() -> None:
+    error = ConnectionFailed("cut off", outcome_unknown=True)
+    retry = Retry(give_up_after=10, first_wait=1, longest_wait=1)
+    attempts = Attempts(retry, repeatable=True, now=0.0, rng=random.Random(1))
+    for now, position in ((100.0, 1), (108.0, 1), (200.0, 2)):
+        assert attempts.after(error, now, position=position) <= 1
+    with pytest.raises(ConnectionFailed):
+        attempts.after(error, 210.0, position=2)
 
 
 def test_the_daemon_is_asked_to_say_how_long_in_milliseconds(tell: Callable[..., Any]) -> None:

@@ -168,9 +168,7 @@ def _following(data: bytes) -> None:
 
 def _export(data: bytes) -> None:
     for size in (len(data) or 1, PIECE):
-        export = Export(
-            "orders", 0, 99, epoch=1, ts=(None, None), match=None, node=(), include_tags=True, include_meta=True
-        )
+        export = Export("orders", 0, 99, 1)
         with suppress(ProtocolError):
             for at in range(0, len(data), size):
                 for value in export.feed(data[at : at + size]):

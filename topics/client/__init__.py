@@ -1,21 +1,25 @@
 """The Python client (`docs/client.md`): the whole of `/v0`, for programs that block and for those on trio or asyncio.
 
-    sync, concurrent          `Client` and `AsyncClient`
-    calls                     the calls, as values that both send
-    results                   their answers
-    transport                 what both do alike
-    retry                     when a call is sent again
-    errors                    what is raised
-    lines, sse                bytes to lines, lines to events
-    bulk                      exports and uploads
-    following                 what a tail or a watch knows; without I/O
-    reconnecting              which failures a stream survives
-    tailing, async_tailing    tails, watches and streams of jobs, for both
-    producer, batching        records one by one in, batches out
-    worker, leasing           a handler for every job, and its lease meanwhile
-    working                   what a stream of jobs knows; without I/O
+    sync, concurrent          `Client` and `AsyncClient`: the I/O of both, and their lists of methods
+    calls                     each call of `/v0`, as a value that both clients send
+    results                   the types of the answers
+    transport                 the request of a call, the result or error of an answer
+    retry                     which calls are repeated, and when
+    errors                    the exceptions
+    pages                     reads and lists that take one call for each page
+    bulk                      exports, uploads and stages
+    lines, sse                bytes to lines, lines to server-sent events
+    following                 the state of a tail or watch: positions, session, decoded values
+    working                   the state of a stream of jobs
+    reconnecting              which failures a stream survives, and how long it waits
+    tailing, async_tailing    the I/O of tails, watches and streams of jobs
+    batching                  records that wait to be sent, in batches
+    producer                  `Producer` and `AsyncProducer`
+    leasing                   jobs in hand and their leases
+    worker                    `Worker` and `AsyncWorker`
 
-It imports nothing of the server. What is named here is what may be relied on; each is loaded when it is first used.
+Only `sync`, `concurrent`, `tailing`, `async_tailing`, `producer` and `worker` do I/O. The package imports nothing of
+the server. The names below are the public interface; the module of each is imported when the name is first used.
 """
 
 from __future__ import annotations

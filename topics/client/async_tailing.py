@@ -137,6 +137,9 @@ class AsyncJobs(AsyncStream[Job]):
     """The jobs of a queue: what `AsyncClient.work` returns. Closing it gives those that were not acked to others."""
 
 
+# Each of these makes a method of the client out of a function that makes the machine of a stream.
+
+
 def _tail(make: Callable[P, Following]) -> Callable[Concatenate[AsyncClient, P], AsyncTail]:
     def method(client: AsyncClient, /, *args: P.args, **kwargs: P.kwargs) -> AsyncTail:
         return AsyncTail(client, make(*args, **kwargs))

@@ -1,14 +1,16 @@
-"""Exports and uploads of any length, to stages too (`docs/spec/pipeline.md` section 1): the calls, and what an export
-knows.
+"""Exports and uploads of any length, also to stages (`docs/spec/pipeline.md` section 1): their calls, and the state of
+an export.
 
-Pure: no I/O. The clients open the streams and hand in the bytes; `Export` says what they mean, and where to go on after
-a break.
+Pure: no I/O. The clients open the streams and hand in the bytes. `Export` decodes them, and knows where an export
+continues after a broken connection. The functions `export`, `export_stream`, `ingest` and `stage` are the methods of
+both clients, with their parameters and docstrings.
 """
 
 from __future__ import annotations
 
 import uuid
-from collections.abc import AsyncIterator, Iterable, Iterator
+from collections.abc import AsyncIterable, AsyncIterator, Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import Final
 
 import msgspec
@@ -25,8 +27,6 @@ ARROW: Final = "application/vnd.apache.arrow.stream"
 
 PIECE_BYTES: Final = 256 << 10
 """An upload is sent in pieces of about this size, or of one record."""
-
-FromTo = tuple[int | None, int | None]
 
 
 class _TombstoneLine(msgspec.Struct):
@@ -46,7 +46,7 @@ _tombstone = msgspec.json.Decoder(_TombstoneLine)
 _end = msgspec.json.Decoder(_EndLine)
 
 
-def export(
+def export_stream(
     topic: str,
     from_seq: int = 0,
     *,
@@ -61,7 +61,13 @@ def export(
     epoch: int | None = None,
     accept: str = LINES,
 ) -> Call[bytes]:
-    """An export as the daemon sends it, in one of its formats: LINES or ARROW."""
+    """The bytes of an export as the daemon sends them, for a `with` block, at whose end the stream is closed.
+
+    `accept` is the format: NDJSON, or an Arrow stream (`application/vnd.apache.arrow.stream`); a daemon without pyarrow
+    refuses that with an ApiError of status 406. The other parameters are those of `export`, but without `to_seq` the
+    daemon decides where it ends. Nothing is repeated: a stream that was cut off has no `$end`, and a connection that
+    breaks raises ConnectionFailed in the block.
+    """
     where = calls.target(
         calls.topic_path(topic, "records"),
         from_seq=from_seq,
@@ -78,55 +84,100 @@ def export(
     return Call(method="GET", target=where, accept=accept, repeatable=True)
 
 
+def export(
+    topic: str,
+    from_seq: int = 0,
+    *,
+    to_seq: int | None = None,
+    from_ts: int | None = None,
+    to_ts: int | None = None,
+    match: str | None = None,
+    node: str | Iterable[str] = (),
+    include_tags: bool = True,
+    include_meta: bool = True,
+    include_data: bool = True,
+    epoch: int | None = None,
+) -> Export:
+    """The records of a topic from after `from_seq` up to and including `to_seq` (None: the head when the export
+    begins), in one stream.
+
+    `from_ts` and `to_ts` keep only the records that were appended between these two times (ms since the epoch). `match`
+    keeps only the records with that tag; with a final `*` it is a prefix of tags. `node` leaves out what these nodes
+    have appended. `epoch` is the instance of the topic that `from_seq` belongs to (None: the current one); if the topic
+    was made again since, the export begins with a Tombstone whose reason is `recreated`.
+
+    A stream that breaks is opened again where it ended, for as long as the client's `retry` allows since the last
+    record that has come. Raises NotFound where there is no such topic.
+    """
+    nodes = [node] if isinstance(node, str) else list(node)
+    return Export(
+        topic,
+        from_seq,
+        to_seq,
+        epoch,
+        ExportOptions(from_ts, to_ts, match, nodes, include_tags, include_meta, include_data),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class ExportOptions:
+    """Which records an export brings, and what of each."""
+
+    from_ts: int | None = None
+    to_ts: int | None = None
+    match: str | None = None
+    node: Sequence[str] = ()
+    include_tags: bool = True
+    include_meta: bool = True
+    include_data: bool = True
+
+
 class Export:
-    """One export, over as many connections as it takes. `position` is the last seq that was read."""
+    """One export, over as many connections as it takes. `begin` it with the answer to `state_call`; then, until it is
+    `done`, `feed` it the bytes of the stream that `call` asks for."""
 
     def __init__(
-        self,
-        topic: str,
-        from_seq: int,
-        to_seq: int,
-        *,
-        epoch: int,
-        ts: FromTo,
-        match: str | None,
-        node: str | Iterable[str],
-        include_tags: bool,
-        include_meta: bool,
-        include_data: bool = True,
+        self, topic: str, from_seq: int, to_seq: int | None, epoch: int | None, options: ExportOptions = ExportOptions()
     ) -> None:
         self.position = from_seq
+        """The last seq that was read, or is known to be missing."""
         self.done = False
+        """The stream has said that it is complete."""
         self._topic = topic
         self._to_seq = to_seq
         self._epoch = epoch
-        self._ts = ts
-        self._match = match
-        self._nodes = [node] if isinstance(node, str) else list(node)
-        self._include_tags = include_tags
-        self._include_meta = include_meta
-        self._include_data = include_data
+        self._options = options
         self._lines = Lines()
 
+    def state_call(self) -> Call[results.TopicState]:
+        """The call for the state of the topic, which says where the export ends."""
+        return calls.state(self._topic, touch=False)
+
+    def begin(self, state: results.TopicState) -> None:
+        """Take the head and the epoch of the topic for `to_seq` and `epoch` where these were not given."""
+        self._to_seq = state.head_seq if self._to_seq is None else self._to_seq
+        self._epoch = state.epoch if self._epoch is None else self._epoch
+
     def call(self) -> Call[bytes]:
-        """The call for what comes after `position`."""
+        """The call for the records after `position`. The rest of a line that was cut off is forgotten."""
         self._lines.clear()
-        return export(
+        options = self._options
+        return export_stream(
             self._topic,
             self.position,
             to_seq=self._to_seq,
-            from_ts=self._ts[0],
-            to_ts=self._ts[1],
-            match=self._match,
-            node=self._nodes,
-            include_tags=self._include_tags,
-            include_meta=self._include_meta,
-            include_data=self._include_data,
+            from_ts=options.from_ts,
+            to_ts=options.to_ts,
+            match=options.match,
+            node=options.node,
+            include_tags=options.include_tags,
+            include_meta=options.include_meta,
+            include_data=options.include_data,
             epoch=self._epoch,
         )
 
     def feed(self, piece: bytes) -> Iterator[Record | Tombstone]:
-        """What is complete with this piece. Raises ProtocolError for what is no export."""
+        """Yield the records and tombstones that end in this piece. Raises ProtocolError for a line that is neither."""
         try:
             for line in self._lines.feed(piece):
                 value = self._value(line)
@@ -151,37 +202,76 @@ class Export:
         return record
 
     def finished(self) -> None:
-        """The stream has ended. Raises ConnectionFailed if it was cut off."""
+        """Note that the stream has ended. Raises ConnectionFailed if it is not complete."""
         if not self.done:
             raise ConnectionFailed("the export was cut off", outcome_unknown=True)
 
 
+# --- uploads ---------------------------------------------------------------------------------------------------------
+
+
 def ingest(
     topic: str,
-    pieces: Iterator[bytes] | AsyncIterator[bytes],
+    records: Iterable[object],
+    *,
+    node: str | None = None,
+    idempotency_key: str | None = None,
+    create: bool | None = None,
+    disable_backpressure: bool = False,
+) -> Call[results.Ingested]:
+    """Upload any number of records in one stream. An item is a NewRecord, or a JSON value, which becomes the data of a
+    record.
+
+    The daemon stores them in atomic batches while they come. If the upload fails, the error's `detail` says how many
+    records are stored (`committed`), the seq of the last of them (`last_seq`) and, for a bad line, its number (`line`).
+    The client repeats nothing, since `records` may be an iterator. With an `idempotency_key` the caller may repeat the
+    same upload, and the daemon stores only what is missing. `create=False` raises NotFound where there is no topic.
+    """
+    upload = pieces(records)
+    return _upload(topic, upload, idempotency_key, node=node, create=create, disable_backpressure=disable_backpressure)
+
+
+def ingest_async(
+    topic: str,
+    records: Iterable[object] | AsyncIterable[object],
+    *,
+    node: str | None = None,
+    idempotency_key: str | None = None,
+    create: bool | None = None,
+    disable_backpressure: bool = False,
+) -> Call[results.Ingested]:
+    """As `Client.ingest`; `records` may be an asynchronous iterable too. If the call is cancelled, the batches that the
+    daemon has received completely may be stored."""
+    upload = pieces_async(records)
+    return _upload(topic, upload, idempotency_key, node=node, create=create, disable_backpressure=disable_backpressure)
+
+
+def _upload(
+    topic: str,
+    upload: Iterator[bytes] | AsyncIterator[bytes],
+    idempotency_key: str | None,
     *,
     node: str | None,
-    idempotency_key: str | None,
     create: bool | None,
     disable_backpressure: bool,
 ) -> Call[results.Ingested]:
-    """An upload of records that are encoded already, one a line."""
-    where = calls.target(
-        calls.topic_path(topic),
-        node=node,
-        create=create,
-        disable_backpressure=disable_backpressure or None,
-    )
     return Call(
         method="POST",
-        target=where,
+        target=_upload_target(topic, node=node, create=create, disable_backpressure=disable_backpressure),
         answer=results.Ingested,
-        upload=pieces,
+        upload=upload,
         content_type=LINES,
         headers={} if idempotency_key is None else {"Idempotency-Key": idempotency_key},
         repeatable=False,
         waits=300.0 if disable_backpressure else 0.0,
     )
+
+
+def _upload_target(
+    topic: str, *, node: str | None, create: bool | None, disable_backpressure: bool, stage: str | None = None
+) -> str:
+    path = calls.topic_path(topic)
+    return calls.target(path, stage=stage, node=node, create=create, disable_backpressure=disable_backpressure or None)
 
 
 # --- stages ----------------------------------------------------------------------------------------------------------
@@ -197,12 +287,12 @@ def stage(
     create: bool | None = None,
     disable_backpressure: bool = False,
 ) -> Call[results.Staged]:
-    """Append records to a stage of a topic, where nobody sees them until `commit`. Items and keys are as in `append`,
-    any number of records that fit into memory. A stage is made with its first records, and the topic with it unless
-    `create` is False."""
-    gathered = Pieces()
-    pieces = [piece for record in records if (piece := gathered.add(record)) is not None]
-    lines = b"".join([*pieces, gathered.rest() or b""])
+    """Append records to a stage of a topic, where no reader sees them until `commit`.
+
+    Items and keys are as in `append`; the records must fit into memory. The first records create the stage, and the
+    topic too unless `create` is False.
+    """
+    lines = b"".join(pieces(records))
     key = uuid.uuid4().hex if idempotency_key == calls.AUTO else idempotency_key
     return staged(topic, stage, lines, key, node=node, create=create, disable_backpressure=disable_backpressure)
 
@@ -217,14 +307,8 @@ def staged(
     create: bool | None = None,
     disable_backpressure: bool = False,
 ) -> Call[results.Staged]:
-    """The same of records that are lines of NDJSON already. The key has to be one of this stage alone."""
-    where = calls.target(
-        calls.topic_path(topic),
-        stage=stage,
-        node=node,
-        create=create,
-        disable_backpressure=disable_backpressure or None,
-    )
+    """As `stage`, with records that are lines of NDJSON already. The key must be used for this stage alone."""
+    where = _upload_target(topic, node=node, create=create, disable_backpressure=disable_backpressure, stage=stage)
     return Call(
         method="POST",
         target=where,
@@ -237,15 +321,41 @@ def staged(
     )
 
 
+def pieces(records: Iterable[object]) -> Iterator[bytes]:
+    """The NDJSON of records, in pieces of about `PIECE_BYTES`. Raises TypeError or ValueError for a value that JSON
+    cannot express, and what `records` raises."""
+    gathered = Pieces()
+    for record in records:
+        if (piece := gathered.add(record)) is not None:
+            yield piece
+    if (piece := gathered.rest()) is not None:
+        yield piece
+
+
+async def pieces_async(records: Iterable[object] | AsyncIterable[object]) -> AsyncIterator[bytes]:
+    """As `pieces`, for an asynchronous client, with records of either kind of iterable."""
+    if not isinstance(records, AsyncIterable):
+        for piece in pieces(records):
+            yield piece
+        return
+    gathered = Pieces()
+    async for record in records:
+        if (full := gathered.add(record)) is not None:
+            yield full
+    if (rest := gathered.rest()) is not None:
+        yield rest
+
+
 class Pieces:
-    """Encoded records, gathered into pieces that are worth sending."""
+    """Gathers encoded records into pieces that are large enough to be sent."""
 
     def __init__(self) -> None:
         self._lines: list[bytes] = []
         self._size = 0
 
     def add(self, record: object) -> bytes | None:
-        """Take a record; a piece if there is enough for one. Raises TypeError or ValueError for what is no JSON."""
+        """Add a record. Returns a piece if enough records have gathered for one, else None. Raises TypeError or
+        ValueError for a value that JSON cannot express."""
         line = calls.encode_record(record)
         if b"\n" in line or b"\r" in line:
             line = line.replace(b"\n", b" ").replace(b"\r", b" ")  # between tokens of a `Raw`: nowhere else in JSON
@@ -254,7 +364,7 @@ class Pieces:
         return self.rest() if self._size >= PIECE_BYTES else None
 
     def rest(self) -> bytes | None:
-        """What is left; None if there is nothing."""
+        """Return what has gathered as a piece; None if there is nothing."""
         if not self._lines:
             return None
         piece = b"\n".join(self._lines) + b"\n"

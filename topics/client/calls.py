@@ -38,7 +38,8 @@ class Call(Generic[T]):
     target: str
     """Path and query, as they go over the wire."""
     answer: type[T] | None = None
-    """What the body of a success is decoded as; None: it is handed out as bytes."""
+    """The type of the result, as which the JSON of a success is decoded. `str`: the body as text, not JSON; None: the
+    body as bytes."""
     body: bytes | None = field(default=None, repr=False)
     upload: Iterator[bytes] | AsyncIterator[bytes] | None = field(default=None, repr=False)
     """A body that is made while it is sent, instead of `body`: nothing for a call that may be repeated."""
@@ -141,9 +142,9 @@ def metrics() -> Call[dict[str, results.Metric]]:
     return Call(method="GET", target="/v0/metrics", answer=dict[str, results.Metric], repeatable=True)
 
 
-def metrics_text() -> Call[bytes]:
-    """All metrics in Prometheus's text format, UTF-8."""
-    return Call(method="GET", target="/v0/metrics", accept="text/plain", repeatable=True)
+def metrics_text() -> Call[str]:
+    """All metrics in Prometheus's text format."""
+    return Call(method="GET", target="/v0/metrics", answer=str, accept="text/plain", repeatable=True)
 
 
 def openapi() -> Call[dict[str, Any]]:
@@ -204,17 +205,23 @@ def delete_topic(topic: str, *, if_empty: bool = False) -> Call[results.TopicDel
 # --- records ---------------------------------------------------------------------------------------------------------
 
 
-def encode_record(record: object) -> bytes:
-    """The JSON of one record of an append: a NewRecord, or the data of one."""
-    if not isinstance(record, NewRecord):
-        return b'{"data":' + encode(record) + b"}"
-    parts = [b'{"data":', encode(record.data)]
-    if record.tag is not None:
-        parts += (b',"tag":', encode(record.tag))
-    if record.node is not None:
-        parts += (b',"node":', encode(record.node))
-    if record.meta:
-        parts += (b',"meta":', encode(record.meta))
+def encode_record(
+    record: object, tag: str | None = None, node: str | None = None, meta: Mapping[str, str] | None = None
+) -> bytes:
+    """The JSON of one record of an append. `record` is a NewRecord, or the data of a record; with a tag, a node or meta
+    it is the data. Raises TypeError or ValueError for a value that JSON cannot express."""
+    data = record
+    if tag is None and node is None and meta is None:
+        if not isinstance(record, NewRecord):
+            return b'{"data":' + encode(record) + b"}"
+        data, tag, node, meta = record.data, record.tag, record.node, record.meta
+    parts = [b'{"data":', encode(data)]
+    if tag is not None:
+        parts += (b',"tag":', encode(tag))
+    if node is not None:
+        parts += (b',"node":', encode(node))
+    if meta:
+        parts += (b',"meta":', encode(meta))
     parts.append(b"}")
     return b"".join(parts)
 

@@ -1,33 +1,34 @@
 """`AsyncClient`: the calls of `/v0` for programs on trio or asyncio.
 
-A thin shell, as `topics.client.sync` is. One client may be used by many tasks of one event loop; it keeps its
-connections open and has to be closed.
+A shell that only does I/O, as `topics.client.sync` is, with the same core: `topics.client.calls`, `bulk`, `pages`,
+`transport` and `retry`.
 """
 
 from __future__ import annotations
 
-import random
-from collections.abc import AsyncIterable, AsyncIterator, Awaitable, Callable, Iterable
-from contextlib import asynccontextmanager
-from typing import Concatenate, ParamSpec, TypeVar
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from typing import Concatenate, ParamSpec, Self, TypeVar
 
 import anyio
 import httpx
 
-from topics.client import async_tailing, bulk, calls, results
+from topics.client import async_tailing, bulk, calls, pages
+from topics.client.bulk import Export
 from topics.client.calls import Call
 from topics.client.errors import TopicsError
+from topics.client.pages import Pages
 from topics.client.results import Record, Tombstone
-from topics.client.retry import Attempts, Retry
-from topics.client.transport import Connection, refusal, result, signed
+from topics.client.transport import BaseClient, Connection, refusal, result, signed
 
 P = ParamSpec("P")
 T = TypeVar("T")
 
 
-def _method(make: Callable[P, Call[T]]) -> Callable[Concatenate[AsyncClient, P], Awaitable[T]]:
-    """A method out of a function that makes a call."""
+# Each of these makes a method of the client out of a function that says what the method does, without I/O.
 
+
+def _method(make: Callable[P, Call[T]]) -> Callable[Concatenate[AsyncClient, P], Awaitable[T]]:
     async def method(self: AsyncClient, /, *args: P.args, **kwargs: P.kwargs) -> T:
         return await self.run(make(*args, **kwargs))
 
@@ -35,181 +36,22 @@ def _method(make: Callable[P, Call[T]]) -> Callable[Concatenate[AsyncClient, P],
     return method
 
 
-class AsyncClient:
-    """A client of one daemon; the parameters are those of `topics.client.Client`.
-
-    Every method raises a TopicsError of `topics.client.errors`. A call that is cancelled may have been carried out.
-    """
-
-    def __init__(
-        self,
-        url: str | None = None,
-        token: str | None = None,
-        *,
-        timeout: float = 30.0,
-        retry: Retry | None = Retry(),  # noqa: B008 - immutable
-        gzip: bool = False,
-    ) -> None:
-        self._go(Connection.made(url, token, timeout=timeout, retry=retry, gzip=gzip))
-
-    @classmethod
-    def over(cls, connection: Connection) -> AsyncClient:
-        """A client that goes the way of another."""
-        client = cls.__new__(cls)
-        client._go(connection)
-        return client
-
-    def _go(self, connection: Connection) -> None:
-        self.connection = connection
-        self._http = httpx.AsyncClient(**connection.options())
-        self._rng = random.Random()
-
-    def __repr__(self) -> str:
-        return f"AsyncClient({self.url!r})"
-
-    @property
-    def url(self) -> str:
-        """Where the daemon is."""
-        return self.connection.url
-
-    async def __aenter__(self) -> AsyncClient:
-        return self
-
-    async def __aexit__(self, *_: object) -> None:
-        await self.aclose()
-
-    async def aclose(self) -> None:
-        """Close the connections. Streams that are open end."""
-        await self._http.aclose()
-
-    # -- how a call is made ------------------------------------------------------------------------------------------
-
-    async def run(self, call: Call[T]) -> T:
-        """Make a call and repeat it where that is safe and allowed (`docs/design/clients.md`)."""
-        attempts = self.connection.attempts(call, now=anyio.current_time(), rng=self._rng)
-        while True:
-            try:
-                return await self.once(call)
-            except TopicsError as error:
-                wait = attempts.after(error, anyio.current_time())
-            await anyio.sleep(wait)
-
-    async def once(self, call: Call[T]) -> T:
-        """Make a call, and repeat nothing."""
-        try:
-            answer = await self._http.request(**self.connection.request(call))
-        except httpx.HTTPError as error:
-            raise self.connection.failure(error) from None
-        return result(call, answer.status_code, answer.headers, answer.content)
-
-    @asynccontextmanager
-    async def opened(self, call: Call[bytes], *, silence: float | None = None) -> AsyncIterator[httpx.Response]:
-        """The answer to a call as a stream, which is closed at the end; its status was looked at. `silence`: seconds
-        without a byte after which it counts as broken. Nothing is repeated, and what breaks while it is open is
-        raised as a ConnectionFailed too."""
-        request = self.connection.request(call, silence)
-        try:
-            async with self._http.stream(**request) as answer:
-                if answer.status_code != 200:
-                    raise refusal(answer.status_code, answer.headers, await answer.aread())
-                yield answer
-        except httpx.HTTPError as error:
-            raise self.connection.failure(error) from None
-
-    def _attempts(self) -> Attempts:
-        return Attempts(self.connection.retry, repeatable=True, now=anyio.current_time(), rng=self._rng)
-
-    # -- the daemon --------------------------------------------------------------------------------------------------
-
-    health = _method(calls.health)
-    ready = _method(calls.ready)
-    metrics = _method(calls.metrics)
-    openapi = _method(calls.openapi)
-    checkpoint = _method(calls.checkpoint)
-
-    async def metrics_text(self) -> str:
-        """All metrics in Prometheus's text format."""
-        return (await self.run(calls.metrics_text())).decode()
-
-    # -- topics ------------------------------------------------------------------------------------------------------
-
-    create = _method(calls.create)
-    update = _method(calls.update)
-    state = _method(calls.state)
-    delete_topic = _method(calls.delete_topic)
-
-    # -- records -----------------------------------------------------------------------------------------------------
-
-    append = _method(calls.append)
-    stage = _method(bulk.stage)
-    commit = _method(calls.commit)
-    delete_stage = _method(calls.delete_stage)
-    diff = _method(calls.diff)
-    delete_records = _method(calls.delete_records)
-
-    async def read(
-        self,
-        topic: str,
-        from_seq: int = 0,
-        *,
-        to_seq: int | None = None,
-        limit: int = 1000,
-        node: str | Iterable[str] = (),
-        include_tags: bool = True,
-        include_meta: bool = True,
-    ) -> AsyncIterator[Record | Tombstone]:
-        """What comes after `from_seq`, up to `to_seq` or until there is no more, in pages of `limit`."""
-        position, epoch = from_seq, None
-        nodes = (node,) if isinstance(node, str) else tuple(node)
-        while True:
-            page = await self.diff(
-                topic,
-                position,
-                epoch=epoch,
-                limit=limit,
-                node=nodes,
-                include_tags=include_tags,
-                include_meta=include_meta,
-            )
-            for value in calls.values_of(page, to_seq):
+def _paged(make: Callable[P, Pages[T]]) -> Callable[Concatenate[AsyncClient, P], AsyncIterator[T]]:
+    async def method(self: AsyncClient, /, *args: P.args, **kwargs: P.kwargs) -> AsyncIterator[T]:
+        found = make(*args, **kwargs)
+        while (call := found.next_call()) is not None:
+            for value in found.values(await self.run(call)):
                 yield value
-            position, epoch = page.next_from_seq, page.epoch
-            if page.caught_up or (to_seq is not None and position >= to_seq):
-                return
 
-    async def export(
-        self,
-        topic: str,
-        from_seq: int = 0,
-        *,
-        to_seq: int | None = None,
-        from_ts: int | None = None,
-        to_ts: int | None = None,
-        match: str | None = None,
-        node: str | Iterable[str] = (),
-        include_tags: bool = True,
-        include_meta: bool = True,
-        include_data: bool = True,
-        epoch: int | None = None,
-    ) -> AsyncIterator[Record | Tombstone]:
-        """What lies in `(from_seq, to_seq]` (by default up to the head as of now) and between two times (ms), in one
-        stream. `match` is a tag, or with a final `*` a prefix of tags; with `epoch`, another instance of the topic is
-        met with a tombstone. A stream that is cut off is asked for again from where it ended; the pauses are those of
-        the retries, and begin anew with each record."""
-        state = await self.state(topic, touch=False)
-        export = bulk.Export(
-            topic,
-            from_seq,
-            state.head_seq if to_seq is None else to_seq,
-            epoch=state.epoch if epoch is None else epoch,
-            ts=(from_ts, to_ts),
-            match=match,
-            node=node,
-            include_tags=include_tags,
-            include_meta=include_meta,
-            include_data=include_data,
-        )
-        attempts, before = self._attempts(), -1
+    signed(method, make)
+    return method
+
+
+def _exported(make: Callable[P, Export]) -> Callable[Concatenate[AsyncClient, P], AsyncIterator[Record | Tombstone]]:
+    async def method(self: AsyncClient, /, *args: P.args, **kwargs: P.kwargs) -> AsyncIterator[Record | Tombstone]:
+        export = make(*args, **kwargs)
+        export.begin(await self.run(export.state_call()))
+        attempts = self.connection.attempts(export.call(), now=anyio.current_time(), rng=self._rng)
         while True:
             try:
                 async with self.opened(export.call()) as answer:
@@ -219,86 +61,117 @@ class AsyncClient:
                     export.finished()
                 return
             except TopicsError as error:
-                if export.position != before:
-                    attempts, before = self._attempts(), export.position
+                wait = attempts.after(error, anyio.current_time(), position=export.position)
+            await anyio.sleep(wait)
+
+    signed(method, make)
+    return method
+
+
+def _streamed(
+    make: Callable[P, Call[bytes]],
+) -> Callable[Concatenate[AsyncClient, P], AbstractAsyncContextManager[AsyncIterator[bytes]]]:
+    @asynccontextmanager
+    async def method(self: AsyncClient, /, *args: P.args, **kwargs: P.kwargs) -> AsyncIterator[AsyncIterator[bytes]]:
+        async with self.opened(make(*args, **kwargs)) as answer:
+            yield answer.aiter_bytes()
+
+    signed(method, make)
+    return method
+
+
+class AsyncClient(BaseClient):
+    """A client of one daemon, for programs on trio or asyncio.
+
+    Any number of tasks of one event loop may use one client. It keeps its connections open; `aclose` it, or use it in
+    an `async with` block. Methods, parameters, results and errors are those of `Client`. The daemon may have carried
+    out a call that was cancelled.
+    """
+
+    def _set_up(self, connection: Connection) -> None:
+        super()._set_up(connection)
+        self._http = httpx.AsyncClient(**connection.options())
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.aclose()
+
+    async def aclose(self) -> None:
+        """Close the connections. Open streams break; calls that are made later raise RuntimeError."""
+        await self._http.aclose()
+
+    # -- I/O ---------------------------------------------------------------------------------------------------------
+
+    async def run(self, call: Call[T]) -> T:
+        """Make a call, and repeat it for as long as `retry` allows if it fails and a repeat does no harm
+        (`docs/design/clients.md`). Raises the TopicsError of the last attempt."""
+        attempts = self.connection.attempts(call, now=anyio.current_time(), rng=self._rng)
+        while True:
+            try:
+                return await self.once(call)
+            except TopicsError as error:
                 wait = attempts.after(error, anyio.current_time())
             await anyio.sleep(wait)
 
+    async def once(self, call: Call[T]) -> T:
+        """Make one attempt at a call. Raises a TopicsError if it fails."""
+        try:
+            answer = await self._http.request(**self.connection.request(call))
+        except httpx.HTTPError as error:
+            raise self.connection.failure(error) from None
+        return result(call, answer.status_code, answer.headers, answer.content)
+
     @asynccontextmanager
-    async def export_stream(
-        self,
-        topic: str,
-        from_seq: int = 0,
-        *,
-        to_seq: int | None = None,
-        from_ts: int | None = None,
-        to_ts: int | None = None,
-        match: str | None = None,
-        node: str | Iterable[str] = (),
-        include_tags: bool = True,
-        include_meta: bool = True,
-        include_data: bool = True,
-        epoch: int | None = None,
-        accept: str = bulk.LINES,
-    ) -> AsyncIterator[AsyncIterator[bytes]]:
-        """The bytes of an export as they come, in the format `accept`: NDJSON, or an Arrow stream
-        (`application/vnd.apache.arrow.stream`; raises an ApiError of status 406 where the daemon has none). The stream
-        is closed at the end of the block. Nothing is repeated; one that was cut off has no `$end`."""
-        call = bulk.export(
-            topic,
-            from_seq,
-            to_seq=to_seq,
-            from_ts=from_ts,
-            to_ts=to_ts,
-            match=match,
-            node=node,
-            include_tags=include_tags,
-            include_meta=include_meta,
-            include_data=include_data,
-            epoch=epoch,
-            accept=accept,
-        )
-        async with self.opened(call) as answer:
-            yield answer.aiter_bytes()
+    async def opened(self, call: Call[bytes], *, silence: float | None = None) -> AsyncIterator[httpx.Response]:
+        """Make one attempt at a call, and give its answer as a stream, which is closed at the end of the block.
 
-    async def ingest(
-        self,
-        topic: str,
-        records: Iterable[object] | AsyncIterable[object],
-        *,
-        node: str | None = None,
-        idempotency_key: str | None = None,
-        create: bool | None = None,
-        disable_backpressure: bool = False,
-    ) -> results.Ingested:
-        """Upload any number of records in one stream: NewRecords, or JSON values which become data. They are stored in
-        atomic batches as they come; a failure says in its `detail` how much is (`committed`, `last_seq`, `line`).
+        `silence` is how long the stream may bring no byte before it counts as broken, in seconds; None: the client's
+        `timeout`. Raises a TopicsError for an answer without success, and ConnectionFailed where the connection fails,
+        also in the block.
+        """
+        request = self.connection.request(call, silence)
+        try:
+            async with self._http.stream(**request) as answer:
+                if answer.status_code != 200:
+                    raise refusal(answer.status_code, answer.headers, await answer.aread())
+                yield answer
+        except httpx.HTTPError as error:
+            raise self.connection.failure(error) from None
 
-        Nothing is repeated, since `records` may be an iterator. With an `idempotency_key` the same upload may be
-        repeated, and stores what is missing."""
+    # -- the daemon --------------------------------------------------------------------------------------------------
 
-        async def pieces() -> AsyncIterator[bytes]:
-            gathered = bulk.Pieces()
-            if isinstance(records, AsyncIterable):
-                async for record in records:
-                    if (piece := gathered.add(record)) is not None:
-                        yield piece
-            else:
-                for record in records:
-                    if (piece := gathered.add(record)) is not None:
-                        yield piece
-            if (piece := gathered.rest()) is not None:
-                yield piece
+    health = _method(calls.health)
+    ready = _method(calls.ready)
+    metrics = _method(calls.metrics)
+    metrics_text = _method(calls.metrics_text)
+    openapi = _method(calls.openapi)
+    checkpoint = _method(calls.checkpoint)
 
-        call = bulk.ingest(
-            topic,
-            pieces(),
-            node=node,
-            idempotency_key=idempotency_key,
-            create=create,
-            disable_backpressure=disable_backpressure,
-        )
-        return await self.once(call)
+    # -- topics ------------------------------------------------------------------------------------------------------
+
+    create = _method(calls.create)
+    update = _method(calls.update)
+    state = _method(calls.state)
+    delete_topic = _method(calls.delete_topic)
+    list_all = _paged(pages.list_all)
+
+    # -- records -----------------------------------------------------------------------------------------------------
+
+    append = _method(calls.append)
+    diff = _method(calls.diff)
+    read = _paged(pages.read)
+    delete_records = _method(calls.delete_records)
+
+    # -- records in bulk ---------------------------------------------------------------------------------------------
+
+    export = _exported(bulk.export)
+    export_stream = _streamed(bulk.export_stream)
+    ingest = _method(bulk.ingest_async)
+    stage = _method(bulk.stage)
+    commit = _method(calls.commit)
+    delete_stage = _method(calls.delete_stage)
 
     # -- live delivery -----------------------------------------------------------------------------------------------
 
@@ -312,19 +185,8 @@ class AsyncClient:
     update_router = _method(calls.update_router)
     router = _method(calls.router)
     routers = _method(calls.router_page)
+    all_routers = _paged(pages.all_routers)
     delete_router = _method(calls.delete_router)
-
-    async def all_routers(
-        self, *, prefix: str = "", source: str | None = None, dest: str | None = None
-    ) -> AsyncIterator[results.RouterState]:
-        """Every router, in the order of names, fetched page by page."""
-        cursor: str | None = None
-        while True:
-            page = await self.routers(prefix=prefix, source=source, dest=dest, page_size=1000, cursor=cursor)
-            for router in page.routers:
-                yield router
-            if (cursor := page.next_cursor) is None:
-                return
 
     # -- queues ------------------------------------------------------------------------------------------------------
 
@@ -334,15 +196,5 @@ class AsyncClient:
     extend = _method(calls.extend)
 
     # -- lists: last, because the name hides the type ----------------------------------------------------------------
-
-    async def list_all(self, *, prefix: str = "") -> AsyncIterator[results.TopicSummary]:
-        """Every topic, in the order of names, fetched page by page."""
-        cursor: str | None = None
-        while True:
-            page = await self.list(prefix=prefix, page_size=1000, cursor=cursor)
-            for topic in page.topics:
-                yield topic
-            if (cursor := page.next_cursor) is None:
-                return
 
     list = _method(calls.topic_page)

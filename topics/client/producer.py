@@ -44,7 +44,6 @@ from topics.client.batching import (
 )
 from topics.client.concurrent import AsyncClient
 from topics.client.errors import ProtocolError, TopicsError
-from topics.client.results import NewRecord
 from topics.client.retry import Attempts
 from topics.client.sync import Client
 
@@ -409,10 +408,7 @@ class Producer(_Producer[Client | str, Delivery]):
         """
         if _forks != self._born_after:
             raise RuntimeError("a producer does not survive a fork: make one in each process")
-        if tag is None and node is None and meta is None:
-            record = calls.encode_record(data)
-        else:
-            record = calls.encode_record(NewRecord(data, tag, node, meta))
+        record = calls.encode_record(data, tag, node, meta)
         delivery = self._buffer.put(topic, record, time.monotonic())
         return delivery if delivery is not None else self._send_with_patience(topic, record)
 
@@ -537,10 +533,7 @@ class AsyncProducer(_Producer[AsyncClient, AsyncDelivery]):
         """
         if self._sender is None:
             raise RuntimeError("the producer is not open: use `async with`")
-        if tag is None and node is None and meta is None:
-            record = calls.encode_record(data)
-        else:
-            record = calls.encode_record(NewRecord(data, tag, node, meta))
+        record = calls.encode_record(data, tag, node, meta)
         self._sends += 1
         if self._sends % _SENDS_IN_A_ROW == 0:
             await anyio.lowlevel.checkpoint()

@@ -53,9 +53,13 @@ def may_repeat(error: TopicsError, *, repeatable: bool) -> bool:
 
 
 class Attempts:
-    """The tries of one call."""
+    """The attempts at one call: counts its failures, and decides whether and when the next attempt is made.
 
-    __slots__ = ("_began", "_count", "_repeatable", "_retry", "_rng")
+    With `retry=None` no failure is repeated. `repeatable` says whether the call does no harm when the daemon carries it
+    out twice. `now` is the time at which the call begins, in seconds of a clock that does not jump.
+    """
+
+    __slots__ = ("_began", "_count", "_position", "_repeatable", "_retry", "_rng")
 
     def __init__(self, retry: Retry | None, *, repeatable: bool, now: float, rng: Random) -> None:
         self._retry = retry
@@ -63,9 +67,17 @@ class Attempts:
         self._began = now
         self._rng = rng
         self._count = 0
+        self._position: int | None = None
+        """Of a stream: where it stood at the last failure."""
 
-    def after(self, error: TopicsError, now: float) -> float:
-        """Seconds to wait before the next try. Raises the error if there is to be none."""
+    def after(self, error: TopicsError, now: float, *, position: int | None = None) -> float:
+        """Return how long to wait before the next attempt, in seconds. Raises the error if there is to be none.
+
+        `position` is for a stream that is opened again after a failure: the last seq that it has brought. If it has
+        moved since the last failure, failures are counted anew, and `give_up_after` begins now.
+        """
+        if position is not None and position != self._position:
+            self._position, self._began, self._count = position, now, 0
         self._count += 1
         if self._retry is None or not may_repeat(error, repeatable=self._repeatable):
             raise error

@@ -1,25 +1,25 @@
 """`Client`: the calls of `/v0` for programs that block.
 
-A thin shell: what is said is `topics.client.calls`, what is repeated `topics.client.retry`. One client may be used from
-many threads; it keeps its connections open and has to be closed.
+A shell that only does I/O: it sends, receives and sleeps. Requests are built by `topics.client.calls`, `bulk` and
+`pages`, answers are judged by `topics.client.transport`, repeats are decided by `topics.client.retry`.
 """
 
 from __future__ import annotations
 
-import random
 import time
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
-from typing import TYPE_CHECKING, Concatenate, ParamSpec, TypeVar
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from typing import TYPE_CHECKING, Concatenate, ParamSpec, Self, TypeVar
 
 import httpx
 
-from topics.client import bulk, calls, results, tailing
+from topics.client import bulk, calls, pages, tailing
+from topics.client.bulk import Export
 from topics.client.calls import Call
 from topics.client.errors import TopicsError
+from topics.client.pages import Pages
 from topics.client.results import Record, Tombstone
-from topics.client.retry import Attempts, Retry
-from topics.client.transport import Connection, refusal, result, signed
+from topics.client.transport import BaseClient, Connection, refusal, result, signed
 
 if TYPE_CHECKING:
     from topics.client.concurrent import AsyncClient
@@ -28,9 +28,10 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 
-def _method(make: Callable[P, Call[T]]) -> Callable[Concatenate[Client, P], T]:
-    """A method out of a function that makes a call."""
+# Each of these makes a method of the client out of a function that says what the method does, without I/O.
 
+
+def _method(make: Callable[P, Call[T]]) -> Callable[Concatenate[Client, P], T]:
     def method(self: Client, /, *args: P.args, **kwargs: P.kwargs) -> T:
         return self.run(make(*args, **kwargs))
 
@@ -38,58 +39,83 @@ def _method(make: Callable[P, Call[T]]) -> Callable[Concatenate[Client, P], T]:
     return method
 
 
-class Client:
-    """A client of one daemon.
+def _paged(make: Callable[P, Pages[T]]) -> Callable[Concatenate[Client, P], Iterator[T]]:
+    def method(self: Client, /, *args: P.args, **kwargs: P.kwargs) -> Iterator[T]:
+        found = make(*args, **kwargs)
+        while (call := found.next_call()) is not None:
+            yield from found.values(self.run(call))
 
-    `url` is TOPICS_URL or `http://127.0.0.1:4000` if it is not given, `token` (an API key) TOPICS_TOKEN or none.
-    `timeout` is how long to wait for a connection or for the next byte, in seconds; `retry=None` repeats nothing.
-    `gzip` asks for compressed answers: for networks that are slower than the daemon's processor.
+    signed(method, make)
+    return method
 
-    Every method raises a TopicsError of `topics.client.errors`. KeyboardInterrupt ends a call at once; what was sent
-    may have been carried out.
+
+def _exported(make: Callable[P, Export]) -> Callable[Concatenate[Client, P], Iterator[Record | Tombstone]]:
+    def method(self: Client, /, *args: P.args, **kwargs: P.kwargs) -> Iterator[Record | Tombstone]:
+        export = make(*args, **kwargs)
+        export.begin(self.run(export.state_call()))
+        attempts = self.connection.attempts(export.call(), now=time.monotonic(), rng=self._rng)
+        while True:
+            try:
+                with self.opened(export.call()) as answer:
+                    for piece in answer.iter_bytes():
+                        yield from export.feed(piece)
+                    export.finished()
+                return
+            except TopicsError as error:
+                wait = attempts.after(error, time.monotonic(), position=export.position)
+            time.sleep(wait)
+
+    signed(method, make)
+    return method
+
+
+def _streamed(
+    make: Callable[P, Call[bytes]],
+) -> Callable[Concatenate[Client, P], AbstractContextManager[Iterator[bytes]]]:
+    @contextmanager
+    def method(self: Client, /, *args: P.args, **kwargs: P.kwargs) -> Iterator[Iterator[bytes]]:
+        with self.opened(make(*args, **kwargs)) as answer:
+            yield answer.iter_bytes()
+
+    signed(method, make)
+    return method
+
+
+class Client(BaseClient):
+    """A client of one daemon, for programs that block.
+
+    Any number of threads may use one client. It keeps its connections open; `close` it, or use it in a `with` block.
+
+    Every call raises a TopicsError (`topics.client.errors`) if it fails, TypeError or ValueError for arguments that
+    JSON cannot express, and RuntimeError after `close`. A failed call is repeated for as long as `retry` allows, where
+    a repeat does no harm. KeyboardInterrupt ends a call at once; the daemon may have carried it out.
     """
 
-    def __init__(
-        self,
-        url: str | None = None,
-        token: str | None = None,
-        *,
-        timeout: float = 30.0,
-        retry: Retry | None = Retry(),  # noqa: B008 - immutable
-        gzip: bool = False,
-    ) -> None:
-        self.connection = Connection.made(url, token, timeout=timeout, retry=retry, gzip=gzip)
-        self._http = httpx.Client(**self.connection.options())
-        self._rng = random.Random()
+    def _set_up(self, connection: Connection) -> None:
+        super()._set_up(connection)
+        self._http = httpx.Client(**connection.options())
 
-    def __repr__(self) -> str:
-        return f"Client({self.url!r})"
-
-    @property
-    def url(self) -> str:
-        """Where the daemon is."""
-        return self.connection.url
-
-    def __enter__(self) -> Client:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
         self.close()
 
     def close(self) -> None:
-        """Close the connections. Streams that are open end."""
+        """Close the connections. Open streams break; calls that are made later raise RuntimeError."""
         self._http.close()
 
     def asynchronous(self) -> AsyncClient:
-        """An AsyncClient that goes the same way."""
+        """A new AsyncClient with the settings of this client, and connections of its own."""
         from topics.client.concurrent import AsyncClient  # noqa: PLC0415 - anyio is not needed for blocking calls
 
         return AsyncClient.over(self.connection)
 
-    # -- how a call is made ------------------------------------------------------------------------------------------
+    # -- I/O ---------------------------------------------------------------------------------------------------------
 
     def run(self, call: Call[T]) -> T:
-        """Make a call and repeat it where that is safe and allowed (`docs/design/clients.md`)."""
+        """Make a call, and repeat it for as long as `retry` allows if it fails and a repeat does no harm
+        (`docs/design/clients.md`). Raises the TopicsError of the last attempt."""
         attempts = self.connection.attempts(call, now=time.monotonic(), rng=self._rng)
         while True:
             try:
@@ -98,7 +124,7 @@ class Client:
                 time.sleep(attempts.after(error, time.monotonic()))
 
     def once(self, call: Call[T]) -> T:
-        """Make a call, and repeat nothing."""
+        """Make one attempt at a call. Raises a TopicsError if it fails."""
         try:
             answer = self._http.request(**self.connection.request(call))
         except httpx.HTTPError as error:
@@ -107,9 +133,12 @@ class Client:
 
     @contextmanager
     def opened(self, call: Call[bytes], *, silence: float | None = None) -> Iterator[httpx.Response]:
-        """The answer to a call as a stream, which is closed at the end; its status was looked at. `silence`: seconds
-        without a byte after which it counts as broken. Nothing is repeated, and what breaks while it is open is
-        raised as a ConnectionFailed too."""
+        """Make one attempt at a call, and give its answer as a stream, which is closed at the end of the block.
+
+        `silence` is how long the stream may bring no byte before it counts as broken, in seconds; None: the client's
+        `timeout`. Raises a TopicsError for an answer without success, and ConnectionFailed where the connection fails,
+        also in the block.
+        """
         request = self.connection.request(call, silence)
         try:
             with self._http.stream(**request) as answer:
@@ -119,20 +148,14 @@ class Client:
         except httpx.HTTPError as error:
             raise self.connection.failure(error) from None
 
-    def _attempts(self) -> Attempts:
-        return Attempts(self.connection.retry, repeatable=True, now=time.monotonic(), rng=self._rng)
-
     # -- the daemon --------------------------------------------------------------------------------------------------
 
     health = _method(calls.health)
     ready = _method(calls.ready)
     metrics = _method(calls.metrics)
+    metrics_text = _method(calls.metrics_text)
     openapi = _method(calls.openapi)
     checkpoint = _method(calls.checkpoint)
-
-    def metrics_text(self) -> str:
-        """All metrics in Prometheus's text format."""
-        return self.run(calls.metrics_text()).decode()
 
     # -- topics ------------------------------------------------------------------------------------------------------
 
@@ -140,161 +163,23 @@ class Client:
     update = _method(calls.update)
     state = _method(calls.state)
     delete_topic = _method(calls.delete_topic)
+    list_all = _paged(pages.list_all)
 
     # -- records -----------------------------------------------------------------------------------------------------
 
     append = _method(calls.append)
+    diff = _method(calls.diff)
+    read = _paged(pages.read)
+    delete_records = _method(calls.delete_records)
+
+    # -- records in bulk ---------------------------------------------------------------------------------------------
+
+    export = _exported(bulk.export)
+    export_stream = _streamed(bulk.export_stream)
+    ingest = _method(bulk.ingest)
     stage = _method(bulk.stage)
     commit = _method(calls.commit)
     delete_stage = _method(calls.delete_stage)
-    diff = _method(calls.diff)
-    delete_records = _method(calls.delete_records)
-
-    def read(
-        self,
-        topic: str,
-        from_seq: int = 0,
-        *,
-        to_seq: int | None = None,
-        limit: int = 1000,
-        node: str | Iterable[str] = (),
-        include_tags: bool = True,
-        include_meta: bool = True,
-    ) -> Iterator[Record | Tombstone]:
-        """What comes after `from_seq`, up to `to_seq` or until there is no more, in pages of `limit`."""
-        position, epoch = from_seq, None
-        nodes = (node,) if isinstance(node, str) else tuple(node)
-        while True:
-            page = self.diff(
-                topic,
-                position,
-                epoch=epoch,
-                limit=limit,
-                node=nodes,
-                include_tags=include_tags,
-                include_meta=include_meta,
-            )
-            yield from calls.values_of(page, to_seq)
-            position, epoch = page.next_from_seq, page.epoch
-            if page.caught_up or (to_seq is not None and position >= to_seq):
-                return
-
-    def export(
-        self,
-        topic: str,
-        from_seq: int = 0,
-        *,
-        to_seq: int | None = None,
-        from_ts: int | None = None,
-        to_ts: int | None = None,
-        match: str | None = None,
-        node: str | Iterable[str] = (),
-        include_tags: bool = True,
-        include_meta: bool = True,
-        include_data: bool = True,
-        epoch: int | None = None,
-    ) -> Iterator[Record | Tombstone]:
-        """What lies in `(from_seq, to_seq]` (by default up to the head as of now) and between two times (ms), in one
-        stream. `match` is a tag, or with a final `*` a prefix of tags; with `epoch`, another instance of the topic is
-        met with a tombstone. A stream that is cut off is asked for again from where it ended; the pauses are those of
-        the retries, and begin anew with each record."""
-        state = self.state(topic, touch=False)
-        export = bulk.Export(
-            topic,
-            from_seq,
-            state.head_seq if to_seq is None else to_seq,
-            epoch=state.epoch if epoch is None else epoch,
-            ts=(from_ts, to_ts),
-            match=match,
-            node=node,
-            include_tags=include_tags,
-            include_meta=include_meta,
-            include_data=include_data,
-        )
-        attempts, before = self._attempts(), -1
-        while True:
-            try:
-                with self.opened(export.call()) as answer:
-                    for piece in answer.iter_bytes():
-                        yield from export.feed(piece)
-                    export.finished()
-                return
-            except TopicsError as error:
-                if export.position != before:
-                    attempts, before = self._attempts(), export.position
-                wait = attempts.after(error, time.monotonic())
-            time.sleep(wait)
-
-    @contextmanager
-    def export_stream(
-        self,
-        topic: str,
-        from_seq: int = 0,
-        *,
-        to_seq: int | None = None,
-        from_ts: int | None = None,
-        to_ts: int | None = None,
-        match: str | None = None,
-        node: str | Iterable[str] = (),
-        include_tags: bool = True,
-        include_meta: bool = True,
-        include_data: bool = True,
-        epoch: int | None = None,
-        accept: str = bulk.LINES,
-    ) -> Iterator[Iterator[bytes]]:
-        """The bytes of an export as they come, in the format `accept`: NDJSON, or an Arrow stream
-        (`application/vnd.apache.arrow.stream`; raises an ApiError of status 406 where the daemon has none). The stream
-        is closed at the end of the block. Nothing is repeated; one that was cut off has no `$end`."""
-        call = bulk.export(
-            topic,
-            from_seq,
-            to_seq=to_seq,
-            from_ts=from_ts,
-            to_ts=to_ts,
-            match=match,
-            node=node,
-            include_tags=include_tags,
-            include_meta=include_meta,
-            include_data=include_data,
-            epoch=epoch,
-            accept=accept,
-        )
-        with self.opened(call) as answer:
-            yield answer.iter_bytes()
-
-    def ingest(
-        self,
-        topic: str,
-        records: Iterable[object],
-        *,
-        node: str | None = None,
-        idempotency_key: str | None = None,
-        create: bool | None = None,
-        disable_backpressure: bool = False,
-    ) -> results.Ingested:
-        """Upload any number of records in one stream: NewRecords, or JSON values which become data. They are stored in
-        atomic batches as they come; a failure says in its `detail` how much is (`committed`, `last_seq`, `line`).
-
-        Nothing is repeated, since `records` may be an iterator. With an `idempotency_key` the same upload may be
-        repeated, and stores what is missing."""
-
-        def pieces() -> Iterator[bytes]:
-            gathered = bulk.Pieces()
-            for record in records:
-                if (piece := gathered.add(record)) is not None:
-                    yield piece
-            if (piece := gathered.rest()) is not None:
-                yield piece
-
-        call = bulk.ingest(
-            topic,
-            pieces(),
-            node=node,
-            idempotency_key=idempotency_key,
-            create=create,
-            disable_backpressure=disable_backpressure,
-        )
-        return self.once(call)
 
     # -- live delivery -----------------------------------------------------------------------------------------------
 
@@ -308,18 +193,8 @@ class Client:
     update_router = _method(calls.update_router)
     router = _method(calls.router)
     routers = _method(calls.router_page)
+    all_routers = _paged(pages.all_routers)
     delete_router = _method(calls.delete_router)
-
-    def all_routers(
-        self, *, prefix: str = "", source: str | None = None, dest: str | None = None
-    ) -> Iterator[results.RouterState]:
-        """Every router, in the order of names, fetched page by page."""
-        cursor: str | None = None
-        while True:
-            page = self.routers(prefix=prefix, source=source, dest=dest, page_size=1000, cursor=cursor)
-            yield from page.routers
-            if (cursor := page.next_cursor) is None:
-                return
 
     # -- queues ------------------------------------------------------------------------------------------------------
 
@@ -329,14 +204,5 @@ class Client:
     extend = _method(calls.extend)
 
     # -- lists: last, because the name hides the type ----------------------------------------------------------------
-
-    def list_all(self, *, prefix: str = "") -> Iterator[results.TopicSummary]:
-        """Every topic, in the order of names, fetched page by page."""
-        cursor: str | None = None
-        while True:
-            page = self.list(prefix=prefix, page_size=1000, cursor=cursor)
-            yield from page.topics
-            if (cursor := page.next_cursor) is None:
-                return
 
     list = _method(calls.topic_page)

@@ -183,9 +183,10 @@ class Jobs(Stream[Job]):
     """The jobs of a queue: what `Client.work` returns. Closing it gives those that were not acked to others."""
 
 
-def _tail(make: Callable[P, Following]) -> Callable[Concatenate[Client, P], Tail]:
-    """A method of the client out of a function that makes what decides."""
+# Each of these makes a method of the client out of a function that makes the machine of a stream.
 
+
+def _tail(make: Callable[P, Following]) -> Callable[Concatenate[Client, P], Tail]:
     def method(client: Client, /, *args: P.args, **kwargs: P.kwargs) -> Tail:
         return Tail(client, make(*args, **kwargs))
 

@@ -1,7 +1,7 @@
-"""What both clients do alike: where the daemon is, what goes out with a call, what an answer means.
+"""What both clients have in common: the connection's settings, the request of a call, the meaning of an answer.
 
-Responsible for turning a `Call` into the arguments of httpx and httpx's answers and failures into results and errors.
-It opens nothing and waits for nothing.
+Responsible for turning a `Call` into the arguments of httpx, and httpx's answers and failures into results and errors.
+It opens no connection and waits for nothing: that is left to `topics.client.sync` and `topics.client.concurrent`.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import os
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from random import Random
-from typing import Any, Final, TypeVar
+from typing import Any, Final, Self, TypeVar
 
 import httpx
 import msgspec
@@ -29,17 +29,21 @@ NOT_SENT: Final = (httpx.ConnectError, httpx.ConnectTimeout, httpx.PoolTimeout)
 
 @dataclass(frozen=True, slots=True)
 class Connection:
-    """How to get to a daemon. Durations in seconds."""
+    """How a client reaches its daemon, and how it repeats calls."""
 
     url: str
+    """Without a slash or `/v0` at its end."""
     token: str | None = field(repr=False)
     timeout: float
+    """Seconds to wait for a connection, or for the next byte on one."""
     retry: Retry | None
+    """None: no call is repeated."""
     gzip: bool
 
     @classmethod
     def made(cls, url: str | None, token: str | None, *, timeout: float, retry: Retry | None, gzip: bool) -> Connection:
-        """With what TOPICS_URL and TOPICS_TOKEN say where nothing is given. Raises ValueError for what is no url."""
+        """Check the settings of a client, and fill in TOPICS_URL and TOPICS_TOKEN where an argument is None. Raises
+        ValueError for a url that is not `http(s)://host[:port]`, and for a token that no header can hold."""
         url = (url or os.environ.get("TOPICS_URL") or DEFAULT_URL).rstrip("/")
         try:
             parsed = httpx.URL(url)
@@ -57,7 +61,7 @@ class Connection:
         return cls(url.removesuffix("/v0"), token or None, timeout, retry, gzip)
 
     def options(self) -> dict[str, Any]:
-        """The arguments of httpx's clients. Redirects are not followed: a key must not go to another host."""
+        """The arguments of httpx's clients. Redirects are not followed: the API key must not go to another host."""
         headers = {
             "Accept-Encoding": "gzip" if self.gzip else "identity",
             "User-Agent": "topics-client",
@@ -74,7 +78,8 @@ class Connection:
         }
 
     def request(self, call: Call[Any], silence: float | None = None) -> dict[str, Any]:
-        """The arguments of one request. `silence`: seconds without a byte after which a stream counts as broken."""
+        """The arguments of one request. `silence` is how long a stream may bring no byte before it counts as broken, in
+        seconds; None: the client's `timeout`, and on top of it the time for which the daemon may wait on purpose."""
         headers = {"Accept": call.accept, **call.headers}
         content = call.body if call.upload is None else call.upload
         if content is not None:
@@ -89,22 +94,69 @@ class Connection:
         }
 
     def attempts(self, call: Call[Any], *, now: float, rng: Random) -> Attempts:
-        """The tries of a call."""
-        return Attempts(None if call.probe else self.retry, repeatable=call.repeatable, now=now, rng=rng)
+        """The attempts at a call that begins at `now`. A probe, and an upload whose body is made while it is sent, get
+        one attempt only."""
+        retry = None if call.probe or call.upload is not None else self.retry
+        return Attempts(retry, repeatable=call.repeatable, now=now, rng=rng)
 
     def failure(self, error: httpx.HTTPError) -> TopicsError:
-        """What a request that got no answer raises."""
+        """The error for a request that got no answer, or whose answer was cut off."""
         said = str(error) or type(error).__name__
         return ConnectionFailed(f"{self.url}: {said}", outcome_unknown=not isinstance(error, NOT_SENT))
 
 
+class BaseClient:
+    """The settings of a client of one daemon; `Client` and `AsyncClient` add the connections and the waiting."""
+
+    def __init__(
+        self,
+        url: str | None = None,
+        token: str | None = None,
+        *,
+        timeout: float = 30.0,
+        retry: Retry | None = Retry(),  # noqa: B008 - immutable
+        gzip: bool = False,
+    ) -> None:
+        """Opens no connection yet. Raises ValueError for a url that is not `http(s)://host[:port]`, and for a token
+        that no header can hold.
+
+        `url` is the daemon's address; None: TOPICS_URL, or `http://127.0.0.1:4000`. `token` is an API key; None:
+        TOPICS_TOKEN, or no key. `timeout` is how long to wait for a connection, or for the next byte on one, in
+        seconds. `retry` says how long calls are repeated; None: never. With `gzip` the daemon is asked to compress its
+        answers, which pays where the network is slower than the daemon's processor.
+        """
+        self._set_up(Connection.made(url, token, timeout=timeout, retry=retry, gzip=gzip))
+
+    @classmethod
+    def over(cls, connection: Connection) -> Self:
+        """A client with the settings of another one, and connections of its own."""
+        client = cls.__new__(cls)
+        client._set_up(connection)
+        return client
+
+    def _set_up(self, connection: Connection) -> None:
+        self.connection = connection
+        self._rng = Random()
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self.url!r})"
+
+    @property
+    def url(self) -> str:
+        """The daemon's address, without a slash at its end."""
+        return self.connection.url
+
+
 def result(call: Call[T], status: int, headers: httpx.Headers, body: bytes) -> T:
-    """The result of a call out of its answer. Raises what the answer is, if it is no success."""
+    """The result of a call out of its answer. Raises the ApiError that an answer without success stands for, and
+    ProtocolError for a body that is not what the call is answered with."""
     if not 200 <= status < 300:
         raise refusal(status, headers, body)
     if call.answer is None:
         return body  # type: ignore[return-value]  # T is bytes then
     try:
+        if call.answer is str:
+            return body.decode()  # type: ignore[return-value]  # T is str
         found: T = _decoder(call.answer).decode(body)  # type: ignore[arg-type]  # a type is hashable
     except (msgspec.MsgspecError, UnicodeDecodeError) as error:
         raise ProtocolError(f"{call.method} {call.target.partition('?')[0]}: {error}") from None
@@ -112,12 +164,13 @@ def result(call: Call[T], status: int, headers: httpx.Headers, body: bytes) -> T
 
 
 def refusal(status: int, headers: httpx.Headers, body: bytes) -> TopicsError:
-    """The error that an answer is."""
+    """The error that an answer without success stands for."""
     return error_of(status, headers.get("Retry-After"), body)
 
 
 def signed(method: Callable[..., Any], make: Callable[..., Any]) -> None:
-    """Let a method that was made out of a function that makes a call show the parameters and words of that."""
+    """Give `method`, which passes its arguments on to the function `make`, the name, docstring and parameters of
+    `make`, so that help() and editors show them."""
     functools.update_wrapper(method, make)
     own = inspect.Parameter("self", inspect.Parameter.POSITIONAL_ONLY)
     said = inspect.signature(make)

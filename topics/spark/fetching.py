@@ -89,7 +89,8 @@ class _Fetch:
     def run(self, client: Client) -> Iterator[pa.RecordBatch]:
         if self._part.gap is not None:
             yield from self._missing(self._part.gap)
-        attempts, before = self._attempts(), -1
+        retry = Retry(give_up_after=REPEAT_FOR_S)
+        attempts = Attempts(retry, repeatable=True, now=time.monotonic(), rng=self._rng)
         while not self._finished and self._position < self._part.last:
             try:
                 with client.opened(self._call()) as answer:
@@ -100,17 +101,12 @@ class _Fetch:
             except NotFound:
                 yield from self._ended(DELETED)
             except TopicsError as error:
-                if self._position != before:
-                    attempts, before = self._attempts(), self._position
-                time.sleep(attempts.after(error, time.monotonic()))
+                time.sleep(attempts.after(error, time.monotonic(), position=self._position))
         yield from self._rows.flush()
-
-    def _attempts(self) -> Attempts:
-        return Attempts(Retry(give_up_after=REPEAT_FOR_S), repeatable=True, now=time.monotonic(), rng=self._rng)
 
     def _call(self) -> Call[bytes]:
         wanted, columns = self._wanted, self._wanted.columns
-        return bulk.export(
+        return bulk.export_stream(
             self._part.topic,
             self._position,
             to_seq=self._part.last,

@@ -1,0 +1,117 @@
+"""Lists and reads that take one call for each page: which page comes next, and what a page holds.
+
+Pure: no I/O. The clients make the calls. The functions `read`, `list_all` and `all_routers` are methods of both
+clients, with their parameters and docstrings; there they return iterators over the values of all pages.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, Generic, Protocol, TypeVar
+
+from topics.client import calls, results
+from topics.client.calls import Call
+from topics.client.results import Record, Tombstone
+
+T = TypeVar("T")
+T_co = TypeVar("T_co", covariant=True)
+
+
+class Pages(Protocol[T_co]):
+    """A list that is fetched page by page: make `next_call`, hand its result to `values`, and so on."""
+
+    def next_call(self) -> Call[Any] | None:
+        """The call for the next page; None after the last page."""
+        ...
+
+    def values(self, page: Any) -> Iterable[T_co]:
+        """What a page holds. Take all of it before `next_call`."""
+        ...
+
+
+def read(
+    topic: str,
+    from_seq: int = 0,
+    *,
+    to_seq: int | None = None,
+    limit: int = 1000,
+    node: str | Iterable[str] = (),
+    include_tags: bool = True,
+    include_meta: bool = True,
+) -> Pages[Record | Tombstone]:
+    """The records of a topic from after `from_seq` up to and including `to_seq` (None: until there is no more), fetched
+    in pages of `limit` records.
+
+    Where records are gone that nobody has deleted, a Tombstone stands in their place. `node` leaves out what these
+    nodes have appended. Raises NotFound where there is no such topic.
+    """
+    nodes = (node,) if isinstance(node, str) else tuple(node)
+
+    def page(position: int, epoch: int | None) -> Call[results.Page]:
+        return calls.diff(
+            topic,
+            position,
+            epoch=epoch,
+            limit=limit,
+            node=nodes,
+            include_tags=include_tags,
+            include_meta=include_meta,
+        )
+
+    return _RecordPages(page, from_seq, to_seq)
+
+
+def list_all(*, prefix: str = "") -> Pages[results.TopicSummary]:
+    """Every topic whose name begins with `prefix`, in the order of names, fetched page by page."""
+    return _CursorPages(
+        lambda cursor: calls.topic_page(prefix=prefix, page_size=1000, cursor=cursor), lambda page: page.topics
+    )
+
+
+def all_routers(*, prefix: str = "", source: str | None = None, dest: str | None = None) -> Pages[results.RouterState]:
+    """Every router whose name begins with `prefix`, in the order of names, fetched page by page; with `source` or
+    `dest` only the routers from or to that topic."""
+    return _CursorPages(
+        lambda cursor: calls.router_page(prefix=prefix, source=source, dest=dest, page_size=1000, cursor=cursor),
+        lambda page: page.routers,
+    )
+
+
+class _RecordPages:
+    def __init__(
+        self, page: Callable[[int, int | None], Call[results.Page]], from_seq: int, to_seq: int | None
+    ) -> None:
+        self._page = page
+        self._to_seq = to_seq
+        self._next: tuple[int, int | None] | None = (from_seq, None)
+        """The position and the epoch of the next page; the epoch is not known before the first page."""
+
+    def next_call(self) -> Call[results.Page] | None:
+        return None if self._next is None else self._page(*self._next)
+
+    def values(self, page: results.Page) -> Iterator[Record | Tombstone]:
+        yield from calls.values_of(page, self._to_seq)
+        position = page.next_from_seq
+        is_last = page.caught_up or (self._to_seq is not None and position >= self._to_seq)
+        self._next = None if is_last else (position, page.epoch)
+
+
+class _CursorPage(Protocol):
+    next_cursor: str | None
+
+
+_P = TypeVar("_P", bound=_CursorPage)
+
+
+class _CursorPages(Generic[_P, T]):
+    def __init__(self, page: Callable[[str | None], Call[_P]], items: Callable[[_P], Iterable[T]]) -> None:
+        self._page = page
+        self._items = items
+        self._call: Call[_P] | None = page(None)
+
+    def next_call(self) -> Call[_P] | None:
+        return self._call
+
+    def values(self, page: _P) -> Iterable[T]:
+        self._call = None if page.next_cursor is None else self._page(page.next_cursor)
+        return self._items(page)
