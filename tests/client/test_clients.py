@@ -126,46 +126,8 @@ async def all_calls(client: Any) -> None:
     with pytest.raises(NotFound):
         await client.update(fresh_name("none"), cap_records=3)
 
-    meta = {"k": "v"}
-    done = await client.append(log, [1, NewRecord({"a": [None]}, "t", "n", meta), NewRecord(msgspec.Raw(b"1.50"))])
-    assert isinstance(done, results.Appended)
-    assert (done.topic, done.first_seq, done.last_seq, done.seqs, done.head_seq) == (log, 1, 3, [1, 2, 3], 3)
-    assert (done.count, done.created, done.deduped) == (3, False, False)
-    keyed = [await client.append(log, ["once"], idempotency_key="k", return_seqs=False) for _ in range(2)]
-    assert [(answer.first_seq, answer.seqs, answer.deduped) for answer in keyed] == [(4, [], False), (4, [], True)]
-    with pytest.raises(NotFound):
-        await client.append(fresh_name("none"), [1], create=False)
-    made_by_append = await client.append(other, [1], config={"type": "log", "ttl_ms": 10**9}, node="n")
-    assert made_by_append.created
-
-    page = await client.diff(log, 0)
-    assert isinstance(page, results.Page)
-    assert isinstance(page.tombstone, Tombstone)
-    assert (page.tombstone.gap_from, page.tombstone.gap_to, page.tombstone.reason) == (1, 1, "cap")
-    assert [(record.seq, record.tag, record.node, record.meta) for record in page.records] == [
-        (2, "t", "n", meta),
-        (3, None, None, {}),
-        (4, None, None, {}),
-    ]
-    assert [record.data for record in page.records] == [{"a": [None]}, 1.5, "once"]
-    assert bytes(page.records[1].raw) == b"1.50"
-    assert page.caught_up
-    assert (page.next_from_seq, page.head_seq, page.earliest_seq, page.lag) == (4, 4, 2, 0)
-    left_out = await client.diff(log, 1, node="n", include_tags=False, include_meta=False, limit=1)
-    assert [(record.seq, record.tag) for record in left_out.records] == [(3, None)]
-    assert (await client.diff(log, 4, wait_ms=1)).records == []
-
-    read = await collected(client.read(log))
-    assert [type(item) for item in read] == [Tombstone, Record, Record, Record]
-    assert {item.topic for item in read} == {log}
-    assert [item.seq for item in await collected(client.read(log, 1, to_seq=3, limit=1))] == [2, 3]
-    assert [item.seq for item in await collected(client.read(log, 1, node=iter(["n"]), limit=1))] == [3, 4]
-
-    state = await client.state(log, touch=False)
-    assert isinstance(state, results.TopicState)
-    assert (state.type, state.head_seq, state.next_seq, state.count, state.queue) == ("log", 4, 5, 3, None)
-    assert state.epoch == page.epoch
-    assert state.synced_seq == 4
+    await all_appends(client, log, other)
+    await all_reads(client, log)
 
     listed = await client.list(prefix=log, page_size=1)
     assert isinstance(listed, results.TopicPage)
@@ -196,6 +158,54 @@ async def all_calls(client: Any) -> None:
     checkpoint = await client.checkpoint(hold_ms=1)
     assert isinstance(checkpoint, results.Checkpoint)
     assert checkpoint.files
+
+
+async def all_appends(client: Any, log: str, other: str) -> None:
+    """Records 1 to 4, into a topic that keeps three."""
+    done = await client.append(
+        log, [1, NewRecord({"a": [None]}, "t", "n", {"k": "v"}), NewRecord(msgspec.Raw(b"1.50"))]
+    )
+    assert isinstance(done, results.Appended)
+    assert (done.topic, done.first_seq, done.last_seq, done.seqs, done.head_seq) == (log, 1, 3, [1, 2, 3], 3)
+    assert (done.count, done.created, done.deduped) == (3, False, False)
+    keyed = [await client.append(log, ["once"], idempotency_key="k", return_seqs=False) for _ in range(2)]
+    assert [(answer.first_seq, answer.seqs, answer.deduped) for answer in keyed] == [(4, [], False), (4, [], True)]
+    with pytest.raises(NotFound):
+        await client.append(fresh_name("none"), [1], create=False)
+    made_by_append = await client.append(other, [1], config={"type": "log", "ttl_ms": 10**9}, node="n")
+    assert made_by_append.created
+
+
+async def all_reads(client: Any, log: str) -> None:
+    """What `all_appends` has left."""
+    page = await client.diff(log, 0)
+    assert isinstance(page, results.Page)
+    assert isinstance(page.tombstone, Tombstone)
+    assert (page.tombstone.gap_from, page.tombstone.gap_to, page.tombstone.reason) == (1, 1, "cap")
+    assert [(record.seq, record.tag, record.node, record.meta) for record in page.records] == [
+        (2, "t", "n", {"k": "v"}),
+        (3, None, None, {}),
+        (4, None, None, {}),
+    ]
+    assert [record.data for record in page.records] == [{"a": [None]}, 1.5, "once"]
+    assert bytes(page.records[1].raw) == b"1.50"
+    assert page.caught_up
+    assert (page.next_from_seq, page.head_seq, page.earliest_seq, page.lag) == (4, 4, 2, 0)
+    left_out = await client.diff(log, 1, node="n", include_tags=False, include_meta=False, limit=1)
+    assert [(record.seq, record.tag) for record in left_out.records] == [(3, None)]
+    assert (await client.diff(log, 4, wait_ms=1)).records == []
+
+    read = await collected(client.read(log))
+    assert [type(item) for item in read] == [Tombstone, Record, Record, Record]
+    assert {item.topic for item in read} == {log}
+    assert [item.seq for item in await collected(client.read(log, 1, to_seq=3, limit=1))] == [2, 3]
+    assert [item.seq for item in await collected(client.read(log, 1, node=iter(["n"]), limit=1))] == [3, 4]
+
+    state = await client.state(log, touch=False)
+    assert isinstance(state, results.TopicState)
+    assert (state.type, state.head_seq, state.next_seq, state.count, state.queue) == ("log", 4, 5, 3, None)
+    assert state.epoch == page.epoch
+    assert state.synced_seq == 4
 
 
 async def all_router_calls(client: Any, source: str, dest: str, router: str) -> None:

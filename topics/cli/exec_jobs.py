@@ -238,97 +238,125 @@ def _signal_group(process: Process, number: signal.Signals) -> None:
 # ----------------------------------------------------------------- the worker
 
 
-async def work_off(
-    client: AsyncClient,
-    topic: str,
-    runner: CommandRunner,
-    *,
-    node: str | None,
-    concurrency: int,
-    lease_ms: int | None,
-    max_jobs: int | None,
-    once: bool,
-    say: Callable[[str], None],
-) -> int:
-    """Have the jobs of a topic done until a signal ends it, `max_jobs` are done, none is ready (`once`), the command
-    cannot be run, or nobody hears of it any more, which raises OSError at the end. Returns how many signals came.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkOptions:
+    """How a CommandWorker works."""
 
-    With `once`, a daemon that cannot be asked raises a TopicsError: at the beginning at once, later when the client has
-    repeated the question for as long as its Retry says.
+    node: str | None
+    """Who holds the jobs; None: a name of its own."""
+    concurrency: int
+    """How many jobs run at the same time, 1 to 1000."""
+    lease_ms: int | None
+    """None: as the topic says."""
+    max_jobs: int | None
+    """Stop after so many jobs; None: no limit."""
+    once: bool
+    """Stop when no job is ready."""
 
-    The first one stops the claiming and lets what runs go on to its end, however long that takes; the second kills it
-    and gives it back; the third waits for nothing. A signal that is ignored when this begins (`nohup`) stays so.
+
+class CommandWorker:
+    """Runs a command for every job of a queue, until there is a reason to stop.
+
+    It stops when `max_jobs` are done, when no job is ready (`once`), when the command cannot be run, when the end of a
+    job cannot be reported, or by signals. The first SIGINT, SIGTERM or SIGHUP stops the claiming and lets the commands
+    that run finish, however long that takes; the second kills them and gives their jobs back; the third waits for
+    nothing. A signal that is ignored when `run` begins (`nohup`) stays ignored.
     """
 
-    async def handle(job: Job) -> None:
+    def __init__(
+        self,
+        client: AsyncClient,
+        topic: str,
+        runner: CommandRunner,
+        options: WorkOptions,
+        *,
+        say: Callable[[str], None],
+    ) -> None:
+        """`say` prints a line for the user."""
+        self._client = client
+        self._topic = topic
+        self._runner = runner
+        self._options = options
+        self._say = say
+        self._signals = 0
+        self._unreachable: TopicsError | None = None
+        """Why the daemon cannot be asked whether a job is ready, with `once`."""
+        self._worker = AsyncWorker(
+            client,
+            topic,
+            self._handle,
+            node=options.node,
+            concurrency=options.concurrency,
+            lease_ms=options.lease_ms,
+            max_jobs=options.max_jobs,
+            drain_s=math.inf,
+            on_error=_surprised,
+        )
+
+    async def run(self) -> int:
+        """Work until there is a reason to stop. Returns how many signals came.
+
+        Raises OSError if the end of a job could not be reported, and what `AsyncWorker.run` raises. With `once` a
+        daemon that cannot be asked raises a TopicsError: at the beginning at once, later when the client has repeated
+        the question for as long as its Retry says. If it is cancelled, the commands are killed and their jobs given
+        back.
+        """
+        if self._options.once:
+            # A worker waits for a daemon that is away; one that is to end with the queue must not begin with that.
+            await self._client.once(calls.state(self._topic, touch=False))
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(self._obey_signals, tasks.cancel_scope)
+            if self._options.once:
+                tasks.start_soon(self._stop_when_none_is_ready)
+            await self._worker.run()
+            tasks.cancel_scope.cancel()
+        if self._runner.unheard is not None:
+            raise self._runner.unheard
+        if self._unreachable is not None:
+            raise self._unreachable
+        return self._signals
+
+    async def _handle(self, job: Job) -> None:
+        runner = self._runner
         try:
             await runner(job)
         finally:
             if runner.unstartable is not None or runner.unheard is not None:
-                worker.stop()
+                self._worker.stop()
 
-    worker = AsyncWorker(
-        client,
-        topic,
-        handle,
-        node=node,
-        concurrency=concurrency,
-        lease_ms=lease_ms,
-        max_jobs=max_jobs,
-        drain_s=math.inf,
-        on_error=_surprised,
-    )
-    signals = 0
-
-    async def attend() -> None:
-        nonlocal signals
-        with anyio.open_signal_receiver(*(one for one in ENDINGS if signal.getsignal(one) != signal.SIG_IGN)) as came:
+    async def _obey_signals(self, everything: anyio.CancelScope) -> None:
+        obeyed = [number for number in ENDINGS if signal.getsignal(number) != signal.SIG_IGN]
+        with anyio.open_signal_receiver(*obeyed) as came:
             async for _ in came:
-                signals += 1
-                if signals == 1:
-                    worker.stop()
-                    running = runner.running
+                self._signals += 1
+                if self._signals == 1:
+                    self._worker.stop()
+                    running = self._runner.running
+                    waiting = f"ending: waiting for {running} running, a second time kills them"
                     with suppress(OSError):  # a terminal that has gone says so by a signal
-                        say(f"ending: waiting for {running} running, a second time kills them" if running else "ending")
-                elif signals == 2:
-                    worker.stop(0)
+                        self._say(waiting if running else "ending")
+                elif self._signals == 2:
+                    self._worker.stop(0)
                 else:
-                    tasks.cancel_scope.cancel()
+                    everything.cancel()
 
-    unreachable: TopicsError | None = None
-
-    async def look() -> None:
-        nonlocal unreachable
+    async def _stop_when_none_is_ready(self) -> None:
         while True:
             await anyio.sleep(LOOK_S)
-            if runner.running:
+            if self._runner.running:
                 continue
             try:
-                jobs = (await client.state(topic, touch=False)).queue
+                jobs = (await self._client.state(self._topic, touch=False)).queue
             except TopicsError as error:  # after all the repeats of the client
-                unreachable = error
-                worker.stop()
+                self._unreachable = error
+                self._worker.stop()
                 return
-            if jobs is not None and jobs.ready == 0 and not runner.running:
-                worker.stop()
+            if jobs is not None and jobs.ready == 0 and not self._runner.running:
+                self._worker.stop()
                 return
-
-    if once:
-        # A worker waits for a daemon that is away; one that is to end with the queue must not begin with that.
-        await client.once(calls.state(topic, touch=False))
-    async with anyio.create_task_group() as tasks:
-        tasks.start_soon(attend)
-        if once:
-            tasks.start_soon(look)
-        await worker.run()
-        tasks.cancel_scope.cancel()
-    if runner.unheard is not None:
-        raise runner.unheard
-    if unreachable is not None:
-        raise unreachable
-    return signals
 
 
 def _surprised(_job: Job, error: Exception) -> None:
-    """A runner raises nothing but Nack, so this is a defect, which is not to be repeated with every job."""
+    """Raise an error that is none of a job: a runner raises nothing but Nack, so this is a defect, which must not be
+    repeated with every job."""
     raise error

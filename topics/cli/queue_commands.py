@@ -21,7 +21,8 @@ from topics.cli.output import Column, count, moment, print_json, print_line, pri
 from topics.cli.values import Duration
 
 if TYPE_CHECKING:
-    from topics.cli.exec_jobs import Ended
+    from topics.cli.exec_jobs import Command as ExecCommand
+    from topics.cli.exec_jobs import CommandRunner, Ended, WorkOptions
     from topics.client import Client, Job
 
 _COMPLAINTS: Final = {
@@ -340,32 +341,12 @@ def work(
     after Ctrl-C, 130 after a second one; with --once or --max-jobs 1 if a job has failed. A daemon that is away is
     waited for; with --once it ends the worker with exit code 6, at the beginning at once and later after 30 s.
     """
-    import anyio  # noqa: PLC0415
-
-    from topics.cli.exec_jobs import Command, CommandRunner, work_off  # noqa: PLC0415
+    from topics.cli.exec_jobs import CommandRunner, WorkOptions  # noqa: PLC0415
     from topics.client import Retry  # noqa: PLC0415
-    from topics.client.worker import MAX_LEASE_MS, MIN_LEASE_MS  # noqa: PLC0415
 
-    command = Command(line, shell)
-    if (problem := command.problem()) is not None:
-        raise click.BadParameter(problem, param_hint="--exec")
-    if lease_ms is not None and not MIN_LEASE_MS <= lease_ms <= MAX_LEASE_MS:
-        raise click.BadParameter("must be from 100ms to 1d", param_hint="--lease")
-
-    async def run() -> int:
-        async with client.asynchronous() as concurrent:
-            return await work_off(
-                concurrent,
-                topic,
-                runner,
-                node=node,
-                concurrency=concurrency,
-                lease_ms=lease_ms,
-                max_jobs=max_jobs,
-                once=once,
-                say=tell,
-            )
-
+    command = _checked_command(line, shell=shell)
+    _check_lease(lease_ms)
+    wanted = WorkOptions(node=node, concurrency=concurrency, lease_ms=lease_ms, max_jobs=max_jobs, once=once)
     with connect(options, retry=Retry()) as client:
         runner = CommandRunner(
             command,
@@ -376,10 +357,46 @@ def work(
             raw=raw,
             output=sys.stderr.fileno() if options.as_json else None,
         )
-        try:
-            signals = anyio.run(run)
-        except KeyboardInterrupt:  # before it listens to signals
-            return
+        signals = _signals_of_run(client, topic, runner, wanted)
+    if signals is not None:
+        _exit_after(runner, signals)
+
+
+def _checked_command(line: str, *, shell: bool) -> ExecCommand:
+    from topics.cli.exec_jobs import Command  # noqa: PLC0415
+
+    command = Command(line, shell)
+    if (problem := command.problem()) is not None:
+        raise click.BadParameter(problem, param_hint="--exec")
+    return command
+
+
+def _check_lease(lease_ms: int | None) -> None:
+    from topics.client.worker import MAX_LEASE_MS, MIN_LEASE_MS  # noqa: PLC0415
+
+    if lease_ms is not None and not MIN_LEASE_MS <= lease_ms <= MAX_LEASE_MS:
+        raise click.BadParameter("must be from 100ms to 1d", param_hint="--lease")
+
+
+def _signals_of_run(client: Client, topic: str, runner: CommandRunner, wanted: WorkOptions) -> int | None:
+    """Work until there is a reason to stop. Returns how many signals came; None: Ctrl-C came before the worker listened
+    to signals, and no job was claimed."""
+    import anyio  # noqa: PLC0415
+
+    from topics.cli.exec_jobs import CommandWorker  # noqa: PLC0415
+
+    async def run() -> int:
+        async with client.asynchronous() as concurrent:
+            return await CommandWorker(concurrent, topic, runner, wanted, say=tell).run()
+
+    try:
+        return anyio.run(run)
+    except KeyboardInterrupt:
+        return None
+
+
+def _exit_after(runner: CommandRunner, signals: int) -> None:
+    """Tell what became of the jobs, and end with the exit code for that."""
     tell(f"{count(runner.done)} done, {count(runner.failed)} failed")
     if runner.unstartable is not None:
         raise Failed(runner.unstartable)

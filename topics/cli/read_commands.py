@@ -250,11 +250,7 @@ def tail(
     selection = Selection(node, tag, tag_prefix, not no_meta)
     try:
         with connect(options) as client:
-            names = list(dict.fromkeys(topics))
-            if prefix is not None:
-                names += [found.topic for found in client.list_all(prefix=prefix) if found.topic not in topics]
-            if not names:
-                raise failures.Failed(f"no topic begins with {prefix!r}", failures.EXIT_NOT_FOUND)
+            names = _names(client, topics, prefix)
             if follow and len(names) > MAX_FOLLOWED:
                 raise failures.Failed(f"{len(names)} topics are too many to follow: {MAX_FOLLOWED} at most")
             from topics.cli.records.record_lines import printer  # noqa: PLC0415
@@ -275,6 +271,16 @@ def tail(
     except KeyboardInterrupt:
         if not follow:
             raise
+
+
+def _names(client: Client, topics: tuple[str, ...], prefix: str | None) -> list[str]:
+    """The topics that were named, each once, and those that begin with `prefix`. Raises Failed if there is none."""
+    names = list(dict.fromkeys(topics))
+    if prefix is not None:
+        names += [found.topic for found in client.list_all(prefix=prefix) if found.topic not in topics]
+    if not names:
+        raise failures.Failed(f"no topic begins with {prefix!r}", failures.EXIT_NOT_FOUND)
+    return names
 
 
 def _last_or_nothing(client: Client, topic: str, wanted: int, selection: Selection, *, create: bool) -> Stretch:

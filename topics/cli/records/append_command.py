@@ -198,38 +198,65 @@ def append(
         skip_empty=not given,
     )
     summary = Summary(topic)
+    patience_s = None if give_up_after is None else give_up_after / 1000 or math.inf
+    if given:
+        _append_arguments(options, parser, given, summary, create=create, key=key, patience_s=patience_s)
+        return
+    sending = Sending(
+        key=key,
+        batch=batch,
+        linger_ms=LINGER_MS if linger is None else linger,
+        create=create,
+        give_up_after_s=GIVE_UP_AFTER_S if patience_s is None else patience_s,
+    )
+    sys.exit(_append_input(options, parser, summary, sending))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sending:
+    """How the lines of standard input are sent."""
+
+    key: str | None
+    """Idempotency key of the whole input."""
+    batch: int
+    """At most so many lines go together."""
+    linger_ms: float
+    """How long a line may wait for others, without a key."""
+    create: bool
+    """Create the topic if it is missing."""
+    give_up_after_s: float
+    """How long a batch is repeated, `math.inf` for ever."""
+
+
+def _append_input(options: Options, parser: Parser, summary: Summary, sending: Sending) -> int:
+    """Append the lines of standard input, and tell how many were appended, whatever happens. Returns the exit code."""
     from topics.client import Retry  # noqa: PLC0415
 
-    if given:
-        patience = None if give_up_after is None else Retry(give_up_after=give_up_after / 1000 or math.inf)
-        with connect(options, retry=patience) as client:
-            _append_arguments(client, parser, given, summary, create=create, key=key)
-        _say(options, summary)
-        return
-    patience = Retry(give_up_after=GIVE_UP_AFTER_S if give_up_after is None else give_up_after / 1000 or math.inf)
+    patience = Retry(give_up_after=sending.give_up_after_s)
     with connect(options, retry=patience) as client:
         # Before anything is read that could not be read again.
         _wait_for_daemon(client)
     with connect(options, retry=patience) as client, stopping() as stop:
-        from topics.cli.records.append_sinks import KeyedSink, LiveSink  # noqa: PLC0415
-
-        sink: Sink
-        if key is not None:
-            sink = KeyedSink(client, summary, key=key, batch=batch, create=create)
-        else:
-            sink = LiveSink(
-                client,
-                summary,
-                batch=batch,
-                linger_ms=LINGER_MS if linger is None else linger,
-                create=create,
-                give_up_after=patience.give_up_after,
-            )
         try:
-            _append_lines(parser, sink, stop)
+            _append_lines(parser, _sink(client, summary, sending), stop)
         finally:
             _say(options, summary)
-        sys.exit(stop.exit_code)
+        return stop.exit_code
+
+
+def _sink(client: Client, summary: Summary, sending: Sending) -> Sink:
+    from topics.cli.records.append_sinks import KeyedSink, LiveSink  # noqa: PLC0415
+
+    if sending.key is not None:
+        return KeyedSink(client, summary, key=sending.key, batch=sending.batch, create=sending.create)
+    return LiveSink(
+        client,
+        summary,
+        batch=sending.batch,
+        linger_ms=sending.linger_ms,
+        create=sending.create,
+        give_up_after=sending.give_up_after_s,
+    )
 
 
 def _wait_for_daemon(client: Client) -> None:
@@ -275,6 +302,25 @@ def _check(
 
 
 def _append_arguments(
+    options: Options,
+    parser: Parser,
+    given: Iterable[str],
+    summary: Summary,
+    *,
+    create: bool,
+    key: str | None,
+    patience_s: float | None,
+) -> None:
+    """Append the arguments, all or none, and tell so. `patience_s` is how long that is repeated; None: not at all."""
+    from topics.client import Retry  # noqa: PLC0415
+
+    patience = None if patience_s is None else Retry(give_up_after=patience_s)
+    with connect(options, retry=patience) as client:
+        _append_at_once(client, parser, given, summary, create=create, key=key)
+    _say(options, summary)
+
+
+def _append_at_once(
     client: Client, parser: Parser, given: Iterable[str], summary: Summary, *, create: bool, key: str | None
 ) -> None:
     from topics.cli.records.record_input import BadInput, Line  # noqa: PLC0415
