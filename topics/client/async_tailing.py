@@ -1,4 +1,7 @@
-"""The shell of the streams that go on whatever happens, for trio and asyncio. See `topics.client.tailing`."""
+"""The iterators of tails, watches and streams of jobs, for programs on trio or asyncio.
+
+Responsible for I/O only, as `topics.client.tailing`, whose module docstring says more.
+"""
 
 from __future__ import annotations
 
@@ -26,17 +29,18 @@ T = TypeVar("T")
 class AsyncStream(Generic[T]):
     """A stream of values that reconnects by itself: an asynchronous iterator and context manager.
 
-    Entering it waits until the daemon has accepted what is asked. Several tasks may iterate: each value goes to one of
-    them. Cancelling `anext` costs the connection and no value.
+    Entering the context manager waits until the daemon has accepted the request; leaving it closes the stream. Several
+    tasks may iterate: each value goes to one of them. `anext` raises the TopicsError that the stream does not survive.
+    If it is cancelled, the connection is closed; iteration may go on, and a tail or watch has lost no value.
     """
 
     def __init__(self, client: AsyncClient, machine: Machine[T]) -> None:
         self._client = client
         self._machine = machine
         self._lock = anyio.Lock()
-        """Held by who asks the daemon."""
+        """Held by the task that makes calls and reads."""
         self._scope: anyio.CancelScope | None = None
-        """Of that."""
+        """The scope of that task's calls and reads, which `aclose` cancels."""
         self._closing = False
         self._pieces: AsyncGenerator[bytes, None] | None = None
 
@@ -70,7 +74,8 @@ class AsyncStream(Generic[T]):
         return found[0]
 
     async def aclose(self) -> None:
-        """End it; whoever waits in `anext` meets the end. May be repeated. Cancelled, it closes all the same."""
+        """Close the stream. A task that waits in `anext` gets StopAsyncIteration. May be called more than once. If it
+        is cancelled, it closes the stream all the same."""
         self._closing = True
         if self._scope is not None:
             self._scope.cancel()
@@ -79,7 +84,7 @@ class AsyncStream(Generic[T]):
                 await self._drop()
 
     async def _advance(self, done: Callable[[], bool]) -> None:
-        """Go on until `done` or the end."""
+        """Make steps until `done` returns True or the stream is closed."""
         async with self._lock:
             with anyio.CancelScope() as self._scope:
                 while not self._closing and not done():
@@ -87,7 +92,7 @@ class AsyncStream(Generic[T]):
             self._scope = None
 
     async def _step(self) -> None:
-        """Make the next call, or read the next piece, or wait after a failure."""
+        """Make the next call, or read the next piece; wait if it has failed."""
         machine = self._machine
         try:
             if self._pieces is None:
@@ -124,17 +129,21 @@ class AsyncStream(Generic[T]):
 
 
 class AsyncTail(AsyncStream[Followed]):
-    """Topics as they grow: what `AsyncClient.tail` and `AsyncClient.watch` return."""
+    """The values of topics: what `AsyncClient.tail` and `AsyncClient.watch` return."""
 
     _machine: Following
 
     def position(self, topic: str) -> Position:
-        """See `Tail.position`."""
+        """How far a topic was taken. A later `watch` or `tail` that begins there goes on after the last value taken.
+
+        Raises KeyError for a topic that is not followed or was deleted, and for one that begins at its head before the
+        iterator was entered or asked for a value.
+        """
         return self._machine.position(topic)
 
 
 class AsyncJobs(AsyncStream[Job]):
-    """The jobs of a queue: what `AsyncClient.work` returns. Closing it gives those that were not acked to others."""
+    """The jobs of a queue: what `AsyncClient.work` returns. Closing it gives jobs that were not acked back."""
 
 
 # Each of these makes a method of the client out of a function that makes the machine of a stream.

@@ -1,22 +1,22 @@
-"""Records that wait to be sent, by topic: what goes out next, and what became of it.
+"""Records that wait to be sent, by topic: which batch is sent next, and the outcome of each record.
 
-Pure: nothing is sent here, no clock is read (`now` is given, in seconds, and never goes back), nothing waits. Whoever
-has to wait leaves a function that is called when it is time; such a function must not block and must not call back.
-A `Buffer` may be used from many threads: each call holds one lock for a moment.
+Pure: nothing is sent here, no clock is read (`now` is given, in seconds, and never goes back), nothing waits. A caller
+that has to wait leaves a function, which is called when the wait is over; such a function must not block, and must not
+call the buffer. A `Buffer` may be used in many threads: each call holds one lock for a moment.
 
-**Order.** Each topic has a line of batches. The last of them may be filling, all others are full; at most one batch of
-a line is in flight, and it is always the first. A batch that is in flight never changes: not its records, not its
-idempotency key, however often it is sent. So a topic has the records in the order in which they were put, each once,
-whatever happens to the answers. A batch that fails for good is left out, and the next one goes on.
+**Order.** Each topic has a line of batches. Only the last of them takes records; the others are full. At most one batch
+of a line is in flight, and it is always the first. A batch in flight never changes: neither its records nor its
+idempotency key, however often it is sent. So a topic gets the records in the order in which they were put, each once,
+whatever happens to the answers. A batch that fails for good is left out, and the next one of its line is sent.
 
-**When.** A batch is due when it is full, when `linger` is over since its first record, when somebody has asked for a
-flush, or when somebody waits for room. Lines whose first batch is due take turns, so that a busy topic does not hold up
-the others; at most `max_in_flight` lines are in flight.
+**When.** A batch is due when it is full, when `linger` seconds have passed since its first record, when a flush is
+asked for, or when a sender waits for room. Lines whose first batch is due take turns, so that a busy topic does not
+hold up the others; at most `max_in_flight` lines are in flight.
 
-**Room.** What counts is what was put and has no outcome yet, in flight or not. Who finds no room takes a place in a
-queue: room goes to whoever has waited longest, so that a large record is not overtaken for ever by small ones.
+**Room.** Records that were put and have no outcome yet take room, in flight or not. A sender that finds no room takes a
+place in a queue. Room goes to the first of the queue, so that small records do not overtake a large one for ever.
 
-**Failures** are counted until somebody sees them: by asking for the outcome of the very record, or in a report.
+**Failures** are counted until somebody sees them: by asking for the outcome of the record, or in a report.
 """
 
 from __future__ import annotations
@@ -31,23 +31,25 @@ from typing import Any, Final, Generic, TypeVar
 from topics.client.errors import TopicsError
 
 _COMMA: Final = 1
-"""What a record weighs in a body beside itself."""
+"""Bytes that a record takes in a body besides its own."""
 
 
 class BufferFull(TopicsError):
-    """There was no room for a record for as long as its sender would wait. The record was not taken."""
+    """The buffer of a producer had no room for a record within `send_timeout`. The record was not taken."""
 
     code = "buffer_full"
 
 
 class ProducerClosed(TopicsError):
-    """The producer was closed: a record is not taken any more, or was taken and not delivered."""
+    """The producer is closed. Raised by `send`: the record was not taken. As the outcome of a record: it was not sent,
+    or it is not known whether it was appended; the message says which."""
 
     code = "producer_closed"
 
 
 class DeliveryFailed(TopicsError):
-    """`records` records were not delivered and nobody has asked for them one by one. `error` is the first reason."""
+    """`records` records were not delivered, and nobody has asked for their outcomes one by one. `error` is the failure
+    of the first of them."""
 
     code = "delivery_failed"
 
@@ -60,15 +62,15 @@ class DeliveryFailed(TopicsError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
-    """The bounds of a buffer. Raises ValueError for one that lets nothing through."""
+    """The bounds of a buffer. Raises ValueError for a bound that lets no record through."""
 
     batch_records: int
     batch_bytes: int
-    """Of the encoded records of a batch; one that is larger by itself has a batch of its own."""
+    """Bytes of the encoded records of a batch. A record that is larger has a batch of its own."""
     linger: float
-    """Seconds from the first record of a batch to its being due."""
+    """How long after its first record a batch is due, in seconds."""
     max_in_flight: int
-    """Topics."""
+    """How many topics may have a batch in flight."""
     max_buffered_records: int
     max_buffered_bytes: int
 
@@ -81,7 +83,7 @@ class Limits:
 
 
 class Batch:
-    """Records of one topic that are sent together. What is public here is for reading."""
+    """Records of one topic that are sent together. Only the Buffer changes it."""
 
     __slots__ = (
         "asked",
@@ -106,23 +108,23 @@ class Batch:
         self.buffer = buffer
         self.topic = topic
         self.key = key
-        """Its idempotency key."""
+        """The idempotency key."""
         self.records: list[bytes] = []
-        """Encoded; empty once it is finished."""
+        """Encoded records; empty once the batch is finished."""
         self.count = 0
         self.size = 0
         self.due_at = due_at
         self.full = False
         self.done = False
-        """Whether the outcome is known. `first_seq` and `error` count from then on."""
+        """The outcome is known: `first_seq` and `error` are set."""
         self.finished = False
-        """Whether it has left the buffer, and its watchers were told."""
+        """The batch has left the buffer, and its watchers were called."""
         self.first_seq = 0
         self.error: Exception | None = None
         self.deliveries: list[Any] | None = None
-        """What `put` has returned for it, if the buffer keeps that."""
+        """What `put` has returned for its records, with `keep_deliveries`."""
         self.asked: set[int] | None = None
-        """Which of its records somebody has asked for, or does."""
+        """The indexes of the records whose outcome somebody has asked for."""
         self.report = 0
         self.watchers: list[Callable[[], None]] = []
 
@@ -135,11 +137,11 @@ class _Line:
     def __init__(self, topic: str) -> None:
         self.topic = topic
         self.batches: deque[Batch] = deque()
-        """What is not in flight; the last one may be `filling`."""
+        """The batches that are not in flight; the last may be `filling`."""
         self.filling: Batch | None = None
         self.sent: Batch | None = None
         self.queued = False
-        """Whether it is among those that are ready. Never while a batch of it is in flight."""
+        """The line is among the ready lines. Never while a batch of it is in flight."""
 
 
 class Turn:
@@ -151,19 +153,19 @@ class Turn:
         self.size = size
         self.wake = wake
         self.granted = False
-        """Whether room is kept for it."""
+        """Room is kept for the record."""
 
 
 D = TypeVar("D")
 
 
 class Buffer(Generic[D]):
-    """What was put and has no outcome yet.
+    """The records that were put and have no outcome yet.
 
-    `delivery` makes what `put` returns out of a batch and an index. `news` is called when `take` may have more to give,
-    or `next_at` may be earlier, than it was said last; once, until the next `take`. `key_prefix` makes the idempotency
-    keys, and must be no other buffer's. `keep_deliveries`: batches know what `put` has returned for them, and the
-    failures are seen by whoever is told of these.
+    `delivery` makes the result of `put` out of a batch and the index of the record in it. `news` is called when `take`
+    may return more, or `next_at` an earlier time, than before; once, until the next `take`. `key_prefix` is the
+    beginning of all idempotency keys, and must not be that of another buffer. With `keep_deliveries` a batch keeps the
+    results of `put`; then failures count as seen, because the caller reports each delivery.
     """
 
     def __init__(
@@ -182,11 +184,11 @@ class Buffer(Generic[D]):
         self._keep_deliveries = keep_deliveries
         self._lock = threading.Lock()
         self._lines: dict[str, _Line] = {}
-        """Those with anything in them."""
+        """The lines that are not empty."""
         self._ready: deque[_Line] = deque()
         """Lines with a batch that is due and none in flight, in the order of their turns."""
         self._lingering: OrderedDict[_Line, Batch] = OrderedDict()
-        """What is filling and not due, the first to be due first."""
+        """Batches that take records and are not due, the first to be due first."""
         self._turns: deque[Turn] = deque()
         self._in_flight = 0
         self._records = 0
@@ -207,8 +209,9 @@ class Buffer(Generic[D]):
     # -- what senders do ---------------------------------------------------------------------------------------------
 
     def put(self, topic: str, record: bytes, now: float, turn: Turn | None = None) -> D | None:
-        """Take an encoded record; None if there is no room or others wait for some. With a `turn` that was granted
-        its room is used. Raises ProducerClosed after `close`, ValueError for a record that never fits."""
+        """Take an encoded record. Returns its delivery; None if there is no room, or if others wait for room. With a
+        `turn` that was granted it uses the room of that. Raises ProducerClosed after `close`, and ValueError for a
+        record that is larger than the whole buffer."""
         size = len(record) + _COMMA
         limits = self._limits
         with self._lock:
@@ -251,8 +254,8 @@ class Buffer(Generic[D]):
         return delivery
 
     def wait_for_room(self, record: bytes, wake: Callable[[], None]) -> Turn:
-        """Queue for room for a record. `wake` is called, in any thread and perhaps at once, when the turn is granted
-        or the buffer was closed; then `put` with it, and `leave` it in any case."""
+        """Queue for room for a record. `wake` is called, in any thread and perhaps at once, when the turn is granted or
+        the buffer is closed. Then call `put` with the turn, and in any case `leave`."""
         turn = Turn(len(record) + _COMMA, wake)
         with self._lock:
             if self._closed:
@@ -260,14 +263,14 @@ class Buffer(Generic[D]):
                 return turn
             self._turns.append(turn)
             self._grant()
-            # Whoever waits for room is not to wait for a linger.
+            # A sender that waits for room must not wait for a linger.
             tell = bool(self._turns) and self._hurry()
         if tell:
             self._news()
         return turn
 
     def leave(self, turn: Turn) -> None:
-        """Give up a turn; room that was granted and not used goes to the next one."""
+        """Give up a turn. Room that was granted and not used goes to the next turn."""
         with self._lock:
             if turn.granted:
                 turn.granted = False
@@ -278,7 +281,8 @@ class Buffer(Generic[D]):
             self._grant()
 
     def flush(self) -> list[Batch]:
-        """Make everything due that was put so far. Returns the batches with whose outcome all of it has one."""
+        """Make all batches due. Returns the last batch of each topic: when these have outcomes, all records that were
+        put before the call have."""
         with self._lock:
             tell = self._hurry()
             last = [line.batches[-1] if line.batches else line.sent for line in self._lines.values()]
@@ -287,7 +291,7 @@ class Buffer(Generic[D]):
         return [batch for batch in last if batch is not None]
 
     def close(self) -> None:
-        """Take no more. Those who wait for room are woken, to find it closed; what was taken can still be sent."""
+        """Take no more records, and wake all senders that wait for room. Records that were taken can still be sent."""
         with self._lock:
             self._closed = True
             for turn in self._turns:
@@ -297,7 +301,8 @@ class Buffer(Generic[D]):
     # -- what the one who sends does ---------------------------------------------------------------------------------
 
     def take(self, now: float) -> Batch | None:
-        """The batch to be sent next, which is in flight until `finish`; None if there is none for now."""
+        """Return the batch to be sent next, which is in flight until `finish`; None if no batch is due, or as many are
+        in flight as may be."""
         with self._lock:
             self._told = False
             while self._lingering:
@@ -320,19 +325,19 @@ class Buffer(Generic[D]):
             return batch
 
     def next_at(self) -> float:
-        """When to ask again if there is no news before: the time at which the next batch is due; inf if there is none.
-        For after `take` has given nothing."""
+        """The time at which the next batch is due; inf if there is none. Call it after `take` has returned None, and
+        call `take` again at that time or on `news`."""
         with self._lock:
             self._next_at = next(iter(self._lingering.values())).due_at if self._lingering else math.inf
             return self._next_at
 
     def settle(self, batch: Batch, *, first_seq: int = 0, error: Exception | None = None) -> None:
-        """Say what became of a batch that was taken."""
+        """Set the outcome of a batch in flight: the first seq, or the error."""
         with self._lock:
             self._settle(batch, first_seq, error)
 
     def finish(self, batch: Batch, now: float) -> None:
-        """A batch that is settled leaves the buffer, its topic may go on, and those who watch it are told."""
+        """Remove a batch whose outcome is set, let its topic send the next one, and call the batch's watchers."""
         with self._lock:
             line = self._lines[batch.topic]
             assert line.sent is batch
@@ -352,7 +357,8 @@ class Buffer(Generic[D]):
             self._news()
 
     def abandon(self, error: Exception) -> list[Batch]:
-        """Close, and let everything that is not in flight fail; `finish_abandoned` is to follow for each batch."""
+        """Close, and set `error` as the outcome of all batches that are not in flight. Returns them; the caller must
+        pass each to `finish_abandoned`."""
         self.close()
         with self._lock:
             abandoned: list[Batch] = []
@@ -370,6 +376,7 @@ class Buffer(Generic[D]):
             return abandoned
 
     def finish_abandoned(self, batch: Batch) -> None:
+        """Remove a batch that `abandon` has returned, and call its watchers."""
         with self._lock:
             watchers = self._forget(batch)
         for wake in watchers:
@@ -378,7 +385,8 @@ class Buffer(Generic[D]):
     # -- outcomes ----------------------------------------------------------------------------------------------------
 
     def watch(self, batch: Batch, wake: Callable[[], None]) -> bool:
-        """Have `wake` called when a batch is finished. False if it is already, and `wake` is not called."""
+        """Have `wake` called when a batch is finished. Return False if it is finished already; then `wake` is not
+        called."""
         with self._lock:
             if batch.finished:
                 return False
@@ -386,12 +394,13 @@ class Buffer(Generic[D]):
             return True
 
     def unwatch(self, batch: Batch, wake: Callable[[], None]) -> None:
+        """Undo `watch`, unless the batch is finished."""
         with self._lock:
             if not batch.finished:
                 batch.watchers.remove(wake)
 
     def ask(self, batch: Batch, index: int, wake: Callable[[], None]) -> bool:
-        """Wait for the outcome of a record: `watch`, and a failure will have been seen."""
+        """Wait for the outcome of one record: as `watch`, and a failure of the record counts as seen."""
         with self._lock:
             if batch.finished:
                 return False
@@ -400,7 +409,7 @@ class Buffer(Generic[D]):
             return True
 
     def unask(self, batch: Batch, index: int, wake: Callable[[], None]) -> bool:
-        """Wait no longer. False if the outcome is there now."""
+        """Undo `ask`. Return False if the outcome is known by now."""
         with self._lock:
             if batch.finished:
                 return False
@@ -412,7 +421,7 @@ class Buffer(Generic[D]):
             return True
 
     def outcome(self, batch: Batch, index: int) -> int:
-        """The seq of a record of a batch that is done. Raises what the batch failed with, which is seen by that."""
+        """The seq of a record, whose batch must be done. Raises the error of the batch; it counts as seen then."""
         assert batch.done
         if batch.error is None:
             return batch.first_seq + index
@@ -421,7 +430,7 @@ class Buffer(Generic[D]):
         raise batch.error.with_traceback(None)
 
     def failures(self) -> DeliveryFailed | None:
-        """What has failed since the last report and was seen by nobody; it is seen by this."""
+        """Report the failures that nobody has seen since the last report; None if there are none."""
         with self._lock:
             if self._first_unseen is None:
                 return None
@@ -442,7 +451,7 @@ class Buffer(Generic[D]):
             raise ValueError(f"a record of {size} bytes never fits into {self._limits.max_buffered_bytes} bytes")
 
     def _grant(self) -> None:
-        """Give room to those who wait for it, the first first."""
+        """Give room to the turns that wait for it, the first first."""
         while self._turns and self._has_room(self._turns[0].size):
             turn = self._turns.popleft()
             self._records += 1
@@ -462,15 +471,15 @@ class Buffer(Generic[D]):
         return batch
 
     def _seal(self, line: _Line, batch: Batch) -> bool:
-        """Nothing more goes into the batch that was filling. True if `take` has something new by that."""
+        """Close the batch that takes records. Return True if `take` has a new batch to return."""
         batch.full = True
         line.filling = None
         self._lingering.pop(line, None)
         return self._queue(line) and self._in_flight < self._limits.max_in_flight
 
     def _queue(self, line: _Line) -> bool:
-        """A line whose first batch is due takes its place among those that are ready. False if it is in flight, and
-        will do so when it comes back, or has one."""
+        """Put a line whose first batch is due among the ready lines. Return False if it is there already, or has a
+        batch in flight: then `finish` will do so."""
         if line.queued or line.sent is not None:
             return False
         line.queued = True
@@ -478,7 +487,7 @@ class Buffer(Generic[D]):
         return True
 
     def _hurry(self) -> bool:
-        """What is filling is due now. True if there is news to tell of."""
+        """Make the batches that take records due now. Return True if `news` must be called."""
         any_ready = False
         while self._lingering:
             line, batch = self._lingering.popitem(last=False)
@@ -501,7 +510,7 @@ class Buffer(Generic[D]):
         batch.done = True
 
     def _forget(self, batch: Batch) -> list[Callable[[], None]]:
-        """Its room is free again. Returns those who watch it."""
+        """Free the room of a batch. Returns its watchers."""
         self._records -= batch.count
         self._bytes -= batch.size
         batch.records = []
@@ -511,7 +520,7 @@ class Buffer(Generic[D]):
         return watchers
 
     def _see(self, batch: Batch, index: int) -> None:
-        """Somebody asks for a record. A failure that is counted is not any more."""
+        """Note that somebody asks for the outcome of a record. If its failure is counted, count it no more."""
         if batch.asked is None:
             batch.asked = set()
         if index in batch.asked:

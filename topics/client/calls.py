@@ -1,10 +1,12 @@
-"""The calls of `/v0`, as values (`docs/spec/api.md`).
+"""Each call of `/v0` as a value (`docs/spec/api.md`).
 
-One function for each call. It checks nothing that the daemon checks and sends nothing: it returns a `Call`, which says
-what is sent, what the answer is decoded as, and whether it may be sent again when nobody knows what became of it. The
-clients make their methods out of these functions; their parameters and docstrings are those of the methods.
+One function for each call. It sends nothing, and leaves validation to the daemon: it returns a `Call`, which holds the
+request, the type of the answer, and whether the call may be repeated when its outcome is unknown. The functions are
+the methods of both clients, with their parameters and docstrings.
 
-All that can raise in here is TypeError or ValueError, for what cannot be said in JSON.
+The functions raise only TypeError or ValueError, for values that JSON cannot express. As methods of a client they raise
+a TopicsError as well: NotFound where a topic or router does not exist, Conflict where its state forbids the call,
+BadRequest for a parameter that the daemon refuses, and those that every call can raise (`topics.client.errors`).
 """
 
 from __future__ import annotations
@@ -27,35 +29,36 @@ Match = str | Sequence[str]
 
 JSON: Final = "application/json"
 AUTO: Final = "auto"
-"""The idempotency key that stands for a new one for each call."""
+"""As an `idempotency_key`: make a new, random key for each call."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Call(Generic[T]):
-    """One call: what is sent, and what comes back."""
+    """One request to the daemon, and the type `T` of its result. `Client.run` makes it."""
 
     method: str
     target: str
-    """Path and query, as they go over the wire."""
+    """Path and query, percent-encoded."""
     answer: type[T] | None = None
     """The type of the result, as which the JSON of a success is decoded. `str`: the body as text, not JSON; None: the
     body as bytes."""
     body: bytes | None = field(default=None, repr=False)
     upload: Iterator[bytes] | AsyncIterator[bytes] | None = field(default=None, repr=False)
-    """A body that is made while it is sent, instead of `body`: nothing for a call that may be repeated."""
+    """A body that is made while it is sent, instead of `body`. Such a call is never repeated."""
     content_type: str = JSON
     accept: str = JSON
     repeatable: bool
-    """Whether it does no harm to send it again when it may have been carried out."""
+    """The call does no harm when the daemon carries it out twice. So it may be repeated when its outcome is unknown."""
     probe: bool = False
-    """Whether it asks how the daemon is right now: then it is sent once, and its failure is the answer."""
+    """The call asks for the daemon's state right now. So it is never repeated, and its failure is the answer."""
     headers: Mapping[str, str] = field(default_factory=dict, repr=False)
     waits: float = 0.0
-    """Seconds for which the daemon may wait on purpose before it answers."""
+    """How long the daemon may wait on purpose before it answers, in seconds. The client's timeout begins after it."""
 
 
 class TopicSettings(TypedDict, total=False):
-    """The configuration of a topic (`docs/spec/api.md` section 2). What is absent is the default, or stays as it is."""
+    """The settings of a topic (`docs/spec/api.md` section 2). An absent one has its default in a new topic, and keeps
+    its value in an existing one. Times are in ms."""
 
     type: Literal["log", "queue"]
     ttl_ms: int
@@ -89,16 +92,18 @@ class RouterSettings(TypedDict, total=False):
 
 
 def topic_path(topic: str, *more: str) -> str:
-    """The path of a topic or of something below it. Whatever the name is, it stays one part of the path."""
+    """The path of a topic, or of a resource below it. A name with slashes stays one segment of the path."""
     return "/".join(("/v0/topics", quote(topic, safe=":"), *more))
 
 
 def router_path(router: str) -> str:
+    """The path of a router. A name with slashes stays one segment of the path."""
     return f"/v0/routers/{quote(router, safe=':')}"
 
 
 def target(path: str, **parameters: object) -> str:
-    """A path with a query of what is not None. Booleans are `true` and `false`, sequences repeat their name."""
+    """A path with a query of the parameters that are not None. Booleans become `true` and `false`; the name of a
+    sequence is repeated for each item."""
     pairs: list[tuple[str, str]] = []
     for name, value in parameters.items():
         if isinstance(value, bool):
@@ -111,7 +116,7 @@ def target(path: str, **parameters: object) -> str:
 
 
 def encode(value: object) -> bytes:
-    """The JSON of a value. Raises TypeError or ValueError for one that has none."""
+    """The JSON of a value. Raises TypeError or ValueError for a value that JSON cannot express."""
     return msgspec.json.encode(value)
 
 
@@ -128,32 +133,35 @@ def _names(node: str | Iterable[str]) -> list[str]:
 
 
 def health() -> Call[results.Health]:
-    """Whether the process answers at all. Nothing is repeated: where it does not answer, that is raised at once."""
+    """The daemon's version and uptime. Answered also while the daemon is starting. Never repeated: raises
+    ConnectionFailed at once where no daemon answers."""
     return Call(method="GET", target="/v0/health", answer=results.Health, repeatable=True, probe=True)
 
 
 def ready() -> Call[results.Ready]:
-    """Whether it serves; raises Unavailable while it does not (after having waited as long as the retries do)."""
+    """Wait until the daemon serves. Raises Unavailable if it still does not when the client gives up repeating the
+    call (`Retry.give_up_after`)."""
     return Call(method="GET", target="/v0/ready", answer=results.Ready, repeatable=True)
 
 
 def metrics() -> Call[dict[str, results.Metric]]:
-    """All metrics (`docs/spec/api.md` section 11) by their names."""
+    """All metrics of the daemon by their names (`docs/spec/api.md` section 11)."""
     return Call(method="GET", target="/v0/metrics", answer=dict[str, results.Metric], repeatable=True)
 
 
 def metrics_text() -> Call[str]:
-    """All metrics in Prometheus's text format."""
+    """All metrics of the daemon in the text format of Prometheus."""
     return Call(method="GET", target="/v0/metrics", answer=str, accept="text/plain", repeatable=True)
 
 
 def openapi() -> Call[dict[str, Any]]:
-    """The daemon's own description of its interface."""
+    """The OpenAPI document of the daemon's interface."""
     return Call(method="GET", target="/v0/openapi.json", answer=dict[str, Any], repeatable=True)
 
 
 def checkpoint(*, hold_ms: int = 0) -> Call[results.Checkpoint]:
-    """Take a checkpoint now, and keep every file that it names for `hold_ms` (`docs/spec/api.md` section 11)."""
+    """Take a checkpoint now, and list its files. The daemon removes none of them for `hold_ms`, so that they can be
+    copied (`docs/spec/api.md` section 11)."""
     where = target("/v0/admin/checkpoint", hold_ms=hold_ms)
     return Call(method="POST", target=where, answer=results.Checkpoint, repeatable=True, waits=300.0)
 
@@ -162,7 +170,10 @@ def checkpoint(*, hold_ms: int = 0) -> Call[results.Checkpoint]:
 
 
 def create(topic: str, **config: Unpack[TopicSettings]) -> Call[results.TopicChanged]:
-    """Create a topic, or change the settings named of one that is there (`docs/spec/api.md` section 3)."""
+    """Create a topic. If it exists, change the settings that are given (`docs/spec/api.md` section 3).
+
+    Raises Conflict for a `type` other than that of the existing topic.
+    """
     return Call(
         method="PUT",
         target=topic_path(topic),
@@ -173,7 +184,7 @@ def create(topic: str, **config: Unpack[TopicSettings]) -> Call[results.TopicCha
 
 
 def update(topic: str, **config: Unpack[TopicSettings]) -> Call[results.TopicChanged]:
-    """Change the settings named. Raises NotFound where there is no topic."""
+    """Change the settings of a topic that are given. Raises NotFound where there is no such topic."""
     return Call(
         method="PUT",
         target=target(topic_path(topic), create=False),
@@ -184,20 +195,22 @@ def update(topic: str, **config: Unpack[TopicSettings]) -> Call[results.TopicCha
 
 
 def state(topic: str, *, touch: bool = True) -> Call[results.TopicState]:
-    """What a topic holds and how it is configured. `touch=False`: without counting as a use of it."""
+    """The settings of a topic, its head and floor, and what it holds. With `touch=False` the call does not count as a
+    use of the topic, which raises its automatic priority."""
     where = target(topic_path(topic), touch=None if touch else False)
     return Call(method="GET", target=where, answer=results.TopicState, repeatable=True)
 
 
 def topic_page(*, prefix: str = "", page_size: int = 100, cursor: str | None = None) -> Call[results.TopicPage]:
-    """One page of the topics whose names have a prefix, in the order of names."""
+    """One page of the topics whose names begin with `prefix`, in the order of names. `cursor` is `next_cursor` of the
+    page before; None: the first page."""
     where = target("/v0/topics", prefix=prefix or None, page_size=page_size, cursor=cursor)
     return Call(method="GET", target=where, answer=results.TopicPage, repeatable=True)
 
 
 def delete_topic(topic: str, *, if_empty: bool = False) -> Call[results.TopicDeletion]:
-    """Delete a topic with all it holds and the routers that touch it. `if_empty`: only if no record is live, else
-    raises Conflict."""
+    """Delete a topic with all its records, and the routers from and to it. With `if_empty` a topic that holds records
+    is not deleted: raises Conflict."""
     where = target(topic_path(topic), if_empty=if_empty or None)
     return Call(method="DELETE", target=where, answer=results.TopicDeletion, repeatable=False)
 
@@ -237,11 +250,18 @@ def append(
     disable_backpressure: bool = False,
     return_seqs: bool = True,
 ) -> Call[results.Appended]:
-    """Append records, all or none (`docs/spec/api.md` section 4).
+    """Append records, all or none (`docs/spec/api.md` section 4). Returns when they are as safe as the `durability` of
+    the topic says.
 
-    An item is a NewRecord, or a JSON value, which becomes the data of a record. The idempotency key is a new one
-    unless one is given; with None there is none, and an append whose answer was lost is not repeated.
-    `create=False` raises NotFound where there is no topic; `config` is for a topic that this call creates.
+    An item is a NewRecord, or a JSON value, which becomes the data of a record. `node` is the writer of all records
+    that name none themselves. The topic remembers an `idempotency_key` for `idempotency_window_ms`, and appends nothing
+    for a key that it remembers; by default each call has a new key. With None there is no key, and an append whose
+    outcome is unknown is not repeated.
+
+    A topic that does not exist is created with the settings `config`, or with `create=False` raises NotFound. With
+    `disable_backpressure` the daemon lets the append wait under pressure where it would refuse it (Throttled); the
+    client waits up to 300 s for the answer. `return_seqs=False` leaves `seqs` of the result empty. Raises TopicFull
+    where the topic rejects records beyond its caps, and TooLarge for a body that is larger than the daemon takes.
     """
     if isinstance(records, str | bytes | Mapping | NewRecord):
         raise TypeError(f"records are a list of records, not one {type(records).__name__}")
@@ -259,7 +279,8 @@ def append(
 def encoded_append(
     topic: str, records: Iterable[bytes], rest: Mapping[str, object], *, return_seqs: bool
 ) -> Call[results.Appended]:
-    """An append of records that are encoded already; `rest` are the other fields of the body, None for absent."""
+    """An append of records that are encoded already (`encode_record`). `rest` are the other fields of the body; a field
+    that is None is left out."""
     said = encode({name: value for name, value in rest.items() if value is not None})
     body = b'{"records":[' + b",".join(records) + b"]" + (b"," + said[1:] if len(said) > 2 else b"}")
     return Call(
@@ -284,8 +305,13 @@ def diff(
     wait_ms: int = 0,
     max_batch_bytes: int | None = None,
 ) -> Call[results.Page]:
-    """One page of what comes after `from_seq` (`docs/spec/api.md` section 5). `node`: writers whose records are left
-    out; `wait_ms`: how long to wait for the first record or tombstone, if there is none."""
+    """One page of at most `limit` records after `from_seq` (`docs/spec/api.md` section 5).
+
+    `epoch` is the instance of the topic that `from_seq` belongs to; where the topic was made again since, the page has
+    a Tombstone whose reason is `recreated`, and begins at the start of the new instance. `node` leaves out the records
+    of these writers. `wait_ms` is how long the daemon waits for the first record or tombstone where there is none.
+    `max_batch_bytes` bounds the size of the page.
+    """
     where = target(
         topic_path(topic, "diff"),
         from_seq=from_seq,
@@ -303,7 +329,11 @@ def diff(
 def delete_records(
     topic: str, *, before_seq: int | None = None, match: Match | None = None
 ) -> Call[results.RecordsDeletion]:
-    """Delete the records that are there now and have smaller seqs, or match, or both (`docs/spec/api.md` section 6)."""
+    """Delete the records whose seqs are below `before_seq` and whose tags match (`docs/spec/api.md` section 6).
+
+    At least one of the two conditions is needed. Records that are appended while the call runs stay. The deletion
+    leaves no tombstone.
+    """
     return Call(
         method="POST",
         target=topic_path(topic, "delete"),
@@ -317,8 +347,12 @@ def delete_records(
 
 
 def commit(topic: str, stages: Iterable[str], idempotency_key: str) -> Call[results.Committed]:
-    """Publish what stages hold, all at once, in the order in which they are named; once for each key
-    (`docs/spec/pipeline.md` section 1). Raises NotFound if one of them is not there: then nothing is published."""
+    """Append the records of stages to their topic, all at once, in the order in which the stages are named
+    (`docs/spec/pipeline.md` section 1).
+
+    It happens once for each `idempotency_key`: a repeat returns the result of the first call, with `deduped` set.
+    Raises NotFound if a stage does not exist, and publishes nothing then.
+    """
     return Call(
         method="POST",
         target=topic_path(topic, "commit"),
@@ -330,7 +364,7 @@ def commit(topic: str, stages: Iterable[str], idempotency_key: str) -> Call[resu
 
 
 def delete_stage(topic: str, stage: str) -> Call[results.StageDeletion]:
-    """Drop a stage with all it holds."""
+    """Drop a stage with all its records. A stage that does not exist is no error."""
     where = topic_path(topic, "stages", quote(stage, safe=":"))
     return Call(method="DELETE", target=where, answer=results.StageDeletion, repeatable=False)
 
@@ -341,7 +375,11 @@ def delete_stage(topic: str, stage: str) -> Call[results.StageDeletion]:
 def create_router(
     router: str, source: str, dest: str, **settings: Unpack[RouterSettings]
 ) -> Call[results.RouterChanged]:
-    """Create a router, or change the settings named of one that is there (`docs/spec/api.md` section 7)."""
+    """Create a router that copies records from the topic `source` to the topic `dest`. If it exists, change the
+    settings that are given (`docs/spec/api.md` section 7).
+
+    Raises Conflict for an existing router with another source or dest, and for one that would close a cycle.
+    """
     fields = {name.rstrip("_"): value for name, value in settings.items()}
     return Call(
         method="PUT",
@@ -355,8 +393,8 @@ def create_router(
 def update_router(
     router: str, source: str | None = None, dest: str | None = None, **settings: Unpack[RouterSettings]
 ) -> Call[results.RouterChanged]:
-    """Change the settings named. Raises NotFound where there is no router, and Conflict where its source or dest is
-    not the one that is given."""
+    """Change the settings of a router that are given. Raises NotFound where there is no such router, and Conflict where
+    its source or dest is not the given one."""
     fields = {name.rstrip("_"): value for name, value in settings.items()}
     ends = {name: topic for name, topic in (("source", source), ("dest", dest)) if topic is not None}
     return Call(
@@ -369,7 +407,7 @@ def update_router(
 
 
 def router(router: str) -> Call[results.RouterState]:
-    """A router, how far it is and what it has copied."""
+    """The settings of a router, its cursor, its lag, and how many records it has copied."""
     return Call(method="GET", target=router_path(router), answer=results.RouterState, repeatable=True)
 
 
@@ -381,13 +419,14 @@ def router_page(
     page_size: int = 100,
     cursor: str | None = None,
 ) -> Call[results.RouterPage]:
-    """One page of the routers whose names have a prefix, of a source, into a dest, in the order of names."""
+    """One page of the routers whose names begin with `prefix`, in the order of names; with `source` or `dest` only the
+    routers from or to that topic. `cursor` is `next_cursor` of the page before; None: the first page."""
     where = target("/v0/routers", prefix=prefix or None, source=source, dest=dest, page_size=page_size, cursor=cursor)
     return Call(method="GET", target=where, answer=results.RouterPage, repeatable=True)
 
 
 def delete_router(router: str) -> Call[results.RouterDeletion]:
-    """Delete a router. Its copies stay."""
+    """Delete a router. The records that it has copied stay."""
     return Call(method="DELETE", target=router_path(router), answer=results.RouterDeletion, repeatable=False)
 
 
@@ -397,8 +436,12 @@ def delete_router(router: str) -> Call[results.RouterDeletion]:
 def claim(
     topic: str, node: str, *, max: int = 1, lease_ms: int | None = None, wait_ms: int = 0
 ) -> Call[results.Claimed]:
-    """Lease up to `max` jobs, and wait for the first if there is none (`docs/spec/api.md` section 9). Not repeated when
-    its answer is lost: the jobs that were leased come back when their leases are over."""
+    """Lease up to `max` jobs to `node` for `lease_ms`; None: as the topic says (`docs/spec/api.md` section 9).
+
+    `wait_ms` is how long the daemon waits for a first job where none is ready; the result may be empty. A claim whose
+    answer was lost is not repeated: the jobs that it has leased become ready again when their leases end. Raises
+    Conflict for a topic that is no queue.
+    """
     return Call(
         method="POST",
         target=topic_path(topic, "claim"),
@@ -410,8 +453,11 @@ def claim(
 
 
 def ack(topic: str, node: str, seqs: Sequence[int], *, lease_ids: Sequence[str] | None = None) -> Call[results.Acked]:
-    """Delete jobs that are done. With `lease_ids`, one for each seq, only under those very leases. What is `skipped`
-    in the result was not held, or was acked by an earlier try whose answer was lost."""
+    """Delete jobs that are done.
+
+    With `lease_ids`, one for each seq, a job is deleted only under that lease, and the call may be repeated. `skipped`
+    of the result are the seqs that `node` does not hold; a repeat skips those that an earlier attempt has acked.
+    """
     return Call(
         method="POST",
         target=topic_path(topic, "ack"),
@@ -424,7 +470,8 @@ def ack(topic: str, node: str, seqs: Sequence[int], *, lease_ids: Sequence[str] 
 def nack(
     topic: str, node: str, seqs: Sequence[int], *, delay_ms: int = 0, lease_ids: Sequence[str] | None = None
 ) -> Call[results.Nacked]:
-    """Give jobs back, to be given out again after `delay_ms`."""
+    """Give jobs back. They become ready again after `delay_ms`; those that have been given out `max_deliveries` times
+    go to the dead-letter topic instead, if there is one. `lease_ids` and `skipped` are as in `ack`."""
     return Call(
         method="POST",
         target=topic_path(topic, "nack"),
@@ -437,7 +484,7 @@ def nack(
 def extend(
     topic: str, node: str, seqs: Sequence[int], *, lease_ms: int, lease_ids: Sequence[str] | None = None
 ) -> Call[results.Extended]:
-    """Hold jobs for `lease_ms` from now."""
+    """Extend the leases of jobs to `lease_ms` from now. `lease_ids` and `skipped` are as in `ack`."""
     return Call(
         method="POST",
         target=topic_path(topic, "extend"),
@@ -448,7 +495,7 @@ def extend(
 
 
 def open_work(topic: str, node: str, *, max: int = 1, lease_ms: int | None = None) -> Call[bytes]:
-    """The stream of jobs that are leased to its connection (`docs/spec/api.md` section 9)."""
+    """The stream of the jobs that are leased to it, at most `max` at a time (`docs/spec/api.md` section 9)."""
     where = target(topic_path(topic, "work"), node=node, max=max, lease_ms=lease_ms)
     return Call(method="GET", target=where, accept="text/event-stream", repeatable=False)
 
@@ -470,9 +517,11 @@ def create_watch(
     consistency: Literal["eventual", "strong"] = "eventual",
     create: bool = False,
 ) -> Call[results.Watch]:
-    """Make a watch session; `topics` maps names to `{"from_seq": n}` or `{"tail": true}` (`docs/spec/api.md` section
-    8).
-    `create`: wait for topics that are not there yet; else they are 404."""
+    """Make a watch session (`docs/spec/api.md` section 8).
+
+    `topics` maps names to `{"from_seq": n}` or `{"tail": true}`. A topic that does not exist raises
+    NotFound; with `lenient` it is left out, with `create` the session waits for it.
+    """
     return Call(
         method="POST",
         target=target("/v0/watch", lenient=lenient or None),
@@ -494,7 +543,7 @@ def create_watch(
 
 
 def open_watch(stream_url: str, last_event_id: str | None = None) -> Call[bytes]:
-    """The stream of a watch session, after the frame with an id."""
+    """The stream of a watch session, after the frame with the id `last_event_id`; None: from the session's start."""
     headers = {} if last_event_id is None else {"Last-Event-ID": last_event_id}
     return Call(method="GET", target=stream_url, accept="text/event-stream", headers=headers, repeatable=True)
 
@@ -503,7 +552,7 @@ def open_watch(stream_url: str, last_event_id: str | None = None) -> Call[bytes]
 
 
 def values_of(page: results.Page, to_seq: int | None = None) -> Iterator[results.Record | results.Tombstone]:
-    """A page as a reader meets it: the gap first, then the records up to `to_seq`, each with its topic."""
+    """Yield what a page holds up to `to_seq`, with `topic` set: its tombstone, then its records, by seq."""
     if page.tombstone is not None and (to_seq is None or page.tombstone.gap_from <= to_seq):
         page.tombstone.topic = page.topic
         yield page.tombstone

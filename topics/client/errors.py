@@ -1,7 +1,7 @@
-"""What a call of the client raises (`docs/spec/api.md` section 1).
+"""The exceptions that a call of the client raises (`docs/spec/api.md` section 1).
 
-Responsible for the types and for turning an answer that is a failure into one of them. What is done about it is
-`topics.client.retry`'s business. No exception holds a token or the request that was sent.
+Responsible for the types, and for turning an answer without success into one of them. Which of them are repeated is
+decided by `topics.client.retry`. No exception holds the API key or the request.
 """
 
 from __future__ import annotations
@@ -12,14 +12,18 @@ import msgspec
 
 
 class TopicsError(Exception):
-    """What goes wrong with a call, at the daemon or on the way to it. Wrong arguments are a TypeError or ValueError, a
-    closed client is a RuntimeError, and waiting for a producer raises TimeoutError."""
+    """A call has failed, at the daemon or on the way to it.
+
+    What is no TopicsError: TypeError and ValueError for wrong arguments, RuntimeError for a closed client, and
+    TimeoutError where a caller waits for a producer with a timeout.
+    """
 
     code: str = "error"
-    """Of `docs/spec/api.md` section 1, or one of the client's own."""
+    """What has failed, for programs: a code of `docs/spec/api.md` section 1, or one of the client's own."""
     detail: dict[str, Any]
+    """Facts about the failure, such as the topic; empty unless the daemon has sent some."""
     retry_after: float | None = None
-    """Seconds after which it may work, where the daemon has said so."""
+    """After how long a repeat may succeed, in seconds; None: the daemon has not said."""
 
     def __init__(self, message: str) -> None:
         super().__init__(message)
@@ -28,25 +32,25 @@ class TopicsError(Exception):
 
 
 class ConnectionFailed(TopicsError):
-    """No answer: the daemon cannot be reached, or the connection broke or took too long."""
+    """There is no answer: the daemon cannot be reached, the connection broke, or no byte came within `timeout`."""
 
     code = "connection_failed"
 
     def __init__(self, message: str, *, outcome_unknown: bool) -> None:
         super().__init__(message)
         self.outcome_unknown = outcome_unknown
-        """Whether the daemon may have carried the call out."""
+        """True if the daemon may have carried out the call, False if it certainly has not."""
 
 
 class ProtocolError(TopicsError):
-    """An answer that the contract does not know, from something between the client and the daemon, or another
-    service."""
+    """The answer is not one that a daemon gives. It comes from a proxy, or from another service."""
 
     code = "protocol_error"
 
 
 class ApiError(TopicsError):
-    """The daemon's refusal. `status` is that of HTTP; `code` and `detail` are those of `docs/spec/api.md` section 1."""
+    """The daemon has refused the call, or failed at it. `status` is the status of HTTP; `code`, `detail` and `message`
+    are those of the answer (`docs/spec/api.md` section 1)."""
 
     def __init__(
         self, status: int, code: str, message: str, detail: dict[str, Any], retry_after: float | None = None
@@ -62,43 +66,43 @@ class ApiError(TopicsError):
 
 
 class BadRequest(ApiError):
-    """400: a field has a value that it cannot have."""
+    """400: a parameter or field has a value that the daemon does not accept."""
 
 
 class Unauthorized(ApiError):
-    """401: no key, or one that the daemon does not know."""
+    """401: the daemon needs an API key, and none was sent or the daemon does not know it."""
 
 
 class Forbidden(ApiError):
-    """403: the key does not go so far."""
+    """403: the API key does not allow this call, or not on this topic."""
 
 
 class NotFound(ApiError):
-    """404: there is no such topic, router or stage."""
+    """404: the topic, router or stage does not exist."""
 
 
 class Conflict(ApiError):
-    """409: what is there stands against it."""
+    """409: the state of the topic or router forbids the call; `code` says why."""
 
 
 class TooLarge(ApiError):
-    """413: the body is larger than the daemon takes."""
+    """413: the body is larger than the daemon accepts."""
 
 
 class TopicFull(ApiError):
-    """422: the topic rejects what does not fit under its caps."""
+    """422: the records do not fit below the caps of the topic, which rejects records instead of removing old ones."""
 
 
 class Throttled(ApiError):
-    """429: too much at once, or a limit is reached (`detail["limit"]`)."""
+    """429: too many calls or bytes at once, or a limit of the daemon is reached (`detail["limit"]`)."""
 
 
 class ServerError(ApiError):
-    """500 and what else is the other side's fault: whether the call was carried out is unknown."""
+    """5xx: the daemon, or a proxy before it, has failed. It is not known whether the call was carried out."""
 
 
 class Unavailable(ServerError):
-    """503: starting, stopping, or read-only."""
+    """503: the daemon is starting, stopping or read-only; `code` says which."""
 
 
 _BY_STATUS: dict[int, type[ApiError]] = {
@@ -128,7 +132,7 @@ _decoder = msgspec.json.Decoder(_Failure)
 
 
 def error_of(status: int, retry_after: str | None, body: bytes) -> TopicsError:
-    """The exception for an answer that is no success: its status, its `Retry-After` header, its body."""
+    """The exception for an answer without success, made of its status, its `Retry-After` header and its body."""
     try:
         facts = _decoder.decode(body).error
     except (msgspec.MsgspecError, UnicodeDecodeError):

@@ -1,26 +1,28 @@
-"""What a tail or a watch knows: how far each topic was taken, and what comes next after an answer, a frame or a break.
+"""The state of a tail or watch: the position in each topic, and the next call after an answer, a frame or a break.
 
-Theory of operation. A follower has a *place* in each of its topics: the last seq that was taken and the epoch it is of.
-Places are its own; a session of the daemon is only a way to get what comes after them:
+Theory of operation. A follower has a *place* in each of its topics: the last seq that the caller has taken, and the
+epoch that the seq belongs to. It keeps its places itself. A session of the daemon is only a way to get what comes after
+them:
 
-    no session     POST /v0/watch from the places. The answer has the epoch of each topic: where it is another one than
-                   the place's, or the head lies before the place, the topic was made again. That is told
-                   (`recreated`), and its place is the beginning of the new instance: another POST. A topic that is
-                   unknown now was deleted: told, and another POST for the others.
-    session        GET its stream, from the id of the last frame if there was a frame. Frames become values.
-    break          With an id, the same session is asked again; where the daemon does not know it any more (404, 410:
-                   it was restarted, or the session has expired), it is dropped.
+    no session     POST /v0/watch from the places. The answer has the epoch of each topic. Where the epoch is another
+                   than the place's, or the head lies before the place, the topic was made again: the follower yields a
+                   tombstone (`recreated`), sets the place to the beginning of the new instance, and makes another POST.
+                   A topic that does not exist any more was deleted: the follower yields that, and makes another POST
+                   for the other topics.
+    session        GET the stream of the session, after the id of the last frame if there was one. Frames become values.
+    break          After a frame with an id, GET the stream of the same session again. Where the daemon does not know
+                   the session any more (404, 410: the daemon was restarted, or the session has expired), drop it.
 
-What a break can lose is known here, not guessed. A session without a frame is never asked twice: its daemon may think
-that frames have arrived which have not, and only an id takes it back. Nor is one of more than 64 topics, since its ids
-do not tell which topics they are about: a `topic-deleted` that was lost with its connection shows only in that the next
-id does not name the topic. And a session that says `recreated` is dropped, because it does not say of what epoch the
-new instance is.
+Three kinds of session are dropped after a break, because the daemon cannot repeat what the break has lost. A session
+without a frame: the daemon may take frames for delivered that have not arrived, and only an id takes it back. A session
+of more than 64 topics: its ids do not name their topics, and a lost `topic-deleted` shows only in that the next id does
+not name the topic. A session that has reported `recreated`: it does not report the epoch of the new instance.
 
-Frames are taken up whole, so a break is met only when everything before it has been taken. The place of a topic moves
-value by value, as they are taken; what the daemon says again all the same is passed over by its seq.
+A frame is decoded whole, so the follower meets a break only after the caller has taken everything before it. The place
+of a topic moves with each value that is taken. A record that the daemon sends a second time is skipped by its seq.
 
-Pure: no I/O, no clock. The shells in `topics.client.tailing` make the calls, hand in what comes, and wait.
+Pure: no I/O, no clock. The shells in `topics.client.tailing` and `topics.client.async_tailing` make the calls, hand in
+the bytes, and wait.
 """
 
 from __future__ import annotations
@@ -40,30 +42,31 @@ from topics.client.results import CaughtUp, Record, Tombstone, TopicDeleted, Wat
 from topics.client.sse import Event, EventDecoder
 
 GONE: Final = frozenset({404, 410})
-"""What the stream of a session that is not there any more is answered, or ended, with."""
+"""The codes with which the daemon answers or ends the stream of a session that does not exist any more."""
 
 TAKEN_OVER: Final = 409
-"""What a stream is ended with when a newer one of its session is open; and it may be answered so while that ends."""
+"""The code with which the daemon ends a stream when a newer one of the same session is opened. The newer one may be
+answered with it too, while the older one ends."""
 
 
 class Position(NamedTuple):
-    """How far a topic was taken: the last seq, and the instance of the topic that it counts in. `epoch` is 0 as long as
-    that is not known."""
+    """How far a topic was taken: the last seq that was taken, and the instance of the topic that the seq belongs to.
+    `epoch` is 0 while the instance is not known."""
 
     seq: int
     epoch: int = 0
 
 
 Start = int | tuple[int, int] | Literal["tail"]
-"""Where to begin in a topic: after a seq; at a `Position`, which is told from a topic of that name that was made again
-since; or with what is appended from now on."""
+"""Where to begin in a topic: after a seq; at a `Position`, which shows whether the topic was made again since; or, with
+`"tail"`, at the head."""
 
 Followed = Record | Tombstone | TopicDeleted | CaughtUp
-"""What a follower yields. Everything has its `topic`."""
+"""What a tail or watch yields. The field `topic` is always set."""
 
 
 class WatchOptions(TypedDict):
-    """What a session is asked for, as `calls.create_watch` takes it."""
+    """The options of a session, as `calls.create_watch` takes them."""
 
     node: str | Iterable[str]
     limit: int | None
@@ -94,10 +97,10 @@ def tail(
     on_break: OnBreak | None = None,
     on_resume: OnResume | None = None,
 ) -> Following:
-    """Everything in a topic after `from_seq`, and then what is appended, for ever: `watch` of a single topic.
+    """The records of a topic after `from_seq`, and then those that are appended, without end: `watch` of one topic.
 
-    `from_seq` is a seq, exclusive, or a `Position`. `tail=True` wins over it: only what is appended from the moment
-    that the iterator is entered (`with`), or first asked. With `create` a topic that is not there yet is waited for.
+    `from_seq` is a seq or a `Position`. With `tail=True` it is ignored, and only records come that are appended after
+    the iterator was entered (`with`), or first asked for a value. The other parameters are those of `watch`.
     """
     return watch(
         {topic: "tail" if tail else from_seq},
@@ -135,24 +138,26 @@ def watch(
     on_break: OnBreak | None = None,
     on_resume: OnResume | None = None,
 ) -> Following:
-    """What is in topics and what is appended to them, each in its own order, for ever.
+    """The records of several topics, and then those that are appended, without end; each topic in the order of seqs.
 
-    `topics` are names, or names with where to begin: a seq (exclusive), a `Position`, or `"tail"`. Yields Record,
-    Tombstone (records that are gone; `recreated`: the topic was deleted and made again, and is read from the beginning
-    of the new one), TopicDeleted, after which nothing comes of that topic, and with `caught_up=True` a CaughtUp
-    whenever there is no more of a topic for the moment. It ends when all topics are deleted, and when it is closed.
+    `topics` are names, which begin with the first record, or a mapping of names to where to begin: after a seq, at a
+    `Position`, or at the head (`"tail"`). Yields a Record; a Tombstone for records that are gone (`recreated`: the
+    topic was deleted and made again, and its records follow from the first); TopicDeleted, after which nothing comes of
+    that topic; and with `caught_up=True` a CaughtUp whenever all records of a topic have come. The iterator ends when
+    all topics are deleted, and when it is closed.
 
-    It survives restarts of the daemon and broken connections: whatever happens, no record is left out without a
-    tombstone, and none comes twice. It waits for the daemon for ever, with pauses of up to 5 s; with `give_up_after`
-    for so many seconds without a sign of it, then raises the last failure. `on_break(error, wait_s)` is called for each
-    failure that it survives, `on_resume()` when it is connected again, both by whoever iterates.
+    It survives restarts of the daemon and broken connections: no record is left out without a tombstone, and none comes
+    twice. It tries to connect again without end, with waits of up to 5 s; with `give_up_after` it raises the last
+    failure when it has not reached the daemon for so many seconds. In the thread or task that iterates, it calls
+    `on_break(error, wait_s)` after each failure that it survives, and `on_resume()` when it is connected again.
 
-    An unknown topic raises NotFound at the beginning, unless `lenient`; then it is left out, and BadRequest if none
-    is left. With `create` it is waited for, and followed from its first record on, `"tail"` or not, once somebody
-    has made it; following makes no topic. Unauthorized, Forbidden and BadRequest are raised whenever they occur.
-    `node`: leave out what these writers have written. `limit` and `max_batch_bytes` bound one frame, which is also
-    what is read ahead at most; `strong` delivers a record once it is on disk. A stream without a byte for three
-    heartbeats (`heartbeat_ms`, 15 s) is broken.
+    A topic that does not exist raises NotFound at the beginning. With `lenient` it is left out (BadRequest if none
+    exists). With `create` it is waited for, and followed from its first record once another call has created it, also
+    with `"tail"`. Unauthorized, Forbidden and BadRequest are raised whenever they occur.
+
+    `node` leaves out the records of these writers. `limit` (records) and `max_batch_bytes` bound a frame, and with it
+    what is read ahead. With `consistency="strong"` a record is delivered when it is on disk. A connection that brings
+    no byte for three heartbeats (`heartbeat_ms`; None: 15 s) counts as broken.
     """
     nodes = node if isinstance(node, str) else list(node)
     options = WatchOptions(
@@ -180,23 +185,23 @@ class _Place:
     def __init__(self, name: str, start: Start) -> None:
         self.name = name
         self.from_tail = start == "tail"
-        """It begins at the head, which is not known yet."""
+        """The place is the head, whose seq is not known yet."""
         self.at = Position(0)
-        """What was taken."""
+        """How far the caller has taken values."""
         if isinstance(start, int):
             self.at = Position(start)
         elif not isinstance(start, str):
             self.at = Position(*start)
         self.told = self.at.seq
-        """The same with what waits to be taken."""
+        """The seq of `at` once the caller has taken all values that are decoded."""
         self.caught_up: int | None = None
-        """The head at which it was told last that there is no more."""
+        """The head of the last `caught-up` frame."""
         self.made_again = False
-        """The daemon has said so, but not of what epoch the new instance is."""
+        """The daemon has reported that the topic was made again, but not the epoch of the new instance."""
         self.found = False
-        """The topic was there."""
+        """The topic exists, or has existed."""
         self.ended = False
-        """That it is deleted waits to be taken."""
+        """A TopicDeleted is decoded, and not taken yet."""
 
 
 class _RecordFrame(msgspec.Struct):
@@ -218,7 +223,13 @@ _cursors: Final = msgspec.json.Decoder(dict[str, int])
 
 
 class Following:
-    """See the module. Whoever drives it takes values until there is none, then does what `next_call` says."""
+    """The state machine of a tail or watch.
+
+    The shell that drives it calls `take` until it returns None, and ends when `ended`. Else it makes `next_call` if no
+    stream is open, and passes the result to `answered`; or it opens the stream, reports that (`opened`) and passes
+    pieces to `feed`, until the stream ends or `over` is set (`finished`). What fails is passed to `failed`. Not
+    thread-safe.
+    """
 
     def __init__(
         self,
@@ -233,37 +244,38 @@ class Following:
         if not starts:
             raise ValueError("topics: there is none")
         self.begun = False
-        """The daemon knows all topics, and it is settled where `tail` begins."""
+        """The daemon has accepted the topics, and the seqs at which `"tail"` begins are known."""
         self.silence_s = silence_s(options["heartbeat_ms"])
-        """Seconds without a byte after which a stream is broken."""
+        """How long a stream may bring no byte before it counts as broken, in seconds."""
         self.over = False
-        """The stream that is open is of no more use: `finished` it."""
+        """The open stream is of no more use: close it and call `finished`."""
         self._options = options
         self._lenient = lenient
         self._create = create
         self._awaited: set[str] = set()
-        """Topics that were not there when the session was made. It does not say of what epoch they are once they are.
-        """
+        """Topics that did not exist when the session was made. The session does not report their epochs when they are
+        created."""
         self._tells_caught_up = caught_up
         self._reconnects = reconnects or Reconnects()
         self._places = {name: _Place(name, start) for name, start in starts.items()}
         self._values: deque[tuple[Followed | None, _Place, Position]] = deque()
-        """What waits to be taken, each with the place it leads to. As much as a chunk of the stream holds."""
+        """Decoded values, each with its place and the position in it once the value is taken. At most those of one
+        piece of the stream."""
         self._stream_url: str | None = None
-        """Of the session."""
+        """Of the session; None: there is no session."""
         self._asked = False
-        """For its stream."""
+        """The stream of the session was asked for."""
         self._last_id: str | None = None
         self._resuming = False
-        """The session was asked again, and has not shown an id yet."""
+        """The stream was asked for again, and no id has come on it yet."""
         self._final: TopicsError | None = None
-        """Why the daemon says that the stream is over."""
+        """The error with which the daemon has ended the stream."""
         self._events = EventDecoder()
 
     # -- what the user sees ------------------------------------------------------------------------------------------
 
     def take(self) -> Followed | None:
-        """The next value, which counts as processed from here on; None if there is none without asking the daemon."""
+        """Return the next value, and count it as taken; None if no value is decoded."""
         while self._values:
             value, place, at = self._values.popleft()
             place.at = at
@@ -275,12 +287,12 @@ class Following:
 
     @property
     def ended(self) -> bool:
-        """Everything is taken, and all topics are deleted."""
+        """Return True if all topics are deleted and all values are taken."""
         return self.begun and not self._places and not self._values
 
     def position(self, topic: str) -> Position:
-        """How far a topic was taken. Raises KeyError for one that is not followed (any more), and for one from its
-        tail before it is known where that is."""
+        """How far a topic was taken. Raises KeyError for a topic that is not followed or was deleted, and for one that
+        begins at its head while the head is not known."""
         place = self._places[topic]
         if place.from_tail:
             raise KeyError(topic)
@@ -289,8 +301,8 @@ class Following:
     # -- what to do --------------------------------------------------------------------------------------------------
 
     def next_call(self) -> Call[Any]:
-        """The call to make, when there is nothing to take and no stream is open: one for an answer, or one (without a
-        type for the answer) for a stream."""
+        """The next call, for when there is nothing to take and no stream is open: one with a type for its answer, which
+        goes to `answered`; or one without, which is to be opened as a stream."""
         if self._asked and not self._names_all(self._last_id):
             self._stream_url = None
         if self._stream_url is not None:
@@ -310,7 +322,7 @@ class Following:
         return calls.create_watch(starts, lenient=lenient, create=create, **self._options)
 
     def answered(self, session: Watch) -> None:
-        """There is a session."""
+        """Take the answer to the POST that makes a session. Raises ProtocolError if it is about other topics."""
         if self._lenient and not self.begun:
             self._places = {name: place for name, place in self._places.items() if name in session.topics}
         if not self._places or session.topics.keys() != self._places.keys():
@@ -325,7 +337,7 @@ class Following:
         self._last_id = None
 
     def _found(self, place: _Place, topic: WatchedTopic) -> None:
-        """A topic is there; see whether it is the one that was followed. Or it is not there yet, or not any more."""
+        """Compare a place with what a new session reports of its topic: the same instance, a new one, or none."""
         if topic.epoch is None:
             if place.found:
                 self._end(place, place.at.seq)
@@ -360,11 +372,11 @@ class Following:
         self._values.append((gap, place, Position(0, topic.epoch)))
 
     def opened(self, now: float) -> None:
-        """The stream is open."""
+        """Note that the stream is open, at `now` (seconds of any clock that does not jump)."""
         self._reconnects.opened(now)
 
     def feed(self, piece: bytes, now: float) -> None:
-        """Bytes of the stream. Raises ProtocolError for what is not of the contract."""
+        """Take a piece of the stream. Raises ProtocolError for bytes that no daemon sends."""
         events = False
         for event in self._events.feed(piece):
             events = True
@@ -374,15 +386,15 @@ class Following:
         self._reconnects.heard(now, events=events)
 
     def finished(self, now: float) -> float:
-        """The stream has ended, or is `over`. Returns how long to wait before the next call, in seconds; may raise
-        as `failed` does."""
+        """Note that the stream has ended, or was closed because it is `over`. Returns how long to wait before the next
+        call, in seconds. Raises the TopicsError that ends the tail or watch, as `failed` does."""
         if self.over and self._final is None:
             return 0.0
         return self.failed(self._final or ended(), now)
 
     def failed(self, error: TopicsError, now: float) -> float:
-        """The call, or the stream, has failed. Returns how long to wait before the next call, in seconds; raises what
-        cannot be survived."""
+        """Note that the call or the stream has failed. Returns how long to wait before the next call, in seconds.
+        Raises the error if another call cannot help, or if it is time to give up."""
         if self._stream_url is not None:
             if isinstance(error, ApiError) and error.status in GONE:
                 self._stream_url = None
@@ -397,7 +409,8 @@ class Following:
         return self._reconnects.after(error, now, passing={TAKEN_OVER})
 
     def forget(self) -> None:
-        """Something was interrupted halfway: what has come and was not taken is asked for again."""
+        """Forget the values that are not taken, and ask for them again in a new session: for when the shell was
+        interrupted while it handed in a piece."""
         self._values.clear()
         self._drop_session()
         for place in self._places.values():
@@ -408,7 +421,7 @@ class Following:
     def _take_up(self, event: Event) -> None:
         says_it_is_there = event.name in ("record", "tombstone", "caught-up")
         if self._awaited and says_it_is_there and decoded(_about, event).topic in self._awaited:
-            self._drop_session()  # the next one says of what epoch the topic is
+            self._drop_session()  # the next session reports the epoch of the topic
             return
         if event.name == "record":
             self._take_up_records(decoded(_record_frame, event))
@@ -464,7 +477,7 @@ class Following:
         place.caught_up = head.head_seq
 
     def _pass_over(self, place: _Place, seq: int) -> None:
-        """Up to `seq` there was nothing more for us."""
+        """Move a place to `seq`, if it lies before: no value of the topic comes up to there."""
         if seq > place.told:
             place.told = seq
             self._values.append((None, place, Position(seq, place.at.epoch)))
@@ -483,7 +496,7 @@ class Following:
                 self._drop_session()
 
     def _names_all(self, last_id: str | None) -> bool:
-        """Whether an id is about every topic that is followed."""
+        """Return True if an id names every topic that is followed."""
         if last_id is None:
             return False
         names = named(last_id)
@@ -495,7 +508,7 @@ class Following:
 
 
 def named(last_id: str) -> frozenset[str]:
-    """The topics that an id names; none if it is opaque."""
+    """The topics that the id of a frame names; empty for an id that does not name them."""
     try:
         return frozenset(_cursors.decode(urlsafe_b64decode(last_id + "=" * (-len(last_id) % 4))))
     except (ValueError, msgspec.MsgspecError):

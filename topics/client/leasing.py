@@ -1,24 +1,25 @@
-"""What a worker has in hand: jobs, their leases, and what is to be said about them next.
+"""The jobs in hand of a worker, their leases, and the next ack, nack or extension.
 
-Pure: the time is given (seconds of any clock that does not jump), the random numbers too; who calls the daemon and who
-runs the handlers is `topics.client.worker`'s business.
+Pure: the time is given (seconds of any clock that does not jump), and so are the random numbers. Calls and handlers are
+left to `topics.client.worker`.
 
-A job is in hand from the claim that gave it until the daemon has answered its ack or nack, or its lease is known to be
-over and its handler has ended:
+A job is in hand from the claim that gave it until the daemon has answered its ack or nack, or until its lease is known
+to be over and its handler has ended:
 
     take --> running --done-----> over, to be acked ---.
                 |  '---failed---> over, to be nacked --+--> settled
                 '---lost--> running without a lease ---'    (not in hand any more)
 
-Places bound what is in hand, so everything that waits in here is bounded by them.
+The places bound the number of jobs in hand, and with it everything that is kept here.
 
-**When is a lease over?** The daemon decides, by its clock: it skips what is not held (any more). The worker knows an
-upper bound of its own, one lease after the last answer that may have begun or renewed it, and gives a job up at that
-time, whatever has become of the daemon. Deadlines in answers are only passed on: clocks of two machines differ.
+**When is a lease over?** The daemon decides, by its clock: it skips a job that the worker does not hold any more. The
+worker knows an upper bound, one lease after the last answer that may have begun or renewed the lease, and gives the job
+up at that time, whether the daemon answers or not. Deadlines in answers are only passed on to handlers: the clocks of
+two machines differ.
 
-**A call whose answer was lost** may have been carried out. Once an ack or nack was sent, that an extension skips the
-job therefore says nothing; only the answer to a repeat does, or time. A repeat that is skipped counts as lost, because
-nobody knows better: the job was acked by the first try, or its lease was over.
+**A call whose answer was lost** may have been carried out. So once an ack or nack was sent, an extension that skips the
+job proves nothing; only the answer to a repeat does, or time. A repeat that is skipped counts as lost: either the first
+attempt has acked the job, or its lease was over, and the worker cannot tell which.
 """
 
 from __future__ import annotations
@@ -31,13 +32,14 @@ from typing import Final
 from topics.client.results import Job
 
 MAX_PLACES: Final = 1000
-"""Jobs in hand at most: as many as one call may name, unless `TOPICS_MAX_CLAIM` of the daemon says otherwise."""
+"""The largest number of jobs in hand: as many as one call may name by default (`TOPICS_MAX_CLAIM` of the daemon)."""
 
 _STEPS: Final = 8
 
 
 class Nack(Exception):
-    """Raised by a handler: the job is to be given out again after `delay_ms`. No error, so nobody is told of one."""
+    """A handler raises this to give its job back, to be given out again after `delay_ms`. It counts as no error:
+    `on_error` is not called."""
 
     def __init__(self, delay_ms: int = 0) -> None:
         super().__init__(f"again in {delay_ms} ms")
@@ -46,22 +48,24 @@ class Nack(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Backoff:
-    """How long a job that failed is left alone, by the number of its deliveries: `first_ms`, each time `factor` times
-    as long, never more than `most_ms`, and up to a quarter less at random. The random part moves in eight steps, so
-    that many jobs that fail together come back at a few times, and can be told to the daemon in a few calls."""
+    """The delay after which a job that failed is given out again, by the number of its deliveries: `first_ms` after the
+    first, `factor` times as long after each further one, at most `most_ms`, and up to a quarter less at random. The
+    random part has eight steps, so that jobs that fail together have few different delays, and few calls nack them.
+
+    Raises ValueError unless 1 <= `first_ms` <= `most_ms` and `factor` > 1."""
 
     first_ms: int = 1000
     factor: float = 2.0
     most_ms: int = 300_000
     pick: Callable[[int], int] = random.randrange
-    """Picks a number below its argument."""
+    """Returns a random number from 0 to below its argument."""
 
     def __post_init__(self) -> None:
         if not 1 <= self.first_ms <= self.most_ms or self.factor <= 1:
             raise ValueError("a backoff needs 1 <= first_ms <= most_ms and a factor above 1")
 
     def __call__(self, deliveries: int) -> int:
-        """The delay in ms after delivery number `deliveries`."""
+        """The delay after delivery number `deliveries` (from 1), in ms."""
         delay: float = self.first_ms
         while deliveries > 1 and delay < self.most_ms:
             delay *= self.factor
@@ -71,19 +75,20 @@ class Backoff:
 
 @dataclass(slots=True)
 class Stats:
-    """Counters over the life of a worker. A job that comes again is counted again."""
+    """Counts the jobs of a worker since it began. A job that is given out again is counted again."""
 
     claimed: int = 0
     acked: int = 0
-    """The daemon has said so."""
+    """Jobs whose ack the daemon has confirmed."""
     nacked: int = 0
+    """Jobs whose nack the daemon has confirmed."""
     lost: int = 0
-    """Their leases were over before the daemon had confirmed an ack or nack; also those of which nobody knows whether
-    the daemon carried it out."""
+    """Jobs whose leases ended before the daemon confirmed an ack or nack; also those of which it is not known whether
+    the daemon has carried it out."""
 
 
 class Held:
-    """One job in hand. Compared by identity: the same seq may be in hand twice, under a lost lease and a new one."""
+    """One job in hand. Compared by identity: a seq may be in hand twice, under a lost lease and under a new one."""
 
     __slots__ = ("delay_ms", "extend_at", "job", "over_at", "said")
 
@@ -91,64 +96,69 @@ class Held:
         self.job = job
         self.extend_at = now + lease_s / 3
         self.over_at = now + lease_s
-        """The lease is over then for certain."""
+        """The time at which the lease is certainly over."""
         self.delay_ms: int | None = None
-        """Of the nack it is to get; None: it is to be acked, or not over yet."""
+        """The delay of its nack; None: the job gets an ack, or its handler runs."""
         self.said = False
-        """An ack or nack is or was under way."""
+        """An ack or nack was sent, whether it was answered or not."""
 
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """What one call is about, in the order in which the jobs were over (for an extension, were claimed)."""
+    """The jobs of one call: for an ack or nack in the order in which their handlers ended, for an extension in that of
+    their claims."""
 
     held: Sequence[Held]
     delay_ms: int | None = None
-    """Of a nack; None: it is an ack, or an extension."""
+    """The delay of a nack; None for an ack and for an extension."""
 
     @property
     def seqs(self) -> list[int]:
+        """The seqs of the jobs."""
         return [held.job.seq for held in self.held]
 
     @property
     def lease_ids(self) -> list[str]:
+        """Their leases, in the same order."""
         return [held.job.lease_id for held in self.held]
 
 
 class Hand:
-    """The jobs in hand of one worker, `places` at most. Not thread-safe."""
+    """The jobs in hand of one worker, at most `places` (1 to 1000). Not thread-safe. Raises ValueError for a number of
+    places out of range."""
 
     def __init__(self, places: int) -> None:
         if not 1 <= places <= MAX_PLACES:
             raise ValueError(f"concurrency: must be from 1 to {MAX_PLACES}")
         self.lease_s = 0.0
-        """How long the leases are: to be set before the first is taken."""
+        """How long the leases are, in seconds. To be set before the first job is taken."""
         self.stats = Stats()
         self.most = places
-        """What one call may name; lowered where the daemon says so."""
+        """How many jobs one call may name; lowered when the daemon accepts fewer."""
         self._places = places
         self._running: dict[Held, None] = {}
         self._over: dict[Held, None] = {}
 
     @property
     def free(self) -> int:
-        """How many jobs may be taken."""
+        """How many more jobs may be taken."""
         return self._places - len(self._running) - len(self._over)
 
     @property
     def empty(self) -> bool:
+        """Return True if no job is in hand."""
         return not self._running and not self._over
 
     @property
     def unsettled(self) -> bool:
-        """Whether there is anything to ack or nack."""
+        """Return True if there is a job to ack or nack."""
         return bool(self._over)
 
     # -- jobs come and end -------------------------------------------------------------------------------------------
 
     def take(self, jobs: Sequence[Job], now: float) -> list[Held]:
-        """Jobs that were claimed are in hand from here on. Where one was in hand already, that lease is over: its nack
-        was carried out, though the answer is still on its way, or it was lost."""
+        """Take claimed jobs in hand. If a job was in hand already, that lease is over: the daemon has carried out its
+        nack, and the answer is still on its way; or the lease was lost."""
         assert self.lease_s > 0
         assert len(jobs) <= self.free
         seqs = {job.seq for job in jobs}
@@ -166,18 +176,19 @@ class Hand:
         return taken
 
     def done(self, held: Held) -> None:
-        """Its handler has ended well."""
+        """Note that the handler of a job has returned: the job gets an ack."""
         del self._running[held]
         if not held.job.lost:
             self._over[held] = None
 
     def failed(self, held: Held, delay_ms: int) -> None:
-        """Its handler has ended otherwise."""
+        """Note that the handler of a job has failed: the job gets a nack with this delay."""
         held.delay_ms = delay_ms
         self.done(held)
 
     def give_up(self) -> None:
-        """No handler is waited for any more, and no lease extended: what runs is to be given out again at once."""
+        """Nack all jobs whose handlers run, with no delay. For the end of a worker: it waits for no handler any
+        more."""
         for held in list(self._running):
             self.failed(held, 0)
             held.job.lost = True
@@ -185,9 +196,9 @@ class Hand:
     # -- acks and nacks ----------------------------------------------------------------------------------------------
 
     def next_call(self) -> Batch:
-        """What to say next; only when there is something `unsettled`. It is about the job that has waited longest, and
-        takes along, up to `most`, all that get the same: an ack, or a nack with the same delay. So whatever was over
-        while the last call was under way is in one call, and nothing is overtaken by others for ever."""
+        """The jobs of the next ack or nack; only if there are `unsettled` ones. It takes the job that has waited
+        longest, and up to `most` jobs that get the same: an ack, or a nack with the same delay. So jobs that ended
+        during the last call share one call, and no job waits for ever."""
         delay_ms = next(iter(self._over)).delay_ms
         chosen = [held for held in self._over if held.delay_ms == delay_ms][: self.most]
         for held in chosen:
@@ -195,7 +206,7 @@ class Hand:
         return Batch(chosen, delay_ms)
 
     def settled(self, batch: Batch, skipped: Collection[int]) -> None:
-        """The daemon has answered an ack or nack."""
+        """Take the daemon's answer to an ack or nack."""
         missed = frozenset(skipped)
         for held in batch.held:
             if held not in self._over:
@@ -212,18 +223,19 @@ class Hand:
     # -- leases ------------------------------------------------------------------------------------------------------
 
     def extend_at(self) -> float | None:
-        """When the next extension is due: after a third of the lease that is oldest. None while nothing is leased."""
+        """When the next extension is due: a third of a lease after the oldest was given or extended. None if no job is
+        leased."""
         return min((held.extend_at for held in self._leased()), default=None)
 
     def to_extend(self) -> list[Batch]:
-        """All that is leased, in calls of up to `most`."""
+        """All leased jobs, in batches of up to `most`."""
         leased = self._leased()
         return [Batch(leased[i : i + self.most]) for i in range(0, len(leased), self.most)]
 
     def extended(
         self, batch: Batch, skipped: Collection[int], deadlines: Mapping[int, int], sent: float, now: float
     ) -> None:
-        """The daemon has answered an extension that was sent at `sent`."""
+        """Take the daemon's answer to an extension that was sent at `sent`."""
         missed = frozenset(skipped)
         for held in batch.held:
             job = held.job
@@ -236,12 +248,12 @@ class Hand:
             job.deadline = deadlines.get(job.seq, job.deadline)
 
     def maybe_extended(self, batch: Batch, now: float) -> None:
-        """Nobody knows what became of an extension."""
+        """Note that it is not known whether the daemon has carried out an extension."""
         for held in batch.held:
             held.over_at = now + self.lease_s
 
     def expire(self, now: float) -> None:
-        """Give up what is certainly over."""
+        """Give up the jobs whose leases are certainly over."""
         for held in self._leased():
             if held.over_at < now:
                 self._lose(held)

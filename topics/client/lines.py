@@ -1,6 +1,6 @@
-"""Bytes to lines, for what comes in lines: events and exports.
+"""Splits a stream of bytes into lines, for server-sent events and exports.
 
-Pure. A line ends at LF only, as the daemon writes them: what ends lines elsewhere may stand in the data.
+Pure. Only LF ends a line, as the daemon writes them: other characters that end lines elsewhere may stand in the data.
 """
 
 from __future__ import annotations
@@ -10,11 +10,11 @@ from typing import Final
 from topics.client.errors import ProtocolError
 
 MAX_LINE_BYTES: Final = 256 << 20
-"""More than any line of a daemon: batches of records are bounded there, and one record may be as large as a body."""
+"""A bound for memory. The daemon writes no line so long: it bounds its batches, and a record by the size of a body."""
 
 
 class Lines:
-    """Takes pieces of a stream and gives the lines that are complete, without their ends. What is not waits here."""
+    """Takes the pieces of a stream, and returns complete lines. Keeps the beginning of a line that is not complete."""
 
     __slots__ = ("_rest", "_size")
 
@@ -23,7 +23,8 @@ class Lines:
         self._size = 0
 
     def feed(self, piece: bytes) -> list[bytes]:
-        """The lines that end in this piece. Raises ProtocolError for one that does not end within `MAX_LINE_BYTES`."""
+        """Return the lines that end in this piece, without LF. Raises ProtocolError for a line of more than
+        `MAX_LINE_BYTES`."""
         *lines, rest = piece.split(b"\n")
         if lines:
             lines[0] = b"".join((*self._rest, lines[0]))
@@ -37,6 +38,6 @@ class Lines:
         return lines
 
     def clear(self) -> None:
-        """Forget what is not finished."""
+        """Forget the beginning of a line that is not complete."""
         self._rest.clear()
         self._size = 0

@@ -1,17 +1,17 @@
-"""`Producer` and `AsyncProducer`: records one by one in, batches out.
+"""`Producer` and `AsyncProducer`: take records one by one, and append them in batches.
 
-Responsible for what `topics.client.batching` leaves to others: the clock, the loop that sends, and the waiting, of
-threads in the one and of tasks in the other. `_Sender` is the loop of both; `Producer` runs it in a thread of its own,
-on asyncio, and puts records into the buffer from the thread that sends them.
+Responsible for what `topics.client.batching` leaves to others: the clock, the loop that sends batches, and the waiting
+of threads (`Producer`) and tasks (`AsyncProducer`). `_Sender` is the loop of both. `Producer` runs it in a thread of
+its own, on asyncio; its callers put records into the buffer in their own threads.
 
 **Exactly once, in order**, for each topic and each sender: a batch is repeated under the same idempotency key until its
-outcome is known, and the next one of its topic waits for that. It holds across restarts of the daemon, but for
+outcome is known, and the next batch of its topic waits for that. This holds across restarts of the daemon, except for
 `ephemeral` topics, and for as long as the topic remembers keys (`idempotency_window_ms`, 120 s by default). Therefore
-a batch is given up after 60 s: the last try may take another 30 s (the client's timeout), which is still inside the
-window. A batch that is given up may have been appended or not.
+the producer gives a batch up after 60 s: the last attempt may take another 30 s (the client's timeout), which is still
+inside the window. A batch that was given up may have been appended or not.
 
-**Backpressure.** While the daemon is away, throttles or is read-only, batches wait as long as it says, the buffer fills
-and its bound holds up the senders.
+**Backpressure.** While the daemon cannot be reached, throttles or is read-only, batches wait as long as it says. The
+buffer fills, and then `send` waits.
 """
 
 from __future__ import annotations
@@ -60,11 +60,11 @@ GIVE_UP_AFTER: Final = 60.0
 CLOSE_TIMEOUT: Final = 30.0
 
 _SENDS_IN_A_ROW: Final = 256
-"""After so many records the asynchronous `send` gives way to other tasks."""
+"""After so many records the asynchronous `send` lets other tasks run."""
 
 
 _forks = 0
-"""How many forks lie between the program's first process and this one."""
+"""How many times this process and its ancestors were forked, since the program began."""
 
 
 def _count_fork() -> None:
@@ -76,18 +76,19 @@ os.register_at_fork(after_in_child=_count_fork)
 
 
 class _Delivery(msgspec.Struct, eq=False, gc=False):
-    """Where a record is: cheap, because there is one for each record; all else is its batch's."""
+    """What became of one record. It is small, because there is one for each record: all else belongs to its batch."""
 
     _batch: Batch
     _index: int
 
     @property
     def topic(self) -> str:
+        """The topic that the record was sent to."""
         return self._batch.topic
 
     @property
     def done(self) -> bool:
-        """Whether the outcome is known."""
+        """Return True if the outcome is known."""
         return self._batch.done
 
     def __repr__(self) -> str:
@@ -95,11 +96,14 @@ class _Delivery(msgspec.Struct, eq=False, gc=False):
 
 
 class Delivery(_Delivery, eq=False, gc=False):
-    """A record that a `Producer` has taken. For any thread."""
+    """A record that a `Producer` has taken, for callers in any thread."""
 
     def result(self, timeout: float | None = None) -> int:
-        """The seq of the record, once it is known. Raises what the batch of the record failed with, and TimeoutError
-        after `timeout` seconds. In `on_delivery`, only for what is done."""
+        """Wait until the record is appended, and return its seq.
+
+        Raises the TopicsError with which its batch has failed, and TimeoutError after `timeout` seconds (None: never).
+        In `on_delivery`, call it only if the delivery is `done`.
+        """
         batch = self._batch
         if not batch.done:
             event = threading.Event()
@@ -116,11 +120,11 @@ class Delivery(_Delivery, eq=False, gc=False):
 
 
 class AsyncDelivery(_Delivery, eq=False, gc=False):
-    """A record that an `AsyncProducer` has taken. For the event loop of the producer."""
+    """A record that an `AsyncProducer` has taken, for tasks of the producer's event loop."""
 
     async def wait(self) -> int:
-        """The seq of the record, once it is known. Raises what the batch of the record failed with. If it is cancelled
-        the record is on its way none the less."""
+        """Wait until the record is appended, and return its seq. Raises the TopicsError with which its batch has
+        failed. If the call is cancelled, the record is sent all the same."""
         batch = self._batch
         if not batch.done:
             event = anyio.Event()
@@ -134,8 +138,8 @@ class AsyncDelivery(_Delivery, eq=False, gc=False):
         return batch.buffer.outcome(batch, self._index)
 
     def result(self) -> int:
-        """The seq of a record whose delivery is done. Raises what its batch failed with, and RuntimeError for one that
-        is not done."""
+        """Return the seq of the record, whose delivery must be `done`. Raises the TopicsError with which its batch has
+        failed, and RuntimeError if the delivery is not done."""
         if not self.done:
             raise RuntimeError(f"a record to {self.topic} is not delivered yet")
         return self._batch.buffer.outcome(self._batch, self._index)
@@ -146,7 +150,8 @@ D = TypeVar("D", bound=_Delivery)
 
 
 class _Sender(Generic[D]):
-    """The loop that sends what is due, in the event loop of `client`, from `run` to `stop` or to being cancelled."""
+    """The loop that sends the batches that are due, in the event loop of `client`. It runs until `stop` is called or
+    `run` is cancelled."""
 
     def __init__(
         self,
@@ -170,17 +175,18 @@ class _Sender(Generic[D]):
         self._scope = anyio.CancelScope()
         self.ended = anyio.Event()
         self.callback_error: Exception | None = None
-        """The first thing that `on_delivery` has raised since somebody was told of one."""
+        """The first exception that `on_delivery` has raised since `flush` or `close` raised one."""
 
     def wake(self) -> None:
-        """There is news in the buffer."""
+        """Have the loop look at the buffer again. In the thread of the event loop."""
         self._news.set()
 
     def stop(self) -> None:
-        """End `run`. What is on its way fails, and may have been appended; what waits was not."""
+        """End `run`. Batches that are being sent fail, and may have been appended or not; the others were not."""
         self._scope.cancel()
 
     async def run(self, *, task_status: anyio.abc.TaskStatus[None] = anyio.TASK_STATUS_IGNORED) -> None:
+        """Send batches until `stop` or until it is cancelled. At the end all records have an outcome."""
         try:
             with self._scope:
                 async with anyio.create_task_group() as tasks:
@@ -212,7 +218,8 @@ class _Sender(Generic[D]):
             self._buffer.finish(batch, time.monotonic())
 
     async def _append(self, batch: Batch) -> int:
-        """Append a batch, and repeat it until its outcome is known. Returns the first seq."""
+        """Append a batch, and repeat that until its outcome is known or it is time to give up. Returns the first
+        seq."""
         fields = {"idempotency_key": batch.key, "create": self._create}
         call = calls.encoded_append(batch.topic, batch.records, fields, return_seqs=False)
         attempts = Attempts(self._retry, repeatable=True, now=time.monotonic(), rng=self._rng)
@@ -228,7 +235,7 @@ class _Sender(Generic[D]):
         return appended.first_seq
 
     def _abandon(self, why: str) -> None:
-        """Take no more records, and let those fail that are not on their way."""
+        """Take no more records, and fail the batches that are not being sent."""
         for batch in self._buffer.abandon(ProducerClosed(why)):
             self._tell(batch)
             self._buffer.finish_abandoned(batch)
@@ -244,7 +251,7 @@ class _Sender(Generic[D]):
 
 
 class _Producer(Generic[C, D]):
-    """What both producers have alike."""
+    """What both producers have in common. `client` is the client, or the url to make one for."""
 
     _delivery: Callable[[Batch, int], D]
 
@@ -265,22 +272,24 @@ class _Producer(Generic[C, D]):
         halt_on_failure: bool = False,
         on_delivery: Callable[[D], object] | None = None,
     ) -> None:
-        """`linger_ms` is how long the first record of a batch waits for others, `batch_records` and `batch_bytes` (of
-        encoded records) are how many it waits for. Batches grow up to that while the one before is on its way, so a
-        longer linger makes batches larger only where records are rare. The daemon has bounds of its own (10,000
-        records, 64 MiB); a batch beyond those fails, as does one that holds a record that the daemon refuses, with all
-        its records.
+        """Raises ValueError for a bound that lets no record through.
 
-        At most `max_in_flight` topics have a batch on its way. At most `max_buffered_records` records and
-        `max_buffered_bytes` bytes of records are here and have no outcome; then `send` waits for room, for at most
-        `send_timeout` seconds. A batch is repeated for at most `give_up_after` seconds: not more than the idempotency
-        window of its topic less the timeout of the client, or it might be appended twice. `close` lets what was sent be
-        delivered for at most `close_timeout` seconds. `create=False`: a topic that is not there is not created, and
-        what is sent to it fails. `halt_on_failure`: when a batch has failed, nothing that waits is sent any more, so
-        that no topic has a hole with something behind it; the deliveries fail, and `send` raises ProducerClosed.
+        `linger_ms` is how long the first record of a batch waits for others; the batch is sent earlier when it has
+        `batch_records` records or `batch_bytes` bytes of encoded records. While the batch before is being sent, a batch
+        grows up to these bounds anyway, so a longer linger makes batches larger only where records are rare. The daemon
+        has bounds of its own (10,000 records, 64 MiB). It refuses a larger batch as a whole, and a batch with a record
+        that it does not accept.
 
-        `on_delivery` is called for each delivery when it is done, in the event loop that sends, and must not block.
-        What it raises is raised by the next `flush` or `close` (the first, if there is more).
+        `max_in_flight` is how many topics may have a batch that is being sent. `max_buffered_records` and
+        `max_buffered_bytes` bound the records without an outcome; when a bound is reached, `send` waits for room, for
+        at most `send_timeout` seconds. `give_up_after` is how long a batch is repeated, in seconds. Keep it below the
+        idempotency window of the topics less the client's timeout, or a batch may be appended twice. `close_timeout` is
+        how long `close` waits for outcomes, in seconds. With `create=False` no topic is created, and records for a
+        topic that does not exist fail. With `halt_on_failure`, when a batch has failed, no other batch is sent any
+        more, so that no topic gets records behind a hole: their deliveries fail, and `send` raises ProducerClosed.
+
+        `on_delivery` is called with each delivery when it is done, in the event loop that sends, and must not block.
+        The next `flush` or `close` raises the first exception that it has raised.
         """
         limits = Limits(
             batch_records=batch_records,
@@ -310,14 +319,14 @@ class _Producer(Generic[C, D]):
 
     @property
     def buffered(self) -> int:
-        """How many records were sent and have no outcome yet."""
+        """How many records have no outcome yet."""
         return self._buffer.records
 
     def _start(self, client: C) -> None:
         raise NotImplementedError
 
     def _wake(self) -> None:
-        """The buffer has news for the sender. From any thread."""
+        """Have the sender look at the buffer again. In any thread."""
         raise NotImplementedError
 
     def _sender_of(self, client: AsyncClient) -> _Sender[D]:
@@ -331,7 +340,8 @@ class _Producer(Generic[C, D]):
         )
 
     def _report(self, sender: _Sender[D]) -> None:
-        """Raise what went wrong and nobody has seen."""
+        """Raise the first exception of `on_delivery`, or else a DeliveryFailed for records whose failure nobody has
+        seen."""
         raised, sender.callback_error = sender.callback_error, None
         failure = raised or self._buffer.failures()
         if failure is not None:
@@ -342,14 +352,15 @@ class _Producer(Generic[C, D]):
 
 
 class Producer(_Producer[Client | str, Delivery]):
-    """Takes records one by one and appends them in batches, from a thread of its own.
+    """Takes records one by one and appends them in batches, in a thread of its own.
 
         with Producer(Client()) as producer:
             producer.send("orders", {"id": 1})
 
-    `client` is a Client, whose url, key and timeout it uses (not its connections), or a url. Any number of threads may
-    send; each topic has the records of one thread in their order. It has to be closed, which leaving the block does: a
-    program that ends without loses what was not delivered. It does not survive a fork: make one in each process.
+    `client` is a Client, whose settings (not its connections) the producer uses, or a url. Any number of threads may
+    send; a topic gets the records of one thread in their order. Close the producer, or leave its `with` block: a
+    program that ends without that loses the records that are not delivered. A producer does not survive a fork: make
+    one in each process.
     """
 
     _delivery = Delivery
@@ -383,7 +394,8 @@ class Producer(_Producer[Client | str, Delivery]):
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, where: TracebackType | None
     ) -> None:
-        """Close. What fails by that is a note of the error that ends the block, if one does."""
+        """Close the producer. If the block ends with an error and closing fails too, that failure is a note of the
+        error."""
         try:
             self.close()
         except Exception as failure:
@@ -400,11 +412,12 @@ class Producer(_Producer[Client | str, Delivery]):
         node: str | None = None,
         meta: Mapping[str, str] | None = None,
     ) -> Delivery:
-        """Take a record (its data, or a NewRecord), which is encoded at once: what is changed later does not matter.
+        """Take a record, to be appended to `topic` in a batch. `data` is its data, or a NewRecord. It is encoded at
+        once: later changes of the object do not matter.
 
         Waits while the buffer is full. Raises BufferFull after `send_timeout` seconds (in `on_delivery`: at once),
-        ProducerClosed, TypeError or ValueError for what cannot be said in JSON, and ValueError for a record that is
-        larger than the whole buffer.
+        ProducerClosed after `close`, TypeError or ValueError for data that JSON cannot express, and ValueError for a
+        record that is larger than the whole buffer. KeyboardInterrupt while it waits: the record was not taken.
         """
         if _forks != self._born_after:
             raise RuntimeError("a producer does not survive a fork: make one in each process")
@@ -427,19 +440,20 @@ class Producer(_Producer[Client | str, Delivery]):
         return delivery
 
     def flush(self, timeout: float | None = None) -> None:
-        """Send what waits, without lingering, and wait until all that was sent before has an outcome.
+        """Send all batches without lingering, and wait until every record that was taken before has an outcome.
 
-        Raises TimeoutError after `timeout` seconds, DeliveryFailed if records have failed since the last report whose
-        `result()` nobody has asked for, and what `on_delivery` has raised.
+        Raises TimeoutError after `timeout` seconds (None: never). Raises the first exception that `on_delivery` has
+        raised since the last `flush`, or else DeliveryFailed if records have failed whose `result()` nobody has asked
+        for and that no `flush` has reported.
         """
         if not self._wait_for_all(timeout):
             raise TimeoutError(f"{self.buffered} records are not delivered after {timeout} s")
         self._report(self._sender)
 
     def close(self, timeout: float | None = None) -> None:
-        """Take no more records, deliver what was taken, and end.
+        """Take no more records, deliver those that were taken, and end the thread.
 
-        After `timeout` seconds (None: `close_timeout`) what is not delivered fails. Raises what `flush` raises, but for
+        Records that have no outcome after `timeout` seconds (None: `close_timeout`) fail. Raises as `flush`, except for
         TimeoutError. Closing again does nothing.
         """
         if _forks != self._born_after:
@@ -456,7 +470,7 @@ class Producer(_Producer[Client | str, Delivery]):
         self._report(self._sender)
 
     def _wait_for_all(self, timeout: float | None) -> bool:
-        """Whether all that is in the buffer now has an outcome within `timeout` seconds."""
+        """Return True if every record that is in the buffer now has an outcome within `timeout` seconds."""
         if threading.current_thread() is self._thread:
             raise RuntimeError("on_delivery must not wait for deliveries")
         until = math.inf if timeout is None else time.monotonic() + timeout
@@ -477,8 +491,9 @@ class AsyncProducer(_Producer[AsyncClient, AsyncDelivery]):
         async with AsyncProducer(client) as producer:
             await producer.send("orders", {"id": 1})
 
-    For the tasks of one event loop. Leaving the block closes it, after an error too. If the block is *cancelled*, what
-    is buffered is not sent, what is on its way may have been appended or not, and all these deliveries fail.
+    For the tasks of one event loop; a topic gets the records of one task in their order. Leaving the block closes the
+    producer, also after an error. If the block is *cancelled*, all records without an outcome fail: those in the buffer
+    were not sent, those that are being sent may have been appended or not.
     """
 
     _delivery = AsyncDelivery
@@ -502,7 +517,8 @@ class AsyncProducer(_Producer[AsyncClient, AsyncDelivery]):
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, where: TracebackType | None
     ) -> None:
-        """Close. What fails by that is a note of the error that ends the block, if one does."""
+        """Close the producer. If the block ends with an error and closing fails too, that failure is a note of the
+        error."""
         assert self._sender is not None
         try:
             if not isinstance(error, anyio.get_cancelled_exc_class()):
@@ -525,11 +541,12 @@ class AsyncProducer(_Producer[AsyncClient, AsyncDelivery]):
         node: str | None = None,
         meta: Mapping[str, str] | None = None,
     ) -> AsyncDelivery:
-        """Take a record (its data, or a NewRecord), which is encoded at once: what is changed later does not matter.
+        """Take a record, to be appended to `topic` in a batch. `data` is its data, or a NewRecord. It is encoded at
+        once: later changes of the object do not matter.
 
-        Waits while the buffer is full, and gives way to other tasks now and then. Raises BufferFull after
-        `send_timeout` seconds, ProducerClosed, TypeError or ValueError for what cannot be said in JSON, and ValueError
-        for a record that is larger than the whole buffer. If it is cancelled the record was not taken.
+        Waits while the buffer is full, and lets other tasks run now and then. Raises BufferFull after `send_timeout`
+        seconds, ProducerClosed after `close`, TypeError or ValueError for data that JSON cannot express, and ValueError
+        for a record that is larger than the whole buffer. If the call is cancelled, the record was not taken.
         """
         if self._sender is None:
             raise RuntimeError("the producer is not open: use `async with`")
@@ -555,10 +572,9 @@ class AsyncProducer(_Producer[AsyncClient, AsyncDelivery]):
         return delivery
 
     async def flush(self, timeout: float | None = None) -> None:
-        """Send what waits, without lingering, and wait until all that was sent before has an outcome.
+        """Send all batches without lingering, and wait until every record that was taken before has an outcome.
 
-        Raises TimeoutError after `timeout` seconds, DeliveryFailed if records have failed since the last report whose
-        outcome nobody has asked for, and what `on_delivery` has raised.
+        Raises as `Producer.flush`. If the call is cancelled, the records are delivered all the same.
         """
         if self._sender is None:
             raise RuntimeError("the producer is not open: use `async with`")
@@ -567,10 +583,10 @@ class AsyncProducer(_Producer[AsyncClient, AsyncDelivery]):
         self._report(self._sender)
 
     async def close(self, timeout: float | None = None) -> None:
-        """Take no more records, deliver what was taken, and end.
+        """Take no more records, deliver those that were taken, and end.
 
-        After `timeout` seconds (None: `close_timeout`), and if it is cancelled, what is not delivered fails. Raises
-        what `flush` raises, but for TimeoutError. Closing again does nothing.
+        Records that have no outcome after `timeout` seconds (None: `close_timeout`), or when the call is cancelled,
+        fail. Raises as `flush`, except for TimeoutError. Closing again does nothing.
         """
         self._buffer.close()
         if self._sender is None:
@@ -595,5 +611,5 @@ class AsyncProducer(_Producer[AsyncClient, AsyncDelivery]):
 
 
 def _wait_time(seconds: float | None) -> float | None:
-    """As `threading` takes it: None for ever, which infinity is too."""
+    """A timeout as `threading` takes it: None where it is None or too long for `threading`."""
     return None if seconds is None or seconds > threading.TIMEOUT_MAX else max(seconds, 0.0)

@@ -1,7 +1,7 @@
-"""How a stream that is to go on whatever happens deals with failures: which it survives, and how long it waits.
+"""Which failures a tail, watch or stream of jobs survives, and how long it waits before it connects again.
 
-Pure: time is given, random numbers are given. What is asked for again after a break is the business of
-`topics.client.following` and `topics.client.working`; the waiting is done by `topics.client.tailing`.
+Pure: the time and the random numbers are given. The next call after a break is decided by `topics.client.following` and
+`topics.client.working`; `topics.client.tailing` and `topics.client.async_tailing` wait.
 """
 
 from __future__ import annotations
@@ -20,27 +20,29 @@ T = TypeVar("T")
 
 DEFAULT_HEARTBEAT_MS: Final = 15_000
 HEARTBEAT_MS: Final = (1_000, 60_000)
-"""What the daemon clamps the setting to (`docs/spec/api.md` section 8)."""
+"""The range to which the daemon clamps the setting (`docs/spec/api.md` section 8)."""
 
 HEARTBEATS_MISSED: Final = 3
-"""A stream that has not brought a byte for as many heartbeats is broken."""
+"""A stream that brings no byte for so many heartbeats counts as broken."""
 
 LASTS_S: Final = 1.0
-"""A connection that has brought nothing but its head for so long works all the same: the waits begin anew after it."""
+"""A connection that stays open for so long counts as working even if no event has come: the next failure is the first
+of a new row (seconds)."""
 
 ADVICE: Final = frozenset({429, 504})
-"""The codes of `error` events that end nothing: paced under pressure, and records that cannot be read now."""
+"""The codes of `error` events that do not end the stream: it is slowed down under pressure, or records cannot be read
+for the moment."""
 
 OnBreak = Callable[[TopicsError, float], None]
 OnResume = Callable[[], None]
 
 
 class Reconnects:
-    """Failures in a row, and what follows from them.
+    """Counts the failures in a row of one stream, and decides whether it is opened again.
 
-    There is no bound to their number unless `give_up_after` (seconds since the last sign of the daemon) is given; the
-    waits between them grow up to those of `retry`. `on_break(error, wait_s)` is called for each failure that is
-    survived, `on_resume()` when a stream is open again after that.
+    Their number is not bounded. With `give_up_after` their time is: from the first of them, in seconds. The waits
+    between them grow as `retry` says, whose own `give_up_after` does not count. `on_break(error, wait_s)` is called for
+    each failure after which the stream is opened again, `on_resume()` when it is open again.
     """
 
     def __init__(
@@ -63,7 +65,7 @@ class Reconnects:
         self._told = False
 
     def opened(self, now: float) -> None:
-        """A stream is open."""
+        """Note that a stream is open."""
         self._open_since = now
         if self._told:
             self._told = False
@@ -71,14 +73,17 @@ class Reconnects:
                 self._on_resume()
 
     def heard(self, now: float, *, events: bool) -> None:
-        """Bytes have come, and perhaps events in them."""
+        """Note that bytes have come; `events`: at least one complete event among them."""
         if self._failures and (events or now - self._open_since >= LASTS_S):
             self._failures = 0
             self._away_since = None
 
     def after(self, error: TopicsError, now: float, *, passing: Collection[int] = ()) -> float:
-        """Seconds to wait before the next try. Raises the error where another try is no use: an answer that is not the
-        contract's, a refusal (408, 429 and the statuses in `passing` aside), or when it is time to give up."""
+        """Return how long to wait before the next attempt, in seconds.
+
+        Raises the error where another attempt cannot help: a ProtocolError; an ApiError below 500, except for 408, 429
+        and the statuses in `passing`; and any error when `give_up_after` is over.
+        """
         if isinstance(error, ProtocolError):
             raise error
         if isinstance(error, ApiError) and error.status < 500 and error.status not in {408, 429, *passing}:
@@ -105,7 +110,8 @@ _final: Final = msgspec.json.Decoder(_Final)
 
 
 def error_event(event: Event) -> TopicsError | None:
-    """What an `error` event ends its stream with; None for one that ends nothing. Raises ProtocolError."""
+    """The error that an `error` event stands for; None if it does not end the stream. Raises ProtocolError for an event
+    that no daemon sends."""
     said = decoded(_final, event)
     if said.code in ADVICE:
         return None
@@ -115,12 +121,12 @@ def error_event(event: Event) -> TopicsError | None:
 
 
 def ended() -> TopicsError:
-    """What it is when a stream ends without a word."""
+    """The error for a stream that ends without an `error` event."""
     return ConnectionFailed("the stream has ended", outcome_unknown=False)
 
 
 def decoded(decoder: msgspec.json.Decoder[T], event: Event) -> T:
-    """The data of an event. Raises ProtocolError for what is none."""
+    """The data of an event. Raises ProtocolError for data that no daemon sends."""
     try:
         return decoder.decode(event.data)
     except (msgspec.MsgspecError, UnicodeDecodeError) as error:
@@ -128,7 +134,8 @@ def decoded(decoder: msgspec.json.Decoder[T], event: Event) -> T:
 
 
 def silence_s(heartbeat_ms: int | None) -> float:
-    """Seconds without a byte after which a stream with this heartbeat is broken."""
+    """How long a stream with this heartbeat (None: the default) may bring no byte before it counts as broken, in
+    seconds."""
     least, most = HEARTBEAT_MS
     wanted = DEFAULT_HEARTBEAT_MS if heartbeat_ms is None else heartbeat_ms
     return HEARTBEATS_MISSED * max(least, min(wanted, most)) / 1000

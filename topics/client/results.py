@@ -1,7 +1,7 @@
-"""What the calls of the client return: the answers of `docs/spec/api.md`, as types.
+"""The types of what the calls of the client return: the answers of `docs/spec/api.md`.
 
-Responsible for names and types only. Fields that a newer daemon adds are ignored. The block `performance` is left out,
-except that nothing is lost by it: whoever measures asks the daemon's metrics.
+Responsible for names and types only. Fields that a newer daemon adds are ignored, and so is the field `performance` of
+every answer: the daemon's metrics say more. Times are in ms since the epoch, durations in ms.
 """
 
 from __future__ import annotations
@@ -16,21 +16,25 @@ _NOTHING = msgspec.Raw()
 
 
 class Record(Struct, kw_only=True, gc=False):
-    """One record, as it was read."""
+    """One record of a topic."""
 
     topic: str = ""
+    """Empty in the records of a `Page` and the jobs of a `Claimed`, which name the topic themselves."""
     seq: int = field(name="$seq")
+    """Its number in the topic, from 1."""
     ts: int = field(name="$ts")
-    """When it was appended, in ms since the epoch."""
+    """When it was appended, in ms since the epoch, by the daemon's clock."""
     tag: str | None = field(default=None, name="$tag")
     node: str | None = field(default=None, name="$node")
+    """Who has appended it, if the writer gave a name."""
     raw: msgspec.Raw = field(default=_NOTHING, name="data")
-    """The JSON of its data, byte for byte as it was written; empty if it was read without its data."""
+    """The JSON of its data, byte for byte as it was appended; empty if the record was read without its data."""
     meta: dict[str, str] = field(default_factory=dict)
 
     @property
     def data(self) -> Any:
-        """What was appended, decoded anew with each look. Raises ValueError if it was read without its data."""
+        """The data that was appended, decoded anew on each access. Raises ValueError if the record was read without its
+        data."""
         if not bytes(self.raw):
             raise ValueError(f"record {self.seq} was read without its data")
         return msgspec.json.decode(self.raw)
@@ -41,19 +45,21 @@ class Record(Struct, kw_only=True, gc=False):
 
 
 class Job(Record, kw_only=True, gc=False):
-    """A record that is leased (`docs/spec/api.md` section 9)."""
+    """A record of a queue that is leased (`docs/spec/api.md` section 9)."""
 
     lease_id: str
+    """Given to `ack`, `nack` and `extend` as one of `lease_ids`."""
     deadline: int
     """When the lease ends, in ms since the epoch, by the daemon's clock."""
     deliveries: int
-    """How often it was given out, this time included."""
+    """How often the job was given out, this time included."""
     lost: bool = False
-    """Set by a Worker when the lease is known to be over: somebody else may have the job."""
+    """Set by a Worker when it knows that the lease has ended: another worker may have the job."""
 
 
 class NewRecord(Struct):
-    """A record to be appended. `data` is anything that JSON can say, or `msgspec.Raw`: JSON that is sent as it is."""
+    """A record to be appended. `data` is a value that JSON can express, or `msgspec.Raw`, JSON that is sent as it is.
+    `node` names the writer, and wins over the `node` of the call."""
 
     data: Any
     tag: str | None = None
@@ -62,27 +68,29 @@ class NewRecord(Struct):
 
 
 class Tombstone(Struct, kw_only=True):
-    """The records `gap_from` to `gap_to`, both included, are gone, and nobody has deleted them (`docs/spec/api.md`
+    """The records `gap_from` to `gap_to`, both included, are gone, and no call has deleted them (`docs/spec/api.md`
     section 5)."""
 
     topic: str = ""
     gap_from: int
     gap_to: int
     reason: str
+    """Why they are gone, such as `ttl`, `cap` or `recreated`: the topic was deleted and made again."""
     missed_estimate: int = 0
+    """Seqs of the gap, less those of records that are known to have been deleted."""
     earliest_seq: int
     head_seq: int
 
 
 class TopicDeleted(Struct, kw_only=True):
-    """The topic was deleted while it was followed."""
+    """The topic was deleted while it was followed; no more values of it come. `head_seq` was its last seq."""
 
     topic: str
     head_seq: int
 
 
 class CaughtUp(Struct, kw_only=True):
-    """There was no more to read for the moment."""
+    """All records up to `head_seq`, the head of the topic, have been delivered."""
 
     topic: str
     head_seq: int
@@ -92,7 +100,7 @@ class CaughtUp(Struct, kw_only=True):
 
 
 class TopicConfig(Struct, kw_only=True):
-    """All settings of a topic (`docs/spec/api.md` section 2)."""
+    """All settings of a topic (`docs/spec/api.md` section 2). Times are in ms."""
 
     type: Literal["log", "queue"]
     ttl_ms: int
@@ -114,12 +122,17 @@ class TopicConfig(Struct, kw_only=True):
 
 
 class TopicChanged(Struct, kw_only=True):
+    """A topic was created or its settings were changed. `config` are all its settings from now on."""
+
     topic: str
     created: bool
     config: TopicConfig
 
 
 class QueueCounts(Struct, kw_only=True):
+    """How many jobs of a queue may be claimed, are leased, and wait for their delay to end; and how many have gone to
+    the dead-letter topic so far."""
+
     ready: int
     in_flight: int
     delayed: int
@@ -127,15 +140,22 @@ class QueueCounts(Struct, kw_only=True):
 
 
 class TopicState(Struct, kw_only=True):
+    """The settings and the state of a topic (`docs/spec/api.md` section 3)."""
+
     topic: str
     type: str
     epoch: int
+    """The instance of the topic: another number once it was deleted and made again."""
     head_seq: int
+    """The seq of the last record that was appended; 0 before the first."""
     earliest_seq: int
+    """The seq of the first record that may still be there."""
     next_seq: int
     count: int
+    """Live records."""
     bytes: int
     synced_seq: int
+    """Records up to this seq are known to be on disk; 0 for an `ephemeral` topic."""
     config: TopicConfig
     effective_priority: int
     last_write_ts: int | None
@@ -145,7 +165,7 @@ class TopicState(Struct, kw_only=True):
 
 
 class TopicSummary(Struct, kw_only=True):
-    """One line of a list."""
+    """A topic in a list; the fields are those of `TopicState`."""
 
     topic: str
     type: str
@@ -160,12 +180,16 @@ class TopicSummary(Struct, kw_only=True):
 
 
 class TopicPage(Struct, kw_only=True):
+    """A page of a list of topics."""
+
     topics: list[TopicSummary]
     next_cursor: str | None = None
-    """For the next page; None on the last."""
+    """The `cursor` of the next page; None on the last page."""
 
 
 class TopicDeletion(Struct, kw_only=True):
+    """A topic was deleted, and with it the routers `routers_removed`. `deleted` is False if it did not exist."""
+
     topic: str
     deleted: bool
     routers_removed: list[str]
@@ -175,33 +199,40 @@ class TopicDeletion(Struct, kw_only=True):
 
 
 class Appended(Struct, kw_only=True):
+    """Records were appended, with the seqs `first_seq` to `last_seq`."""
+
     topic: str
     first_seq: int
     last_seq: int
     seqs: list[int] = []
-    """Empty if they were not asked for."""
+    """Each seq; empty with `return_seqs=False`."""
     head_seq: int
     count: int
     created: bool
+    """The append has created the topic."""
     deduped: bool
+    """Nothing was appended, because an earlier append with this idempotency key has. The seqs are those of that one."""
 
 
 class Ingested(Struct, kw_only=True):
-    """An upload. `count` are the records that this call stored."""
+    """An upload is complete."""
 
     topic: str
     first_seq: int
     last_seq: int
     count: int
+    """Records that this upload has appended."""
     batches: int
+    """Atomic batches in which the daemon took the upload."""
     head_seq: int
     created: bool
+    """The upload has created the topic."""
     deduped_batches: int
-    """Batches that an earlier upload with the same key had stored."""
+    """Batches that were not appended, because an earlier upload with the same key has appended them."""
 
 
 class Staged(Struct, kw_only=True):
-    """`count` is what the stage holds by now."""
+    """Records were appended to a stage, which holds `count` records now."""
 
     topic: str
     stage: str
@@ -209,36 +240,46 @@ class Staged(Struct, kw_only=True):
 
 
 class Committed(Struct, kw_only=True):
+    """Stages were published as the records `first_seq` to `last_seq` of their topic."""
+
     topic: str
     first_seq: int
     last_seq: int
     count: int
     deduped: bool
-    """Whether an earlier commit with this key had published them."""
+    """Nothing was published, because an earlier commit with this key has. The seqs are those of that one."""
 
 
 class StageDeletion(Struct, kw_only=True):
+    """A stage was dropped. `deleted` is False if it did not exist."""
+
     topic: str
     stage: str
     deleted: bool
 
 
 class Page(Struct, kw_only=True):
-    """One read (`docs/spec/api.md` section 5). `next_from_seq` is where the next one begins; `caught_up`, and never an
-    empty `records`, says that there is no more."""
+    """The result of one read (`docs/spec/api.md` section 5)."""
 
     topic: str
     epoch: int
     records: list[Record]
+    """May be empty although more records follow: `caught_up` decides."""
     next_from_seq: int
+    """The `from_seq` of the next page."""
     head_seq: int
     earliest_seq: int
     caught_up: bool
+    """No more records follow for the moment."""
     tombstone: Tombstone | None
+    """Records before the first of `records` are gone, and no call has deleted them."""
     lag: int
+    """Seqs between `next_from_seq` and the head."""
 
 
 class RecordsDeletion(Struct, kw_only=True):
+    """`deleted` records were deleted; the other fields are the state of the topic after that."""
+
     topic: str
     deleted: int
     earliest_seq: int
@@ -251,7 +292,7 @@ class RecordsDeletion(Struct, kw_only=True):
 
 
 class RouterFacts(Struct, kw_only=True):
-    """What all answers about a router have."""
+    """The settings of a router (`docs/spec/api.md` section 7). `from_` is `from` in the daemon's answer."""
 
     router: str
     source: str
@@ -266,21 +307,33 @@ class RouterFacts(Struct, kw_only=True):
 
 
 class RouterChanged(RouterFacts, kw_only=True):
+    """A router was created or its settings were changed."""
+
     created: bool
 
 
 class RouterState(RouterFacts, kw_only=True):
+    """The settings and the progress of a router."""
+
     forwarded_total: int
+    """Records that it has copied so far."""
     cursor_seq: int
+    """The last seq of its source that it has dealt with."""
     lag: int
+    """Seqs of its source that it has not dealt with."""
 
 
 class RouterPage(Struct, kw_only=True):
+    """A page of a list of routers."""
+
     routers: list[RouterState]
     next_cursor: str | None = None
+    """The `cursor` of the next page; None on the last page."""
 
 
 class RouterDeletion(Struct, kw_only=True):
+    """A router was deleted. `deleted` is False if it did not exist."""
+
     router: str
     deleted: bool
 
@@ -289,6 +342,8 @@ class RouterDeletion(Struct, kw_only=True):
 
 
 class Claimed(Struct, kw_only=True):
+    """`count` jobs were leased, in the order of their seqs. `ready` more may be claimed."""
+
     topic: str
     claimed: list[Job]
     count: int
@@ -296,15 +351,19 @@ class Claimed(Struct, kw_only=True):
 
 
 class Acked(Struct, kw_only=True):
+    """`acked` jobs were deleted. `ready` and `in_flight` (leased) jobs are left in the queue."""
+
     topic: str
     acked: int
     skipped: list[int]
-    """Seqs that this node does not hold (any more)."""
+    """Seqs that the node does not hold, or not under the given leases."""
     ready: int
     in_flight: int
 
 
 class Nacked(Struct, kw_only=True):
+    """`nacked` jobs were given back; the other fields are as in `Acked`."""
+
     topic: str
     nacked: int
     skipped: list[int]
@@ -313,26 +372,30 @@ class Nacked(Struct, kw_only=True):
 
 
 class Extended(Struct, kw_only=True):
+    """The leases of `extended` jobs were extended; `skipped` is as in `Acked`."""
+
     topic: str
     extended: int
     skipped: list[int]
     deadlines: dict[int, int]
-    """By seq, in ms since the epoch."""
+    """When the leases end, by seq, in ms since the epoch, by the daemon's clock."""
 
 
 # --- watching --------------------------------------------------------------------------------------------------------
 
 
 class WatchedTopic(Struct, kw_only=True):
+    """A topic of a watch session: the session delivers what comes after `from_seq`."""
+
     from_seq: int
     head_seq: int
     earliest_seq: int
     epoch: int | None
-    """None: there is no such topic yet, and the session waits for it."""
+    """None: the topic does not exist yet, and the session waits for it."""
 
 
 class Watch(Struct, kw_only=True):
-    """A watch session. Who has its `stream_url` still needs the key that made it."""
+    """A watch session (`docs/spec/api.md` section 8). Its `stream_url` can be opened with the API key that made it."""
 
     wid: str
     stream_url: str
@@ -344,20 +407,27 @@ class Watch(Struct, kw_only=True):
 
 
 class Health(Struct, kw_only=True):
+    """The daemon runs."""
+
     status: str
     version: str
     uptime_ms: int
 
 
 class Ready(Struct, kw_only=True):
+    """The daemon serves, with `topics` topics."""
+
     status: str
     topics: int
 
 
 class Checkpoint(Struct, kw_only=True):
+    """A checkpoint was taken: the files of the data directory that belong to it, and up to where the files of the
+    write-ahead log count (`docs/spec/api.md` section 11)."""
+
     files: list[str]
     position: Any
 
 
 Metric = float | list[dict[str, Any]]
-"""A number, or `{labels, value}` for each set of labels."""
+"""The value of a metric; or, of a metric with labels, `{labels, value}` for each set of labels."""

@@ -1,9 +1,9 @@
-"""When a call is sent again, and after how long (`docs/design/clients.md`).
+"""Which failed calls are repeated, and after how long (`docs/design/clients.md`).
 
-Pure: no clock, no sleeping; the random numbers are given. Two questions decide. May the call have been carried out?
-After a refusal (429, 503 of the daemon) it was not; after a broken connection or another failure of a server nobody
-knows, and then only a call that does no harm twice is repeated. Is there hope? Not where a limit is reached that
-waiting does not lift, and not after `give_up_after`.
+Pure: no clock, no sleeping; the random numbers are given. Two questions decide. May the daemon have carried out the
+call? After a refusal (429, and 503 while it starts or stops) it has not, and the call is repeated. After a broken
+connection or another failure of a server it is not known, and only a call that does no harm twice is repeated. Can a
+repeat succeed? Not where a limit is reached that waiting does not lift, and the client stops after `give_up_after`.
 """
 
 from __future__ import annotations
@@ -17,33 +17,36 @@ from topics.client.errors import ConnectionFailed, ServerError, Throttled, Topic
 LASTING_LIMITS: Final = frozenset(
     {"max_topics", "max_routers", "max_total_bytes", "max_idempotency_keys", "max_stages", "max_watch_sessions"}
 )
-"""`detail.limit` of a 429 that somebody has to do something about."""
+"""Values of `detail.limit` of a 429 that do not pass with time: somebody has to delete something or raise the limit."""
 
 
 @dataclass(frozen=True, slots=True)
 class Retry:
-    """How a client repeats what may be repeated. Durations in seconds."""
+    """How long a client repeats a failed call, and how long it waits between attempts. Durations in seconds."""
 
     give_up_after: float = 30.0
-    """Counted from the beginning of the call. Below the idempotency window of a topic (120 s by default), because an
-    append that is repeated after it is a second one."""
+    """From the beginning of the call to the last attempt. Keep it below the idempotency window of the topics (120 s by
+    default): an append that is repeated after the window appends its records a second time."""
     first_wait: float = 0.05
+    """The longest wait after the first failure; it doubles with each further failure."""
     longest_wait: float = 5.0
+    """The bound of all waits, except for those that the daemon asks for."""
 
     def wait(self, attempt: int, error: TopicsError, rng: Random) -> float:
-        """How long to wait after failure number `attempt` (from 1): at random up to a bound that doubles each time,
-        and at least as long as the daemon has asked for."""
+        """How long to wait after failure number `attempt` (from 1), in seconds: at random between half of a bound that
+        doubles each time and the bound, and at least as long as the daemon has asked for."""
         bound = min(self.longest_wait, self.first_wait * 2 ** min(attempt - 1, 20))
         return max(error.retry_after or 0.0, rng.uniform(bound / 2, bound))
 
 
 def may_repeat(error: TopicsError, *, repeatable: bool) -> bool:
-    """Whether a call that failed so may be sent again, and has a chance."""
+    """Return True if a call that failed with `error` may be repeated, and a repeat can succeed. `repeatable` says
+    whether the call does no harm when the daemon carries it out twice."""
     if isinstance(error, Throttled):
         return error.detail.get("limit") not in LASTING_LIMITS
     if isinstance(error, Unavailable):
-        # One that is not the daemon's own comes from something in front of it, which may have passed the call on.
-        # One that turned read-only may have had the append in hand.
+        # With another code it comes from a proxy, which may have passed the call on; or the daemon turned read-only,
+        # perhaps while it was carrying out the call.
         return repeatable or error.code in {"not_ready", "shutting_down"}
     if isinstance(error, ServerError):
         return repeatable

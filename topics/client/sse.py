@@ -1,6 +1,6 @@
-"""Server-sent events out of bytes (`docs/spec/api.md` section 8).
+"""Decodes server-sent events (`docs/spec/api.md` section 8).
 
-Pure: bytes in, events out, whatever the pieces are that the bytes come in. What is not finished waits here and in
+Pure: bytes in, events out; the pieces may end anywhere. An event that is not complete is kept here and in
 `topics.client.lines`, at most `MAX_EVENT_BYTES` in each.
 """
 
@@ -19,7 +19,7 @@ MAX_EVENT_BYTES: Final = MAX_LINE_BYTES
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    """One event. `id` is None where the frame has none."""
+    """One server-sent event. `id` is None if the event has none."""
 
     name: str
     data: bytes
@@ -27,20 +27,21 @@ class Event:
 
 
 class EventDecoder:
-    """Takes pieces of a stream and yields the events that are complete."""
+    """Takes the pieces of a stream, and yields complete events."""
 
     __slots__ = ("_data", "_id", "_lines", "_name", "_size")
 
     def __init__(self) -> None:
         self._lines = Lines()
         self._size = 0
-        """Of the data of the event that is not finished."""
+        """Bytes of `_data`."""
         self._name = ""
         self._data: list[bytes] = []
         self._id: str | None = None
 
     def feed(self, piece: bytes) -> Iterator[Event]:
-        """The events that end in this piece. Raises ProtocolError for one that does not end."""
+        """Yield the events that end in this piece. Raises ProtocolError for an event of more than `MAX_EVENT_BYTES`,
+        and for one that is not UTF-8."""
         for line in self._lines.feed(piece):
             event = self._line(line.removesuffix(b"\r"))
             if event is not None:
@@ -62,7 +63,7 @@ class EventDecoder:
             self._name = _text(value)
         elif name == b"id":
             self._id = _text(value)
-        return None  # comments, `retry`, and what is not known
+        return None  # a comment, `retry`, or a field that is not known
 
 
 def _text(value: bytes) -> str:

@@ -1,9 +1,11 @@
-"""The shell of the streams that go on whatever happens, for programs that block: it calls, reads, waits, hands out.
+"""The iterators of tails, watches and streams of jobs, for programs that block.
 
-What is asked for, what bytes mean and what a failure means is decided by `topics.client.following` and
-`topics.client.working`; here are sockets, threads and clocks (in `topics.client.async_tailing`, tasks). Values are
-handed out as they are taken, and nothing is read while there are some: who does not take them holds up the daemon,
-which ends the connection after a while (408), and is asked again from where they were taken.
+Responsible for I/O only: they make calls, read streams, wait, and return values. `topics.client.following` and
+`topics.client.working` decide which call is next, what bytes mean and what a failure means. The asynchronous half is
+`topics.client.async_tailing`.
+
+While there are decoded values, nothing is read. So a caller that takes no values holds up the daemon, which ends the
+connection after a while (408); the next call asks again from the last value that was taken.
 """
 
 from __future__ import annotations
@@ -33,7 +35,7 @@ T = TypeVar("T")
 
 
 class Machine(Protocol[T_co]):
-    """What decides: see `Following`."""
+    """The state machine of a stream, without I/O. `Following` says how it is driven; it is one, and so is `Working`."""
 
     begun: bool
     over: bool
@@ -52,23 +54,25 @@ class Machine(Protocol[T_co]):
 
 
 class Stream(Generic[T]):
-    """A stream of values that reconnects by itself, for programs that block.
+    """A stream of values that reconnects by itself, for programs that block: an iterator and a context manager.
 
-    An iterator, and a context manager that closes it at the end; entering it waits until the daemon has accepted what
-    is asked. Several threads may iterate: each value goes to one of them. What is raised in the middle of `next`,
-    KeyboardInterrupt too, costs the connection; it may be iterated on.
+    Entering the context manager waits until the daemon has accepted the request; leaving it closes the stream. Several
+    threads may iterate: each value goes to one of them. `next` raises the TopicsError that the stream does not survive.
+    If an exception is raised in the middle of `next`, also KeyboardInterrupt, the connection is closed; iteration may
+    go on, and a tail or watch has lost no value.
     """
 
     def __init__(self, client: Client, machine: Machine[T]) -> None:
         self._client = client
         self._machine = machine
         self._lock = threading.Lock()
-        """Held by who iterates."""
+        """Held by the thread that iterates."""
         self._closing = False
         self._bell: SimpleQueue[None] = SimpleQueue()
-        """Rung at the end. A signal handler may do so whatever it has interrupted, unlike set an Event."""
+        """Wakes a thread that waits after a failure, when the stream is closed. Unlike an Event it may be used in a
+        signal handler, whatever that has interrupted."""
         self._pieces: Generator[bytes, None, None] | None = None
-        """Of the stream that is open."""
+        """The bytes of the open stream."""
         self._socket: socket.socket | None = None
 
     def __enter__(self) -> Self:
@@ -100,8 +104,8 @@ class Stream(Generic[T]):
         return found[0]
 
     def close(self) -> None:
-        """End it; whoever waits in `next` meets the end. May be called from any thread and from a signal handler, and
-        repeated. Where nothing is open yet, `next` may take as long to notice as the client's timeout allows."""
+        """Close the stream. A thread that waits in `next` gets StopIteration: at once if the stream is open, else after
+        the client's timeout at the latest. May be called in any thread and in a signal handler, and more than once."""
         self._closing = True
         self._bell.put(None)
         sock = self._socket
@@ -118,7 +122,7 @@ class Stream(Generic[T]):
                 self._lock.release()
 
     def _advance(self, done: Callable[[], bool]) -> None:
-        """Go on until `done` or the end."""
+        """Make steps until `done` returns True or the stream is closed."""
         try:
             with self._lock:
                 while not self._closing and not done():
@@ -128,7 +132,7 @@ class Stream(Generic[T]):
                 self._close_if_unused()
 
     def _step(self) -> None:
-        """Make the next call, or read the next piece, or wait after a failure."""
+        """Make the next call, or read the next piece; wait if it has failed."""
         machine = self._machine
         try:
             if self._pieces is None:
@@ -169,18 +173,21 @@ class Stream(Generic[T]):
 
 
 class Tail(Stream[Followed]):
-    """Topics as they grow: what `Client.tail` and `Client.watch` return."""
+    """The values of topics: what `Client.tail` and `Client.watch` return."""
 
     _machine: Following
 
     def position(self, topic: str) -> Position:
-        """How far a topic was taken: kept, and given to `watch` or `tail` as where to begin, it goes on from there.
-        Raises KeyError for a topic that is not followed (any more), and for one from its tail before it was begun."""
+        """How far a topic was taken. A later `watch` or `tail` that begins there goes on after the last value taken.
+
+        Raises KeyError for a topic that is not followed or was deleted, and for one that begins at its head before the
+        iterator was entered or asked for a value.
+        """
         return self._machine.position(topic)
 
 
 class Jobs(Stream[Job]):
-    """The jobs of a queue: what `Client.work` returns. Closing it gives those that were not acked to others."""
+    """The jobs of a queue: what `Client.work` returns. Closing it gives jobs that were not acked back."""
 
 
 # Each of these makes a method of the client out of a function that makes the machine of a stream.

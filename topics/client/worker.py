@@ -1,9 +1,9 @@
 """`AsyncWorker` and `Worker`: run a handler for every job of a queue, and keep its lease meanwhile.
 
-Responsible for the tasks and the clock: one task claims, one says what became of jobs, one extends leases, one ends it
-all, and each job has one of its own for its handler. They share a `leasing.Hand`, which knows what is to be said next,
-and wait for its changes. Nothing is repeated by the client underneath (`AsyncClient.once`): by the time of a repeat
-there are other jobs to ack, and an extension must not sit out a long wait while a short lease runs out.
+Responsible for the tasks and the clock. One task claims jobs, one acks and nacks them, one extends leases, one ends the
+others, and each job has a task of its own for its handler. They share a `leasing.Hand`, which decides what the next
+ack, nack or extension holds, and wait for its changes. The client repeats no call (`AsyncClient.once`): by the time of
+a repeat there are more jobs to ack, and an extension must not wait for long while a short lease runs out.
 """
 
 from __future__ import annotations
@@ -34,13 +34,13 @@ from topics.client.retry import Retry, may_repeat
 from topics.client.sync import Client
 
 WAIT_MS: Final = 20_000
-"""How long a claim waits for a first job: below the 30 s after which what is in between may cut a silent connection."""
+"""How long a claim waits for a first job. Below the 30 s after which a proxy may cut a silent connection."""
 
 PAUSE_S: Final = 0.05
-"""Between a claim that was given nothing and the next."""
+"""How long to wait after a claim that got no job, in seconds."""
 
 GIVE_BACK_S: Final = 2.0
-"""How long the end may take to tell the daemon what became of the last jobs."""
+"""How long the worker tries to ack and nack its last jobs when it ends, in seconds."""
 
 MIN_LEASE_MS: Final = 100
 MAX_LEASE_MS: Final = 86_400_000
@@ -51,15 +51,15 @@ _logger = logging.getLogger(__name__)
 
 
 class Caller(Protocol):
-    """What a worker needs of an AsyncClient."""
+    """The part of an AsyncClient that a worker uses."""
 
     async def once(self, call: Call[T]) -> T:
-        """Make a call, and repeat nothing."""
+        """Make one attempt at a call. Raises a TopicsError if it fails."""
         ...
 
 
 class Options(TypedDict, total=False):
-    """The options of a worker (`AsyncWorker`)."""
+    """The keyword arguments of an AsyncWorker, for `Worker`."""
 
     node: str | None
     concurrency: int
@@ -73,30 +73,31 @@ class Options(TypedDict, total=False):
 class AsyncWorker:
     """Runs `handler` for every job of the queue `topic`, `concurrency` of them at a time (1 to 1000).
 
-    **What a handler must expect: at least once.** A job is acked, which deletes it, after its handler has returned;
-    until then it is leased to this worker alone. It is handled again if the ack does not get through before the lease
-    is over: because the daemon or the network was away for longer, because this process was stopped, killed or
-    suspended. So a handler should do no harm when it is run a second time for the same job, and one that takes long
-    may look at `job.lost` now and then: it is set when the lease is known to be over, and somebody else may have the
-    job. While nothing fails, each job is handled once. With a concurrency of 1, they are handled in the order in which
+    **Delivery is at least once.** The worker acks a job, which deletes it, after the handler has returned; until then
+    the job is leased to this worker alone. The job is given out again if the ack does not reach the daemon before the
+    lease ends: because the daemon or the network was away for longer, or because this process was stopped, killed or
+    suspended. So a handler must do no harm when it runs a second time for the same job. A long handler may look at
+    `job.lost` now and then: it is set when the worker knows that the lease has ended, and another worker may have the
+    job. While nothing fails, each job is handled once. With a concurrency of 1, jobs are handled in the order in which
     the daemon gives them out.
 
-    A handler is an `async def`, or a plain function, which runs in a thread. When it raises, the job is nacked and
-    comes again after `backoff(job.deliveries)` ms; `on_error(job, error)` is called in the thread of the event loop
-    (without it, the error is logged), and what that raises ends the worker. After `max_deliveries` of the topic the
-    job goes to its dead-letter topic. A handler that raises `Nack(delay_ms)` has the job given out again after that
-    time, and nobody is told of an error. Every delivery counts, also one that was no handler's fault: `max_deliveries`
-    should leave room for a restart or two.
+    **Handlers.** A handler is an `async def`, or a plain function, which runs in a thread. If it raises an exception,
+    the worker nacks the job, which is given out again after `backoff(job.deliveries)` ms, and calls
+    `on_error(job, error)` in the thread of the event loop (without `on_error` it logs the error); an exception of
+    `on_error` ends the worker. If the handler raises `Nack(delay_ms)`, the job is given out again after that time, and
+    `on_error` is not called. A job that was given out `max_deliveries` times (a setting of the topic) goes to the
+    dead-letter topic. Every delivery counts, also one that ended with a restart of the worker: leave room for a few.
 
-    Leases are of `lease_ms` (100 to 86400000; None: what the topic says when the worker starts) and are extended after
-    a third of that, as long as a handler takes. `node` is who the daemon says holds the jobs; two workers at the same
-    time need two names. No more than `concurrency` jobs are in hand at any time, from their claim until the daemon has
-    confirmed what became of them; what is over while an ack is under way goes into the next one. So with short jobs
-    it is `concurrency` that makes it fast.
+    **Leases** last `lease_ms` (100 to 86400000; None: as the topic says when the worker starts). The worker extends
+    them after a third of that, for as long as the handler runs. `node` is the name under which the daemon leases the
+    jobs; workers that run at the same time need different names. No more than `concurrency` jobs are in hand at any
+    time, from their claim until the daemon has confirmed their ack or nack; jobs that end during an ack share the next
+    one. So with short jobs `concurrency` decides how many are done in a second.
 
-    While the daemon is away, starting, throttling or failing, every call is repeated until it works or the lease is
-    over, after waits that grow up to 5 s (where leases are at stake, up to a sixth of one) and are never shorter than
-    the daemon asks for. The jobs of a claim whose answer was lost come again when their leases are over.
+    **Failures.** While the daemon cannot be reached, is starting, throttles or fails, every call is repeated until it
+    succeeds or the lease has ended. The waits grow up to 5 s (for acks and extensions up to a sixth of a lease), and
+    are never shorter than the daemon asks for. The jobs of a claim whose answer was lost are given out again when their
+    leases end.
     """
 
     def __init__(
@@ -113,8 +114,9 @@ class AsyncWorker:
         drain_s: float = 30.0,
         max_jobs: int | None = None,
     ) -> None:
-        """`drain_s` is how long `stop()` lets handlers finish, `math.inf` for ever. With `max_jobs` the worker ends by
-        itself when it has claimed so many and they are over. Raises ValueError for what is out of its range."""
+        """`drain_s` is how long `stop()` lets handlers finish, in seconds; `math.inf`: without end. With `max_jobs` the
+        worker ends by itself when it has claimed so many jobs and they are over. Raises ValueError for a value that is
+        out of range."""
         if lease_ms is not None and not MIN_LEASE_MS <= lease_ms <= MAX_LEASE_MS:
             raise ValueError(f"lease_ms: must be from {MIN_LEASE_MS} to {MAX_LEASE_MS}")
         if not drain_s >= 0:
@@ -147,15 +149,16 @@ class AsyncWorker:
 
     @property
     def stats(self) -> Stats:
-        """What it has claimed, acked, nacked and lost so far."""
+        """How many jobs the worker has claimed, acked, nacked and lost so far."""
         return self._hand.stats
 
     def stop(self, drain_s: float | None = None) -> None:
-        """Claim nothing more, let the handlers that run finish within `drain_s` (None: as the constructor said), cancel
-        the others and give their jobs back at once; then `run()` returns. Another call may make it shorter:
-        `stop(0)`. A handler in a thread cannot be cancelled: its thread runs on, with `job.lost` set, and how it ends
-        makes no difference any more (but on asyncio the process does not end before it). From the thread of the event
-        loop; before `run()` too, which then does nothing.
+        """Stop the worker: claim no more jobs, let the running handlers finish for up to `drain_s` seconds (None: as
+        the constructor was told), then cancel the others and give their jobs back at once. Then `run()` returns.
+
+        Call it in the thread of the event loop. A second call may shorten the time: `stop(0)`. A handler in a thread
+        cannot be cancelled: the thread runs on with `job.lost` set, and its result does not count (on asyncio the
+        process does not end before the thread). After a `stop()` before `run()`, `run()` does nothing.
         """
         self._stopping = True
         if self._running:
@@ -164,11 +167,12 @@ class AsyncWorker:
             self._note()
 
     async def run(self) -> None:
-        """Work until `stop()`, or until `max_jobs` are over. Once in the life of a worker.
+        """Work until `stop()`, or until `max_jobs` are over. A worker runs once: raises RuntimeError on a second call.
 
-        Raises NotFound when the topic is gone, Conflict if it is no queue, Unauthorized, Forbidden, and whatever else
-        waiting does not cure. Handlers are cancelled then, as they are when `run()` is cancelled. However it ends, the
-        jobs in hand are given back, in 2 s at most; of those that cannot be, the leases run out.
+        Raises NotFound where the topic does not exist or was deleted, Conflict for a topic that is no queue,
+        Unauthorized, Forbidden, any other TopicsError that waiting does not cure, and what `on_error` or `backoff`
+        raises. Handlers are cancelled then, and also when `run()` is cancelled. However it ends, it first acks and
+        nacks the jobs in hand, for at most 2 s; the others are given out again when their leases end.
         """
         if self._running:
             raise RuntimeError("a worker runs once")
@@ -189,7 +193,7 @@ class AsyncWorker:
     # -- the tasks ---------------------------------------------------------------------------------------------------
 
     async def _claim(self) -> None:
-        """Claim what there is room for, until it is cancelled (`_end`) or there were `max_jobs`."""
+        """Claim jobs while there is room, until it is cancelled (`_end`) or `max_jobs` are claimed."""
         row = _Row(f"{self.topic}: claim")
         with self._claiming:
             lease_ms = self._lease_ms
@@ -212,7 +216,7 @@ class AsyncWorker:
             self.stop(math.inf)
 
     async def _handle(self, held: Held) -> None:
-        """One job, from its claim to the end of its handler. Cancelled, it leaves the job in hand."""
+        """Run the handler of one job. If it is cancelled, the job stays in hand."""
         job = held.job
         try:
             if self._in_thread:
@@ -230,14 +234,14 @@ class AsyncWorker:
         except anyio.get_cancelled_exc_class():
             if anyio.current_effective_deadline() == -math.inf:
                 raise
-            # Something that it waited for was cancelled, on asyncio; the handler was not.
+            # On asyncio: a task or future that the handler awaited was cancelled, not the handler.
             self._fail(held, RuntimeError("the handler was cancelled from within"))
         else:
             self._hand.done(held)
         self._note()
 
     def _boxed(self, job: Job) -> tuple[object]:
-        """What a handler in a thread returns, in a box: trio does not let out what is to be awaited."""
+        """The result of a handler in a thread, in a tuple: trio does not let a thread return an awaitable."""
         return (self._handler(job),)
 
     def _fail(self, held: Held, error: Exception) -> None:
@@ -253,13 +257,13 @@ class AsyncWorker:
             _logger.warning("%s: %s", self.topic, again, exc_info=error)
 
     async def _settle(self) -> None:
-        """Ack and nack what is over."""
+        """Ack and nack the jobs whose handlers have ended."""
         while True:
             await self._until(lambda: self._hand.unsettled)
             await self._settle_next()
 
     async def _settle_next(self) -> None:
-        """One ack or nack, or a wait after it has failed."""
+        """Make one ack or nack; if it fails, wait until it is to be repeated."""
         batch = self._hand.next_call()
         where = self.topic, self.node, batch.seqs
         try:
@@ -277,7 +281,7 @@ class AsyncWorker:
             self._note()
 
     async def _extend(self) -> None:
-        """Extend all leases whenever the oldest is due."""
+        """Extend all leases when the oldest of them is due."""
         row = _Row(f"{self.topic}: extend")
         while True:
             due = await self._until(self._hand.extend_at)
@@ -305,7 +309,7 @@ class AsyncWorker:
             self._note()
 
     async def _end(self) -> None:
-        """Let handlers finish when it is to stop, and end all tasks."""
+        """Wait for `stop`, let handlers finish, and cancel all tasks."""
         await self._until(lambda: self._stopping)
         self._claiming.cancel()
         while not self._hand.empty and self._drain_by > anyio.current_time():
@@ -315,8 +319,8 @@ class AsyncWorker:
         self._group.cancel_scope.cancel()
 
     async def _give_back(self) -> None:
-        """Nobody works any more: tell the daemon what became of what is in hand, if that can be done soon.
-        Cancellation does not end it."""
+        """Ack and nack the jobs in hand after all handlers have ended, for at most `GIVE_BACK_S`. Cancellation does not
+        end it."""
         self._hand.give_up()
         self._settling = _Row(f"{self.topic}: last ack")
         self._pressing = Retry(longest_wait=GIVE_BACK_S / 10)
@@ -329,7 +333,7 @@ class AsyncWorker:
     # -- what they share ---------------------------------------------------------------------------------------------
 
     async def _guard(self, task: Callable[[], object]) -> None:
-        """Run a task whose failure ends all others, and is what `run()` raises."""
+        """Run a task. Its exception cancels all other tasks, and `run()` raises it."""
         try:
             await task()  # type: ignore[misc]
         except Exception as error:
@@ -337,18 +341,18 @@ class AsyncWorker:
             self._group.cancel_scope.cancel()
 
     async def _until(self, condition: Callable[[], T | None]) -> T:
-        """Wait until it is true of what is in hand."""
+        """Wait until a condition about the jobs in hand is true, and return its value."""
         while not (value := condition()):
             await self._changed.wait()
         return value
 
     def _note(self) -> None:
-        """What is in hand has changed, or it is to stop: let all look who wait."""
+        """Wake all tasks that wait in `_until`, after a change of the jobs in hand, or to stop."""
         self._changed.set()
         self._changed = anyio.Event()
 
     async def _persist(self, call: Call[T], row: _Row) -> T:
-        """The answer to a call, repeated until there is one."""
+        """Make a call, and repeat it until it succeeds. Raises a TopicsError that waiting does not cure."""
         while True:
             try:
                 answer = await self._client.once(call)
@@ -359,13 +363,14 @@ class AsyncWorker:
                 return answer
 
     async def _attempt(self, call: Call[T]) -> T:
-        """One try of a call that has to be over well before a lease is. Raises a TopicsError."""
+        """Make one attempt at a call that must end well before a lease does. Raises a TopicsError if it fails."""
         with anyio.move_on_after(self._attempt_s):
             return await self._client.once(call)
         raise ConnectionFailed(f"no answer within {self._attempt_s:g} s", outcome_unknown=True)
 
     def _lowered(self, error: TopicsError) -> bool:
-        """Whether the call was refused because it names more than this daemon allows: the next ones name fewer."""
+        """Return True if the call was refused because it named more jobs than the daemon accepts. Then the next calls
+        name fewer."""
         most = error.detail.get("max")
         if error.code != "batch_too_large" or not isinstance(most, int) or not 1 <= most < self._hand.most:
             return False
@@ -374,14 +379,14 @@ class AsyncWorker:
 
 
 class _Row:
-    """Failures in a row of one kind of call."""
+    """Counts the failures in a row of one kind of call."""
 
     def __init__(self, what: str) -> None:
         self._what = what
         self._count = 0
 
     async def pause(self, error: TopicsError, retry: Retry, rng: random.Random) -> None:
-        """Wait until the call is to be made again. Raises the error if waiting does not cure it."""
+        """Wait until the call is to be repeated. Raises the error if waiting does not cure it."""
         if not may_repeat(error, repeatable=True):
             raise error
         self._count += 1
@@ -391,19 +396,19 @@ class _Row:
         await anyio.sleep(wait_s)
 
     def ends(self) -> None:
-        """It has worked."""
+        """Note that the call has succeeded."""
         if self._count:
             _logger.info("%s works again, after %d failures", self._what, self._count)
         self._count = 0
 
 
 class Worker:
-    """An AsyncWorker for programs that block: the same promises and options. Handlers are plain functions, each in a
-    thread of its own, or `async def` on trio.
+    """An AsyncWorker for programs that block, with the same guarantees and options. A handler is a plain function,
+    which runs in a thread of its own, or an `async def`, which runs on trio.
 
-    It makes connections of its own, to where `client` goes. With `install_signal_handlers`, `run()` takes SIGINT and
-    SIGTERM for a `stop()`, and a second one for `stop(0)`; it has to be called in the main thread then. Without it,
-    KeyboardInterrupt cancels the handlers, gives their jobs back and is raised.
+    It uses the settings of `client`, and connections of its own. With `install_signal_handlers`, SIGINT or SIGTERM
+    during `run()` means `stop()`, and a second one `stop(0)`; call `run()` in the main thread then. Without it,
+    KeyboardInterrupt cancels the handlers, gives their jobs back, and is raised.
     """
 
     def __init__(
@@ -426,16 +431,16 @@ class Worker:
 
     @property
     def node(self) -> str:
-        """Who the daemon says holds the jobs."""
+        """The name under which the daemon leases the jobs."""
         return self._worker.node
 
     @property
     def stats(self) -> Stats:
-        """What it has claimed, acked, nacked and lost so far."""
+        """How many jobs the worker has claimed, acked, nacked and lost so far."""
         return self._worker.stats
 
     def run(self) -> None:
-        """`AsyncWorker.run`, in this thread."""
+        """Work until `stop()`, or until `max_jobs` are over, in this thread. Raises as `AsyncWorker.run`."""
         with self._signals() if self._heeds_signals else contextlib.nullcontext():
             try:
                 # Threads of trio do not hold up the end of the process: a handler that hangs cannot either.
@@ -446,7 +451,8 @@ class Worker:
                 raise
 
     def stop(self, drain_s: float | None = None) -> None:
-        """`AsyncWorker.stop`, from any thread or signal handler, at any time. Returns at once."""
+        """As `AsyncWorker.stop`, but in any thread or signal handler, at any time. Returns at once; wait for the end in
+        `run()`."""
         self._asked.append(drain_s)
         if self._token is not None:
             with contextlib.suppress(trio.RunFinishedError):

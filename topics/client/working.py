@@ -1,10 +1,10 @@
-"""What a stream of jobs knows: the jobs that have come and were not taken, and how it goes on after a break.
+"""The state of a stream of jobs: the jobs that have come and were not taken, and the next call after a break.
 
-A job of the stream is leased to its connection (`docs/spec/api.md` section 9). When that breaks, the daemon gives all
-of its jobs to others at once, those included that somebody is at work on: the ack of such a job is skipped. Nothing is
-resumed, so there is nothing to remember: the next connection is given what is ready then.
+A job of the stream is leased to the connection (`docs/spec/api.md` section 9). When the connection breaks, the daemon
+gives all of its jobs to other nodes at once, also those that a caller is working on: the ack of such a job is skipped.
+Nothing is resumed, so there is nothing to remember: the next connection gets the jobs that are ready then.
 
-Pure, like `topics.client.following`, and driven in the same way.
+Pure, and driven in the same way as `topics.client.following`.
 """
 
 from __future__ import annotations
@@ -34,62 +34,63 @@ def work(
     on_break: OnBreak | None = None,
     on_resume: OnResume | None = None,
 ) -> Working:
-    """The jobs of a queue as they become ready, at most `max` at a time, for ever.
+    """The jobs of a queue as they become ready, without end; at most `max` are leased at a time.
 
-    They are leased to the connection, and go to others as soon as that is closed or breaks, or their lease (`lease_ms`,
-    or the topic's) is over. A job is done with `ack(topic, node, [job.seq], lease_ids=[job.lease_id])`, which makes
-    room for the next one; if its seq is among the answer's `skipped`, the job is not this node's any more.
+    They are leased to the connection. When it is closed or breaks, the daemon gives them to other nodes at once; so it
+    does with a job whose lease ends (`lease_ms`; None: as the topic says). When a job is done, call
+    `ack(topic, node, [job.seq], lease_ids=[job.lease_id])`, which makes room for the next one. If the result has its
+    seq in `skipped`, another node may have the job.
 
-    It survives restarts of the daemon and broken connections, as `watch` does, with the same `give_up_after`,
-    `on_break` and `on_resume`. Raises NotFound when there is no such topic (any more), Conflict for one that is no
-    queue, Unauthorized, Forbidden and BadRequest. For work that has to be extended, repeated and stopped there is
-    `topics.client.Worker`.
+    The iterator survives restarts of the daemon and broken connections, with `give_up_after`, `on_break` and
+    `on_resume` as in `watch`. Raises NotFound where the topic does not exist or was deleted, Conflict for a topic that
+    is no queue, and Unauthorized, Forbidden and BadRequest. A `Worker` extends leases, repeats acks and can be stopped;
+    this iterator does not.
     """
     reconnects = Reconnects(give_up_after=give_up_after, on_break=on_break, on_resume=on_resume)
     return Working(calls.open_work(topic, node, max=max, lease_ms=lease_ms), reconnects)
 
 
 class Working:
-    """See the module. It never ends by itself."""
+    """The state machine of a stream of jobs, driven as `Following`. It never ends by itself."""
 
     ended: Final = False
 
     def __init__(self, call: Call[bytes], reconnects: Reconnects | None = None) -> None:
         self.begun = False
-        """There is such a queue."""
+        """The daemon has opened the stream once, so there is such a queue."""
         self.silence_s = silence_s(None)
-        """Seconds without a byte after which a stream is broken."""
+        """How long a stream may bring no byte before it counts as broken, in seconds."""
         self.over = False
-        """The stream that is open is of no more use: `finished` it."""
+        """The open stream is of no more use: close it and call `finished`."""
         self._call = call
         self._reconnects = reconnects or Reconnects()
         self._jobs: deque[Job] = deque()
-        """At most as many as may be leased at once."""
+        """The jobs that have come and were not taken: at most `max` of the call."""
         self._final: TopicsError | None = None
         self._events = EventDecoder()
 
     def take(self) -> Job | None:
-        """The next job; None if there is none without asking the daemon."""
+        """Return the next job; None if no job has come that was not taken."""
         return self._jobs.popleft() if self._jobs else None
 
     def next_call(self) -> Call[Any]:
-        """The call for the stream."""
+        """The call that opens the stream."""
         self._events = EventDecoder()
         self._final = None
         self.over = False
         return self._call
 
     def answered(self, answer: object) -> None:
-        """Never: all it asks for is a stream."""
+        """Never called, since `next_call` always asks for a stream."""
         raise AssertionError(answer)
 
     def opened(self, now: float) -> None:
-        """The stream is open."""
+        """Note that the stream is open, at `now` (seconds of any clock that does not jump)."""
         self.begun = True
         self._reconnects.opened(now)
 
     def feed(self, piece: bytes, now: float) -> None:
-        """Bytes of the stream. Raises ProtocolError for what is not of the contract."""
+        """Take a piece of the stream. Raises ProtocolError for bytes that no daemon sends."""
         events = False
         for event in self._events.feed(piece):
             events = True
@@ -101,14 +102,15 @@ class Working:
         self._reconnects.heard(now, events=events)
 
     def finished(self, now: float) -> float:
-        """The stream has ended, or is `over`. As `failed`."""
+        """Note that the stream has ended, or was closed because it is `over`. Returns and raises as `failed`."""
         return self.failed(self._final or ended(), now)
 
     def failed(self, error: TopicsError, now: float) -> float:
-        """The call, or the stream, has failed. Returns how long to wait before the next call, in seconds; raises what
-        cannot be survived."""
+        """Note that the call or the stream has failed. Returns how long to wait before the next call, in seconds.
+        Raises the error if another call cannot help, or if it is time to give up."""
         return self._reconnects.after(error, now)
 
     def forget(self) -> None:
-        """Something was interrupted halfway: what has come and was not taken goes to others with the connection."""
+        """Forget the jobs that are not taken, for when the shell was interrupted while it handed in a piece: the daemon
+        gives them to other nodes when the connection closes."""
         self._jobs.clear()
