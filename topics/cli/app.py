@@ -66,8 +66,8 @@ COMMANDS: Final[Mapping[str, str]] = {
 
 @dataclass(slots=True)
 class Options:
-    """What the options say that most commands have. One object for a command line, wherever in it they stand; the
-    object of every click context (`@click.pass_obj`)."""
+    """The values of the options that most commands share. There is one object for a command line, wherever in the line
+    the options stand; it is the object of every click context (`@click.pass_obj`)."""
 
     as_json: bool = False
     url: str | None = None
@@ -76,7 +76,7 @@ class Options:
 
 
 def _keep(name: str) -> Callable[[click.Context, click.Parameter, Any], None]:
-    """What puts an option that is given into the Options of the command line."""
+    """A callback that stores an option, if it is given, as the attribute `name` of the Options."""
 
     def callback(ctx: click.Context, _param: click.Parameter, value: Any) -> None:
         options = ctx.ensure_object(Options)
@@ -87,7 +87,7 @@ def _keep(name: str) -> Callable[[click.Context, click.Parameter, Any], None]:
 
 
 def json_option(command: Command) -> Command:
-    """`--json`, for commands that need no daemon. The command looks at `Options.as_json`."""
+    """Add `--json`, for commands that need no daemon. The command looks at `Options.as_json`."""
     return click.option(
         "--json",
         is_flag=True,
@@ -99,8 +99,8 @@ def json_option(command: Command) -> Command:
 
 
 def client_options(command: Command) -> Command:
-    """The options of everything that talks to a daemon: `--json`, `--url`, `--token-file`, `--timeout`. They may stand
-    before the name of the command as well. Place it last, right above the function."""
+    """Add the options of every command that calls a daemon: `--json`, `--url`, `--token-file`, `--timeout`. They may
+    stand before the name of the command as well. Must be the last decorator, right above the function."""
     for decorate in (
         click.option(
             "--timeout",
@@ -132,12 +132,12 @@ def client_options(command: Command) -> Command:
 
 
 def examples(*lines: str) -> str:
-    """The epilog of a command: how it is called, one line each."""
+    """The epilog of a command: examples, one a line."""
     return "\b\nExamples:\n" + "\n".join(f"  {line}" for line in lines)
 
 
 def complete_topics(ctx: click.Context, _param: click.Parameter, incomplete: str) -> list[str]:
-    """Names of topics for the shell, asked of the daemon. Nothing if it does not answer soon."""
+    """Names of topics for the shell's completion, from the daemon; none if it does not answer within 0.4 s."""
     try:
         with connect(ctx.ensure_object(Options), timeout_s=0.4) as client:
             return [topic.topic for topic in client.list(prefix=incomplete).topics]
@@ -158,10 +158,10 @@ def complete_routers(ctx: click.Context, _param: click.Parameter, incomplete: st
 
 
 def connect(options: Options, *, retry: Retry | None = None, timeout_s: float | None = None) -> Client:
-    """The client that a command talks through; use it as a context manager.
+    """The client of a command; use it as a context manager.
 
-    By default nothing is repeated: who calls a command would rather know that the daemon is not there than wait. What
-    runs for long gives a `retry`. Exits with 2 if the url, the token or the token's file is not to be used.
+    By default no call is repeated: a person would rather know that the daemon is away than wait. Commands that run for
+    long give a `retry`. Exits with 2 if the url, the token or the token's file cannot be used.
     """
     with _only_what_blocks():
         from topics.client.sync import Client  # noqa: PLC0415
@@ -315,7 +315,7 @@ def help_(ctx: click.Context, names: tuple[str, ...]) -> None:
 
 
 def run(arguments: Sequence[str] | None = None) -> int:
-    """Do what a command line says. Returns the exit code; whatever has happened, it was said in one line."""
+    """Run a command line. Returns the exit code. A failure has been printed, in one line."""
     try:
         return _finish(_do(arguments))
     except KeyboardInterrupt:
@@ -340,7 +340,7 @@ def _do(arguments: Sequence[str] | None) -> int:
 
 
 def _ended_by(error: BaseException) -> int:
-    """Say what has ended a command. Returns the exit code."""
+    """Print why a command has ended. Returns the exit code."""
     while isinstance(error, BaseExceptionGroup) and len(error.exceptions) == 1:
         error = error.exceptions[0]
     client_errors = sys.modules.get("topics.client.errors")
@@ -372,7 +372,7 @@ def _ended_by(error: BaseException) -> int:
 
 
 def _finish(code: int) -> int:
-    """Write out what is still held back. A reader that has gone is no failure of anything that went well before."""
+    """Flush standard output. Returns the exit code: `code`, or if that is 0 and the flush fails, the one for that."""
     try:
         sys.stdout.flush()
     except OSError as error:

@@ -1,8 +1,8 @@
-"""Jobs as commands: what `topics queue work --exec` runs for each job, and what it makes of the way that ends.
+"""Commands as handlers of jobs, for `topics queue work --exec`.
 
-Responsible for a child's environment, standard input, process group, time limit and exit code, and for when the worker
-is told to stop. Leases, acks and nacks are the business of `topics.client.worker`; options and what is printed that of
-`topics.cli.queue_commands`.
+Responsible for the environment, standard input, process group, time limit and exit code of a command, and for when the
+worker stops. `topics.client.worker` claims, acks, nacks and extends; `topics.cli.queue_commands` has the options and
+prints the results.
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ from topics.client.results import Job
 from topics.client.worker import AsyncWorker
 
 TERM_GRACE_S: Final = 5.0
-"""How long a command that is out of time has between SIGTERM and SIGKILL."""
+"""How long a command that has exceeded its time has between SIGTERM and SIGKILL, in seconds."""
 
 LOOK_S: Final = 0.25
-"""How often a worker that is to end with its queue looks whether there is more, while it has nothing to do."""
+"""How often a worker with `once` asks whether a job is ready, while no command runs, in seconds."""
 
 NOT_RUNNABLE: Final = (126, 127)
-"""What a shell exits with where the command cannot be run, or is not there."""
+"""The exit codes of a shell for a command that cannot be run, or does not exist."""
 
 ENDINGS: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
@@ -50,33 +50,33 @@ Outcome = Literal["done", "failed", "timeout", "killed", "not started"]
 
 @dataclass(frozen=True, slots=True)
 class Ended:
-    """How a job went. Told before it is acked or given back."""
+    """The end of a job's command. Reported before the job is acked or nacked."""
 
     topic: str
     seq: int
     deliveries: int
     outcome: Outcome
     exit_code: int | None
-    """None where there was no process, or nobody waited for its end; negative: the signal that ended it."""
+    """None if there was no process, or nobody waited for its end; negative: the number of the signal that ended it."""
     duration_ms: int
     lost: bool
-    """Its lease was over before the command was: somebody else may have it too."""
+    """The lease ended before the command did: another worker may have the job too."""
 
 
 @dataclass(frozen=True, slots=True)
 class Command:
-    """What is run: words, or a line for the shell."""
+    """What runs for each job: a line that is split into words, or a line for the shell."""
 
     line: str
     shell: bool
 
     @property
     def words(self) -> list[str]:
-        """The arguments. Raises ValueError where a quote is not closed."""
+        """The arguments of the process. Raises ValueError if a quote is not closed."""
         return ["/bin/sh", "-c", self.line] if self.shell else shlex.split(self.line)
 
     def problem(self) -> str | None:
-        """Why this can never be run, as far as that can be seen without running it."""
+        """Why the command can never be run, as far as that can be seen without running it; None if nothing is seen."""
         try:
             words = self.words
         except ValueError as error:
@@ -89,12 +89,13 @@ class Command:
 
 
 def job_environment(job: Job, inherited: Mapping[str, str], *, pass_token: bool = False) -> dict[str, str]:
-    """The environment of a job's command: what is inherited, and `TOPICS_JOB_*`.
+    """The environment of a job's command: the inherited one, with the variables `TOPICS_JOB_*`.
 
-    Those are TOPIC, SEQ, TAG, NODE, DELIVERIES, and META_ with the name of each entry in capitals, anything but
-    letters, digits and `_` in it being `_`; of several that become the same name the last one counts. What a job does
-    not have is not set, nor left over from a job that this worker itself is a command of. Values are UTF-8 whatever the
-    locale; NUL, which an environment cannot hold, is left out. `TOPICS_TOKEN` is not passed on unless asked for.
+    Their names end with TOPIC, SEQ, TAG, NODE and DELIVERIES, and META_ with the name of each entry of meta in
+    capitals, in which `_` replaces everything but letters, digits and `_`; of entries with the same name the last one
+    counts. A variable without a value is not set, also if this worker runs as the command of another job. Values are
+    UTF-8 in every locale; NUL, which an environment cannot hold, is left out. `TOPICS_TOKEN` is removed unless
+    `pass_token`.
     """
     environ = {name: value for name, value in inherited.items() if not name.startswith(JOB_PREFIX)}
     if not pass_token:
@@ -110,8 +111,8 @@ def job_environment(job: Job, inherited: Mapping[str, str], *, pass_token: bool 
 
 
 def job_input(job: Job, *, raw: bool) -> bytes:
-    """What a job's command reads: the data as the JSON that was written and a newline, or with `raw`, where the data is
-    a string, the text of that string and a newline."""
+    """The standard input of a job's command: the data as the JSON that was appended, and a newline. With `raw` data
+    that is a string is its text instead."""
     data = job.data if raw else None
     text = data.encode() if isinstance(data, str) else bytes(job.raw)
     return text + b"\n"
@@ -120,14 +121,13 @@ def job_input(job: Job, *, raw: bool) -> bytes:
 class CommandRunner:
     """Runs the command for each job it is called with: the handler of a worker.
 
-    The job's data is on the command's standard input (`job_input`); what it prints goes
-    where ours goes, or all of it to `output` (a file descriptor). Exit code 0 is success. Everything else gives the job
-    back, to come again after a time that grows with its deliveries, or at once where nobody can say that the command
-    has failed at it.
+    The job's data is the command's standard input (`job_input`). Its output goes where ours goes, or to `output` (a
+    file descriptor). Exit code 0 is success. After any other the job is nacked, with a delay that grows with its
+    deliveries; after a command that could not be started, with none.
 
-    Each command has a session and with it a process group of its own, so that a Ctrl-C on the terminal does not reach
-    it. A group that is out of time gets SIGTERM, and SIGKILL `TERM_GRACE_S` later; one whose call is cancelled gets
-    SIGKILL at once. What a command that has ended by itself has left running is left alone.
+    Each command has a session and a process group of its own, so that Ctrl-C on the terminal does not reach it. When it
+    exceeds `timeout_s`, its group gets SIGTERM, and SIGKILL `TERM_GRACE_S` later; when its call is cancelled, SIGKILL
+    at once. Processes that a command leaves running when it ends by itself are left alone.
     """
 
     def __init__(
@@ -152,14 +152,15 @@ class CommandRunner:
         self.running = 0
         self.done = 0
         self.failed = 0
-        """Out of time included, killed and not started excluded."""
+        """Commands that exceeded their time count; those that were killed or not started do not."""
         self.unstartable: str | None = None
-        """Why the command cannot be run, once it could not."""
+        """Why the command could not be run, once that has happened."""
         self.unheard: OSError | None = None
-        """Why an ending could not be told. What is done is done, so this fails no job."""
+        """Why the end of a command could not be reported. The job is acked all the same if it is done."""
 
     async def __call__(self, job: Job) -> None:
-        """Do one job. Raises Nack if that was not done."""
+        """Run the command for one job. Raises Nack if the job is not done. If it is cancelled, the command is
+        killed."""
         began = time.monotonic()
         outcome: Outcome = "killed"
         code: int | None = None
@@ -207,7 +208,7 @@ class CommandRunner:
         return ("done" if code == 0 else "failed"), code
 
     async def _wait(self, process: Process, data: bytes) -> bool:
-        """Feed the command and wait for its end. Returns whether that came in time."""
+        """Write the command's input and wait for its end. Return True if it ended in time."""
         assert process.stdin is not None
         with anyio.move_on_after(self._timeout_s):
             async with anyio.create_task_group() as tasks:

@@ -45,13 +45,13 @@ _BY_STATUS: Final = {
 
 
 class Refused(click.ClickException):
-    """A command line, an environment or a file that is not to be used. Said in one line."""
+    """A command line, an environment variable or a file cannot be used. The message is one line."""
 
     exit_code = EXIT_REFUSED
 
 
 class Failed(Exception):
-    """A command has not done what it was to do. `str()` is what is said of it, in one line."""
+    """A command has failed. `str()` is the message, one line."""
 
     def __init__(self, text: str, exit_code: int = EXIT_FAILED) -> None:
         super().__init__(text)
@@ -59,7 +59,7 @@ class Failed(Exception):
 
 
 def exit_code(error: TopicsError) -> int:
-    """What a command exits with that ended by `error`."""
+    """The exit code of a command that ended with `error`."""
     from topics.client.errors import ApiError, ConnectionFailed  # noqa: PLC0415
 
     if isinstance(error, ConnectionFailed):
@@ -68,7 +68,7 @@ def exit_code(error: TopicsError) -> int:
 
 
 def message(error: TopicsError) -> str:
-    """One line for people: what the daemon or the client says, and what to do about it where that is known."""
+    """The message for an error, one line: that of the daemon or the client, and advice where there is some."""
     from topics.client.errors import ApiError  # noqa: PLC0415
 
     text = _ERRNO.sub("", error.message)
@@ -83,14 +83,14 @@ def message(error: TopicsError) -> str:
 
 
 def tell(text: str) -> None:
-    """One line on stderr, with the name of the program in front, as all complaints have it."""
+    """Print one line on stderr, with the name of the program in front."""
     click.echo(f"topics: {printable(text)}", err=True)
 
 
 def for_each(things: Iterable[Thing], act: Callable[[Thing], None]) -> None:
-    """Do `act` to all of `things`. Each failure is told, with the thing in front where the message does not name it,
-    and the others are tried all the same, but it exits at the end with the code of the first one. A daemon that cannot
-    be reached is not asked again."""
+    """Call `act` with each of `things`. A failure is printed, with the thing in front where the message does not name
+    it, and the others are tried all the same; at the end it exits with the code of the first failure. After a daemon
+    could not be reached it tries no more."""
     from topics.client.errors import ConnectionFailed, TopicsError  # noqa: PLC0415
 
     first = 0

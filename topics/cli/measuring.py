@@ -67,12 +67,12 @@ class Figure(msgspec.Struct, kw_only=True):
 
 
 class Failed(Exception):
-    """A measurement that came to nothing, for a reason that no call has raised."""
+    """A measurement has no result, though no call has failed."""
 
 
 @dataclass(slots=True)
 class Load:
-    """What was done in the time that counts: from when the first call that counts began to when the last had ended."""
+    """The work of one measurement, from the beginning of the first call that counts to the end of the last."""
 
     began: float = math.inf
     ended: float = -math.inf
@@ -80,19 +80,21 @@ class Load:
     latencies_ms: array[float] = field(default_factory=lambda: array("d"))
 
     def count(self, began: float, ended: float, items: int) -> None:
-        """One call. Not to be called by two threads at once."""
+        """Add one call. Not thread-safe."""
         self.began, self.ended = min(self.began, began), max(self.ended, ended)
         self.items += items
         self.latencies_ms.append((ended - began) * 1000)
 
     @property
     def per_s(self) -> float:
+        """Items in a second. Raises Failed if there were none."""
         if not self.items:
             raise Failed(NOTHING)
         return self.items / max(self.ended - self.began, 1e-9)
 
     def percentile_ms(self, share: float) -> float:
-        """The smallest value that `share` of all are not above."""
+        """The latency that the share `share` (0 to 1) of all calls does not exceed, in ms. Raises Failed without
+        calls."""
         ordered = sorted(self.latencies_ms)
         if not ordered:
             raise Failed(NOTHING)
@@ -100,7 +102,7 @@ class Load:
 
 
 class Measurements:
-    """All measurements, one after the other, each on what the ones before have left."""
+    """All measurements. They run one after the other, each with the records of the ones before."""
 
     def __init__(self, client: Client, settings: Settings) -> None:
         self._client = client
@@ -114,7 +116,7 @@ class Measurements:
             ("claims of one job", self._one_job),
             ("claims of many jobs", self._jobs),
         )
-        """What each is called, and what carries it out. Raises a TopicsError, or Failed."""
+        """The name of each measurement, and the function that makes it, which raises a TopicsError or Failed."""
         name = f"bench-{secrets.token_hex(4)}"
         self._log, self._jobs_topic = name, f"{name}-jobs"
         self.left: list[str] = []
@@ -122,7 +124,7 @@ class Measurements:
 
     @contextmanager
     def topics(self) -> Iterator[None]:
-        """The topics, for as long as the block runs. Those that cannot be removed after it are in `left`."""
+        """Create the topics, and remove them after the block. `left` are those that could not be removed."""
         made = (self._log, self._jobs_topic)
         try:
             durability = self._settings.durability

@@ -29,18 +29,18 @@ _DURATIONS: Final = (("d", 86_400_000), ("h", 3_600_000), ("m", 60_000), ("s", 1
 
 
 def printable(text: str) -> str:
-    """`text` with what a terminal would act upon written out (`\\x1b`), in one line."""
+    """`text` in one line, with characters that a terminal would act upon written out (`\\x1b`)."""
     return text.translate(_UNPRINTABLE)
 
 
 def on_terminal() -> bool:
-    """Whether results are read by a person: stdout is a terminal."""
+    """Return True if stdout is a terminal, so that a person reads the results."""
     return sys.stdout.isatty()
 
 
 def confirm(question: str, *, yes: bool) -> None:
-    """Ask a person, if there is one (stdin and stderr are terminals) and `yes` was not said before. Exits with 1 if
-    the answer is no; where nobody can be asked, what was commanded is done."""
+    """Ask for confirmation, unless `yes` is set or nobody can be asked (stdin or stderr is no terminal). Exits with 1
+    if the answer is no."""
     if yes or not (sys.stdin.isatty() and sys.stderr.isatty()):
         return
     if not click.confirm(printable(question), err=True):
@@ -51,7 +51,7 @@ def confirm(question: str, *, yes: bool) -> None:
 
 
 def print_json(document: Any) -> None:
-    """One JSON document: a result of the client, or what is made of plain values. Indented on a terminal."""
+    """Print one JSON document, indented on a terminal: a result of the client, or a value that JSON can express."""
     encoded = msgspec.json.encode(document)
     if on_terminal():
         encoded = msgspec.json.format(encoded, indent=2)
@@ -59,12 +59,12 @@ def print_json(document: Any) -> None:
 
 
 def print_ndjson(document: Any) -> None:
-    """One line of a stream: never indented, and with the reader at once."""
+    """Print one line of a stream as JSON, never indented, and flush it."""
     write_line(msgspec.json.encode(document))
 
 
 def write_line(line: bytes, *, flush: bool = True) -> None:
-    """`line` and LF to stdout, as the bytes they are. Without `flush` it may wait for others to go out with."""
+    """Write the bytes of `line` and LF to stdout. Without `flush` they may stay in the buffer for a while."""
     out = sys.stdout.buffer
     out.write(line)
     out.write(b"\n")
@@ -73,7 +73,7 @@ def write_line(line: bytes, *, flush: bool = True) -> None:
 
 
 def print_line(text: str) -> None:
-    """A line of text for people or programs. Whoever prints what is not his own passes it through `printable`."""
+    """Print a line of text. The caller passes text that comes from a topic or a user through `printable`."""
     click.echo(text)
 
 
@@ -81,14 +81,14 @@ def print_line(text: str) -> None:
 
 
 class Column(NamedTuple):
-    """A column of a table: its title, and whether its cells are figures, which stand to the right."""
+    """A column of a table: its title, and whether its cells are numbers, which are aligned to the right."""
 
     title: str
     right: bool = False
 
 
 def print_table(columns: Sequence[Column], rows: Iterable[Sequence[str]]) -> None:
-    """A table with a line of titles. All rows are held in memory, as the widths follow from them."""
+    """Print a table with a line of titles. All rows are kept in memory, because they decide the widths."""
     cells = [[printable(cell) for cell in row] for row in rows]
     if on_terminal():
         _draw(columns, cells)
@@ -104,7 +104,7 @@ def print_table(columns: Sequence[Column], rows: Iterable[Sequence[str]]) -> Non
 
 
 def print_facts(facts: Iterable[tuple[str, str]]) -> None:
-    """Names and values, one pair a line."""
+    """Print names and values, one pair a line."""
     pairs = [(name, printable(value)) for name, value in facts]
     width = max((len(name) for name, _ in pairs), default=0)
     for name, value in pairs:
@@ -128,7 +128,7 @@ def _draw(columns: Sequence[Column], cells: Sequence[Sequence[str]]) -> None:
 
 
 def count(number: float) -> str:
-    """`12,345`"""
+    """A number as `12,345`."""
     return f"{number:,}"
 
 
@@ -170,19 +170,31 @@ def moment(ms: int | None) -> str:
 
 
 class Bar:
-    """How far long work has come. This one is for nobody: it draws nothing."""
+    """The progress of long work. This class draws nothing, for when nobody watches."""
 
     def advance(self, amount: float = 1) -> None:
-        """`amount` more is done, in the unit of the total."""
+        """Note that `amount` more is done, in the unit of the total."""
 
     def say(self, text: str) -> None:
-        """What stands in front of the bar from now on."""
+        """Set the text in front of the bar."""
+
+
+@contextmanager
+def json_results(*, as_json: bool, many: bool) -> Iterator[list[Any]]:
+    """A list for the results of a command. At the end of the block, also after an exception, `as_json` prints them as
+    one document: an array if the command was given `many` names, else the result. An empty list prints nothing."""
+    results: list[Any] = []
+    try:
+        yield results
+    finally:
+        if as_json and results:
+            print_json(results if many else results[0])
 
 
 @contextmanager
 def progress(what: str, *, total: float | None = None, unit: str = "records") -> Iterator[Bar]:
-    """A bar on stderr while the block runs, if stderr is a terminal; gone at the end. `unit` may be `bytes`, which are
-    shown as sizes. Without a `total` it shows what is done and how fast."""
+    """Show a bar on stderr while the block runs, if stderr is a terminal. `unit` may be `bytes`, which are shown as
+    sizes. Without a `total` it shows the amount that is done and the rate."""
     if not sys.stderr.isatty():
         yield Bar()
         return

@@ -1,6 +1,6 @@
 """`topics read` and `topics tail`: records on standard output, from the beginning, from the end, and as they come.
 
-Responsible for where to begin, what is left out, and when to end. What a line looks like is
+Responsible for where reading begins and ends, and for the selection of records. Lines are made by
 `topics.cli.records.record_lines`'s business; going on over broken connections is the client's.
 """
 
@@ -31,9 +31,9 @@ if TYPE_CHECKING:
 Command = TypeVar("Command", bound=Callable[..., Any])
 
 MAX_LAST: Final = 1_000_000
-"""Bounds what is held to find the beginning of the last records: their seqs."""
+"""A bound for memory: to find the first of the last records, their seqs are kept."""
 MAX_FOLLOWED: Final = 256
-"""As many as a daemon has in one watch by default."""
+"""The number of topics that a daemon allows in one watch by default."""
 TOO_SLOW: Final = 408
 
 
@@ -42,7 +42,7 @@ TOO_SLOW: Final = 408
 
 @dataclass(frozen=True, slots=True)
 class Selection:
-    """Which records are shown. Nodes are left out by the daemon, tags are looked at here."""
+    """Which records are shown. The daemon leaves out nodes; tags are compared here."""
 
     nodes: tuple[str, ...] = ()
     tag: str | None = None
@@ -59,7 +59,7 @@ class Selection:
         return self.tag_prefix is None or (record.tag is not None and record.tag.startswith(self.tag_prefix))
 
     def read(self, client: Client, topic: str, after: int, to_seq: int | None = None) -> Iterator[Record | Tombstone]:
-        """What is selected of `(after, to_seq]`, and all tombstones."""
+        """Yield the selected records after `after` up to `to_seq`, and all tombstones."""
         from topics.client.results import Record  # noqa: PLC0415
 
         for value in client.read(topic, after, to_seq=to_seq, node=self.nodes, include_meta=self.meta):
@@ -68,7 +68,7 @@ class Selection:
 
 
 def selection_options(command: Command) -> Command:
-    """Which records are shown, and how. The command gets `node`, `tag`, `tag_prefix`, `no_meta` and `data_only`."""
+    """Add the options that select records. The command gets `node`, `tag`, `tag_prefix`, `no_meta` and `data_only`."""
     for decorate in (
         click.option("--data-only", is_flag=True, help="Print the data alone, as it was appended, a line each."),
         click.option("--no-meta", is_flag=True, help="Leave metadata out."),
@@ -94,8 +94,8 @@ def _style(options: Options, *, data_only: bool) -> Style:
 
 
 class Stretch(NamedTuple):
-    """A part of a topic: what comes after `after`, up to `head` and including it. `epoch` is the instance of the topic
-    in which these count."""
+    """A part of a topic: the records after `after` up to and including `head`. `epoch` is the instance of the topic
+    that these seqs belong to."""
 
     after: int
     head: int
@@ -103,8 +103,8 @@ class Stretch(NamedTuple):
 
 
 def last(client: Client, topic: str, wanted: int, selection: Selection) -> Stretch:
-    """The last `wanted` records that are selected, as of now. Where records were deleted or are not selected it reads
-    from further and further back."""
+    """The part of the topic that holds the last `wanted` selected records, as of now. Where records were deleted or are
+    not selected, it reads from further and further back."""
     from topics.client.results import Record  # noqa: PLC0415
 
     state = client.state(topic, touch=False)
@@ -231,9 +231,9 @@ def tail(
     no_meta: bool,
     data_only: bool,
 ) -> None:
-    """Print the last records of topics, and with -f what is appended from then on.
+    """Print the last records of topics, and with -f new records as they are appended.
 
-    Lines are those of `topics read`; with several topics or --prefix they begin with the name of theirs ("topic" in
+    Lines are those of `topics read`; with several topics or --prefix they begin with the name of the topic ("topic" in
     NDJSON). With -f nothing is missed or repeated between the last records and the new ones, nor when the connection
     breaks or the daemon restarts: it goes on by itself, and says so on stderr. A topic that is deleted has a line that
     says so ({"$deleted": ...} in NDJSON); when none is left the exit code is 3. With --create a topic that is not
@@ -284,7 +284,7 @@ def _names(client: Client, topics: tuple[str, ...], prefix: str | None) -> list[
 
 
 def _last_or_nothing(client: Client, topic: str, wanted: int, selection: Selection, *, create: bool) -> Stretch:
-    """As `last`; with `create` a topic that is not there is an empty one."""
+    """As `last`; with `create` a topic that does not exist counts as empty."""
     from topics.client.errors import NotFound  # noqa: PLC0415
 
     try:
@@ -303,15 +303,15 @@ def _follow(
     *,
     create: bool,
 ) -> NoReturn:
-    """Show what is in topics and what comes, until all of them are deleted. `create`: wait for those that are not there
-    yet."""
+    """Show the records of topics and new ones as they are appended, until all topics are deleted; then raise Failed.
+    With `create` it waits for topics that do not exist. Raises BrokenPipeError when nobody reads standard output."""
     from topics.client.results import Record  # noqa: PLC0415
 
     told = False
 
     def on_break(error: TopicsError, _wait_s: float) -> None:
         nonlocal told
-        # Who reads our lines was slow, and so were we: no news for anybody.
+        # The daemon has ended the stream because the reader of our lines is slow: no failure to tell of.
         if not told and getattr(error, "status", None) != TOO_SLOW:
             failures.tell(f"the connection is lost and tried again: {failures.message(error)}")
             told = True
@@ -340,14 +340,14 @@ def _follow(
 
 
 def reader_has_gone(*, wait: bool = False) -> bool:
-    """Whether standard output is a pipe that nobody reads any more. `wait`: until it is so."""
+    """Return True if standard output is a pipe that nobody reads any more. With `wait`, wait until it is."""
     poll = select.poll()
     poll.register(sys.stdout.fileno(), 0)  # errors are always told
     return any(events & (select.POLLERR | select.POLLHUP) for _, events in poll.poll(None if wait else 0))
 
 
 def watch_reader(gone: Callable[[], object]) -> None:
-    """Have `gone` called when nobody reads standard output any more, which a write would show only when there is
-    something to write. In a thread that ends with the process."""
+    """Call `gone`, in a thread of its own, when standard output is a pipe and nobody reads it any more. Without this
+    the command would notice only when it writes the next line. The thread ends with the process."""
     if stat.S_ISFIFO(os.fstat(sys.stdout.fileno()).st_mode):
         threading.Thread(target=lambda: reader_has_gone(wait=True) and gone(), daemon=True).start()

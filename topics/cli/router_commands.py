@@ -9,11 +9,11 @@ import click
 
 from topics.cli.app import Command, Options, client_options, complete_routers, complete_topics, connect, examples
 from topics.cli.failures import EXIT_NOT_FOUND, Failed, for_each
-from topics.cli.output import confirm, count, print_facts, print_json, print_line, printable
+from topics.cli.output import confirm, count, json_results, print_facts, print_json, print_line, printable
 from topics.cli.topic_commands import filter_text, print_routers
 
 if TYPE_CHECKING:
-    from topics.client.results import RouterDeletion, RouterState
+    from topics.client.results import RouterState
 
 name_argument: Final = click.argument("name", metavar="ROUTER", shell_complete=complete_routers)
 
@@ -21,7 +21,7 @@ name_argument: Final = click.argument("name", metavar="ROUTER", shell_complete=c
 @click.group(epilog=examples("topics router create eu orders orders-eu --tag eu", "topics router ls --source orders"))
 @client_options
 def router() -> None:
-    """Routers: copy what is new in one topic into another."""
+    """Routers: copy new records of one topic into another."""
 
 
 @router.command(epilog=examples("topics router ls", "topics router ls --dest orders-eu --json"))
@@ -69,7 +69,7 @@ def _facts(found: RouterState) -> Iterator[tuple[str, str]]:
 
 
 def _settings(command: Command) -> Command:
-    """The options that `create` and `set` have. What is not given is None."""
+    """Add the options that `create` and `set` have. An option that is not given is None."""
     for decorate in reversed(
         (
             click.option("--tag", help="Copy records with this tag only."),
@@ -147,7 +147,7 @@ def create(
 def set_(
     options: Options, /, name: str, tag: str | None, tag_prefix: str | None, no_filter: bool, **settings: Any
 ) -> None:
-    """Change the settings of a router that is there; what is not given stays, its source and dest for good."""
+    """Change the settings of an existing router. Others stay, and its source and dest cannot change."""
     said = _said(tag, tag_prefix, no_filter, settings)
     if not said:
         raise click.UsageError("There is nothing to set: name at least one setting.")
@@ -170,8 +170,7 @@ def rm(options: Options, names: tuple[str, ...], yes: bool) -> None:
     On a terminal it asks first. A missing router is a failure (exit code 3).
     """
     confirm(f"Delete {'router' if len(names) == 1 else 'routers'} {', '.join(names)}?", yes=yes)
-    removed: list[RouterDeletion] = []
-    with connect(options) as client:
+    with connect(options) as client, json_results(as_json=options.as_json, many=len(names) > 1) as removed:
 
         def one(name: str) -> None:
             done = client.delete_router(name)
@@ -181,8 +180,4 @@ def rm(options: Options, names: tuple[str, ...], yes: bool) -> None:
             if not options.as_json:
                 print_line(f"{printable(name)}: deleted")
 
-        try:
-            for_each(names, one)
-        finally:
-            if options.as_json and removed:
-                print_json(removed[0] if len(names) == 1 else removed)
+        for_each(names, one)

@@ -45,7 +45,7 @@ class Look:
     metrics: Metrics
     topics: Mapping[str, Standing]
     complete: bool
-    """Whether those are all topics there are to see (of the prefix)."""
+    """These are all topics (whose names begin with the prefix)."""
 
 
 class TopicLine(Struct, kw_only=True):
@@ -103,7 +103,7 @@ class Snapshot(Struct, kw_only=True):
     topics_total: int
     topics_seen: int
     complete: bool
-    """Whether all topics (of the prefix) were looked at."""
+    """All topics (whose names begin with the prefix) were looked at."""
     topics: list[TopicLine]
     routers_total: int
     routers: list[RouterLine]
@@ -129,7 +129,7 @@ _ORDER: Final[Mapping[SortBy, Callable[[TopicLine], float]]] = {
 
 
 def standings(metrics: Metrics, prefix: str) -> dict[str, Standing]:
-    """The topics that the metrics tell of."""
+    """The topics that the metrics have."""
     records, sizes = by_label(metrics, "topic_records_live", "topic"), by_label(metrics, "topic_bytes_live", "topic")
     return {
         name: Standing(int(head), int(records.get(name, 0)), int(sizes.get(name, 0)))
@@ -139,7 +139,7 @@ def standings(metrics: Metrics, prefix: str) -> dict[str, Standing]:
 
 
 def truncated(metrics: Metrics) -> bool:
-    """Whether there are topics that the metrics do not tell of."""
+    """Return True if the metrics leave topics out."""
     return number(metrics, "topic_metrics_truncated") > 0
 
 
@@ -201,7 +201,7 @@ def _topic_line(name: str, before: Look | None, now: Look, seconds: float) -> To
     appended = stands.head_seq - stood.head_seq
     grown = stands.bytes - stood.bytes
     if stands.records - stood.records != appended:
-        # Something was removed too, so what it has grown by says little: what came is as large as what is there.
+        # Records were removed too, so the growth in bytes says little: take new records to be as large as live ones.
         grown = round(appended * stands.bytes / stands.records) if stands.records else 0
     line.records_per_s = appended / seconds
     line.bytes_per_s = max(grown, 0) / seconds

@@ -1,6 +1,6 @@
-"""Signals that ask a command to come to an end, as something it can look at between two things that it does.
+"""Signals that ask a command to end, as a flag that the command looks at between two records.
 
-An exception in the middle of handing a record on would leave nobody knowing whether it was handed on.
+An exception in the middle of sending a record would leave it unknown whether the record was sent.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ SIGNALS: Final = (signal.SIGINT, signal.SIGTERM)
 
 
 class Stop:
-    """Whether the end was asked for. `descriptor` becomes readable then, for who waits in a `select`."""
+    """The signal that has asked for the end, if one has. `descriptor` becomes readable then, for `select`."""
 
     def __init__(self, descriptor: int) -> None:
         self.descriptor = descriptor
@@ -24,25 +24,25 @@ class Stop:
         self._before = {number: signal.getsignal(number) for number in SIGNALS}
 
     def arm(self, ask: Callable[[int, FrameType | None], object]) -> None:
-        """Have signals call `ask`, but for those that are ignored (of a job in the background)."""
+        """Have SIGINT and SIGTERM call `ask`, unless they are ignored (as in a background job)."""
         for number, handler in self._before.items():
             if handler != signal.SIG_IGN:
                 signal.signal(number, ask)
 
     def disarm(self) -> None:
-        """From now on a signal does what it does otherwise."""
+        """Restore the handlers from before `arm`."""
         for number, handler in self._before.items():
             signal.signal(number, handler)
 
     @property
     def exit_code(self) -> int:
-        """What a command exits with that did what was asked."""
+        """The exit code of the command: 0, or 128 + the number of the signal that has ended it."""
         return 0 if self.signal is None else 128 + self.signal
 
 
 @contextmanager
 def stopping() -> Iterator[Stop]:
-    """While the block runs the first SIGINT or SIGTERM sets the Stop; a second one does what it does otherwise."""
+    """While the block runs, the first SIGINT or SIGTERM sets the Stop; a second one has its usual effect."""
     read, write = os.pipe()
     stop = Stop(read)
 

@@ -47,11 +47,12 @@ FITS: Final = 0
 """The limit that stands for what a terminal can show."""
 MIN_INTERVAL_MS: Final = 200
 PATIENCE_S: Final = 10.0
-"""How long to wait for an answer at most: meanwhile no key is heard."""
+"""How long to wait for an answer, in seconds. Keys are not read meanwhile."""
 
 PAGE: Final = 1000
 MAX_PAGES: Final = 5
-"""Of the list of topics, in one look, where there are more than the metrics tell of. What comes after is not seen."""
+"""How many pages of the list of topics one look reads, where the metrics leave topics out. Later topics are not
+seen."""
 
 TOPIC_COLUMNS: Final = (
     Column("topic"),
@@ -63,7 +64,7 @@ TOPIC_COLUMNS: Final = (
 ROUTER_COLUMNS: Final = (Column("router"), *(Column(title, right=True) for title in ("lag", "copies/s", "copies")))
 
 Pause = Callable[[float], bool]
-"""Waits for so many seconds. Returns whether to end."""
+"""Waits for so many seconds. Returns True if the command is to end."""
 
 
 @click.command(epilog=examples("topics top", "topics top --prefix logs. --sort bytes", "topics top --json --count 1"))
@@ -155,7 +156,7 @@ class _Watch:
         return Look(at, _now_ms(), version, metrics, topics, complete)
 
     def _listed(self) -> tuple[dict[str, Standing], bool]:
-        """Topics out of the pages of the list, and whether that are all."""
+        """The topics of the first pages of the list, and whether these are all topics."""
         found: dict[str, Standing] = {}
         cursor: str | None = None
         self._queues.clear()

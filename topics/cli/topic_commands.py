@@ -15,6 +15,7 @@ from topics.cli.output import (
     confirm,
     count,
     duration,
+    json_results,
     moment,
     print_facts,
     print_json,
@@ -30,7 +31,6 @@ if TYPE_CHECKING:
         RouterState,
         TopicChanged,
         TopicConfig,
-        TopicDeletion,
         TopicState,
         TopicSummary,
     )
@@ -172,8 +172,8 @@ class Priority(click.ParamType[Any]):
 
 
 def config_options(command: Command) -> Command:
-    """An option for each setting that can be changed, named after its field in the interface. What is not given is
-    None."""
+    """Add an option for each setting that can be changed, named after its field in the interface. An option that is not
+    given is None."""
     for decorate in reversed(
         (
             click.option("--ttl", "--ttl-ms", "ttl_ms", type=Duration(off=True), help="How long records live."),
@@ -204,7 +204,9 @@ def config_options(command: Command) -> Command:
                 type=Duration(off=True),
                 help="How long the repeat of an append is recognised.",
             ),
-            click.option("--dedupe-node/--no-dedupe-node", default=None, help="Whether reads can leave out a node."),
+            click.option(
+                "--dedupe-node/--no-dedupe-node", default=None, help="Let reads leave out the records of a node."
+            ),
             click.option("--lease", "--lease-ms", "lease_ms", type=Duration(), help="Queue: how long a job is leased."),
             click.option(
                 "--claim-jitter",
@@ -289,21 +291,17 @@ def set_(options: Options, /, names: tuple[str, ...], **config: Any) -> None:
 
 
 def _change(options: Options, names: tuple[str, ...], change: Callable[[str], TopicChanged]) -> None:
-    """Change all that are named, and say what became of each."""
-    changed: list[TopicChanged] = []
+    """Change all topics that are named, and print the result of each."""
+    with json_results(as_json=options.as_json, many=len(names) > 1) as changed:
 
-    def one(name: str) -> None:
-        done = change(name)
-        changed.append(done)
-        if not options.as_json:
-            what = "created" if done.created else "configured"
-            print_line(f"{printable(done.topic)}: {what} ({done.config.type}, {done.config.durability})")
+        def one(name: str) -> None:
+            done = change(name)
+            changed.append(done)
+            if not options.as_json:
+                what = "created" if done.created else "configured"
+                print_line(f"{printable(done.topic)}: {what} ({done.config.type}, {done.config.durability})")
 
-    try:
         for_each(names, one)
-    finally:
-        if options.as_json and changed:
-            print_json(changed[0] if len(names) == 1 else changed)
 
 
 # ----------------------------------------------------------------- rm
@@ -321,8 +319,7 @@ def rm(options: Options, names: tuple[str, ...], yes: bool, if_empty: bool) -> N
     On a terminal it asks first. A missing topic is a failure (exit code 3).
     """
     confirm(f"Delete {', '.join(names)}, with all records and routers?", yes=yes)
-    removed: list[TopicDeletion] = []
-    with connect(options) as client:
+    with connect(options) as client, json_results(as_json=options.as_json, many=len(names) > 1) as removed:
 
         def one(name: str) -> None:
             done = client.delete_topic(name, if_empty=if_empty)
@@ -333,8 +330,4 @@ def rm(options: Options, names: tuple[str, ...], yes: bool, if_empty: bool) -> N
                 routers = f", with routers {', '.join(done.routers_removed)}" if done.routers_removed else ""
                 print_line(printable(f"{name}: deleted{routers}"))
 
-        try:
-            for_each(names, one)
-        finally:
-            if options.as_json and removed:
-                print_json(removed[0] if len(names) == 1 else removed)
+        for_each(names, one)

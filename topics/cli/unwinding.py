@@ -1,4 +1,4 @@
-"""Signals that end a command as an exception would, so that what it has begun is put in order on the way out."""
+"""Signals that end a command as an exception would, so that it can clean up."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ SIGNALS: Final = (signal.SIGTERM, signal.SIGHUP)
 
 @contextmanager
 def unwinding() -> Iterator[None]:
-    """While the block runs SIGTERM and SIGHUP raise SystemExit in it, with the code that a shell knows such an end by.
-    SIGINT raises KeyboardInterrupt anyway. Signals that are ignored stay so."""
+    """While the block runs, SIGTERM and SIGHUP raise SystemExit in it, with the exit code 128 + the signal's number.
+    SIGINT raises KeyboardInterrupt anyway. Signals that are ignored stay ignored."""
     before = {number: signal.getsignal(number) for number in SIGNALS}
 
     def end(number: int, _frame: FrameType | None) -> None:
@@ -32,7 +32,7 @@ def unwinding() -> Iterator[None]:
 
 @contextmanager
 def undisturbed() -> Iterator[None]:
-    """While the block runs no signal interrupts it: for putting things in order."""
+    """Ignore SIGINT, SIGTERM and SIGHUP while the block runs, for a cleanup that must not be interrupted."""
     numbers = (signal.SIGINT, *SIGNALS)
     before = {number: signal.signal(number, signal.SIG_IGN) for number in numbers}
     try:

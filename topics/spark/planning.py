@@ -137,7 +137,7 @@ def latest(start: Offsets, known: Mapping[str, Known], limit: int | None) -> Off
 
 
 def _goes_on(before: Mapping[str, int], epoch: int, seq: int) -> bool:
-    """Whether what has come to this seq is what the offset was made of."""
+    """Return True if an offset is of this epoch, and its seq does not lie behind `seq`."""
     return before["epoch"] == epoch and before["seq"] <= seq
 
 

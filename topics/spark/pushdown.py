@@ -53,7 +53,7 @@ class Narrowing:
 
     @property
     def is_nothing(self) -> bool:
-        """Whether no record can be in it."""
+        """Return True if no record can match."""
         times = self.from_ts is not None and self.to_ts is not None and self.from_ts > self.to_ts
         return (
             self.first > self.last or times or (self.to_ts is not None and self.to_ts < 0) or self.topics == frozenset()

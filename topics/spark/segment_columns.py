@@ -161,7 +161,7 @@ class _Run:
         self._starts, ends = bounds[:-1], bounds[1:]
         self._flags = self.fixed(4, 1)
         self._labelled = any(self.fixed(21, 4))
-        """Whether any frame has a node or a tag."""
+        """At least one frame has a node or a tag."""
         self._tag_at = self._payload_at = _plus(self._starts, HEADER_BYTES)
         if self._labelled:
             self._tag_at = pc.add(self._tag_at, self._integers(21, pa.uint16()))

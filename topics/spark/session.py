@@ -202,7 +202,7 @@ def daemon_options(command: Command) -> Command:
 
 
 def is_local(master: str) -> bool:
-    """Whether Spark runs on this machine only."""
+    """Return True if Spark runs on this machine only."""
     host = urlsplit(master).hostname if "://" in master else None
     return master.startswith("local") or host in {LOOPBACK, "localhost"}
 

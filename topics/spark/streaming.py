@@ -32,7 +32,8 @@ most."""
 
 
 class TopicsStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
-    """See the module. All methods but `read` run in the driver, one at a time."""
+    """The stream reader of Spark: offsets and partitions of micro-batches. All methods but `read` run in the driver,
+    one at a time."""
 
     def __init__(self, options: ReadOptions) -> None:
         assert options.daemon is not None

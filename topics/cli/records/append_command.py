@@ -1,7 +1,7 @@
 """`topics append`: records out of arguments, or out of standard input as it comes.
 
-Responsible for the options, for reading standard input without waiting for more than there is, and for what is said at
-the end. Records are made by `topics.cli.records.record_input`, and sent by `topics.cli.records.append_sinks`.
+Responsible for the options, for reading standard input as it comes, and for the summary at the end. Records are made by
+`topics.cli.records.record_input`, and sent by `topics.cli.records.append_sinks`.
 """
 
 from __future__ import annotations
@@ -32,17 +32,18 @@ if TYPE_CHECKING:
 LINGER_MS: Final = 50
 PIECE_BYTES: Final = 1 << 18
 LOOK_S: Final = 0.05
-"""How often to look after what is on its way while no input comes: so long a failure may go unnoticed."""
+"""How often to look for failed batches while no input comes, in seconds."""
 GIVE_UP_AFTER_S: Final = 60.0
-"""How long lines are tried for by default. Below the idempotency window of a topic, which is 120 s by default."""
+"""How long a batch of lines is repeated by default, in seconds. Below the idempotency window of a topic (120 s by
+default)."""
 MAX_KEY: Final = 240
-"""Of the 256 characters of an idempotency key, the rest is for the number of a batch."""
+"""The longest --key. The rest of the 256 characters of an idempotency key is for the number of a batch."""
 STDIN: Final = 0
 
 
 @dataclass(slots=True)
 class Summary:
-    """What is known to be appended."""
+    """The records that are known to be appended."""
 
     topic: str
     first_seq: int | None = None
@@ -52,7 +53,7 @@ class Summary:
     """Records that an earlier append with the same key has appended."""
 
     def add(self, first_seq: int, last_seq: int, count: int, *, repeated: bool = False) -> None:
-        """One more batch, in order."""
+        """Add a batch. Batches are added in the order of their seqs."""
         if self.first_seq is None:
             self.first_seq = first_seq
         self.last_seq = last_seq
@@ -61,7 +62,7 @@ class Summary:
             self.repeated += count
 
     def document(self) -> dict[str, Any]:
-        """For programs."""
+        """The summary as `--json` prints it."""
         return asdict(self)
 
 
@@ -123,7 +124,7 @@ class Delimiter(click.ParamType[str]):
 @click.option("--meta", type=KeyValue(), multiple=True, metavar="KEY=VALUE", help="Metadata; may be repeated.")
 @click.option("--tag-field", metavar="FIELD", help="Take the tag from this field of the JSON object or CSV row.")
 @click.option("--node-field", metavar="FIELD", help="Take the node from this field.")
-@click.option("--create/--no-create", default=True, help="Whether to create the topic if it is missing.  [create]")
+@click.option("--create/--no-create", default=True, help="Create the topic if it is missing.  [create]")
 @click.option(
     "--key",
     "keys",

@@ -1,6 +1,7 @@
-"""Where the records of `topics append` go: to a producer, or in batches under a key that breaks by content alone.
+"""The sinks of `topics append`: one sends with a producer, one in batches under keys that depend on the input alone.
 
-Responsible for sending in order and without holes, for telling which lines were not appended, and for counting.
+Responsible for sending records in order and without holes, for naming the lines that were not appended, and for
+counting.
 """
 
 from __future__ import annotations
@@ -29,41 +30,42 @@ BUFFERED_RECORDS: Final = 10_000
 BUFFERED_BYTES: Final = 128 << 20
 """The longest line, each byte of it escaped in JSON, fits."""
 NOTE_AFTER_S: Final = 2.0
-"""Who waits so long for the end is told why."""
+"""After so many seconds of waiting for the end, say why."""
 _REFUSED_RECORD: Final = re.compile(r"records\[(\d+)\]")
 
 
 class Sink(ABC):
-    """Takes records with the numbers of their lines."""
+    """Sends records, and knows the lines that they come from. A context manager."""
 
     def __init__(self, summary: Summary) -> None:
         self.summary = summary
 
     @abstractmethod
     def send(self, number: int, record: NewRecord) -> None:
-        """Send a record, or keep it for a batch. Waits while too many are under way. Raises Failed."""
+        """Send the record of line `number`, or keep it for a batch. Waits while too many records are under way. Raises
+        Failed if an earlier record was not appended."""
 
     @abstractmethod
     def look(self) -> bool:
-        """Count what has arrived. True if something is under way. Raises Failed for what has not arrived and will
-        not."""
+        """Count the records that were appended since the last call. Return True if records are under way. Raises Failed
+        if a record was not appended."""
 
     @abstractmethod
     def finish(self, *, whole: bool, late: Callable[[], object]) -> None:
-        """Send the rest, and wait for all of it. `whole`: the input came to its end. `late` is called when that takes
-        long, before it is told. Raises Failed."""
+        """Send the rest, and wait until all records are appended. `whole`: the input has come to its end. `late` is
+        called if that takes long, before a message says so. Raises Failed if a record was not appended."""
 
     def __enter__(self) -> Self:
         return self
 
     @abstractmethod
     def __exit__(self, kind: type[BaseException] | None, *rest: object) -> None:
-        """Leave nothing behind. After an interruption nothing more is sent."""
+        """End the sending. After KeyboardInterrupt nothing more is sent."""
 
 
 class LiveSink(Sink):
-    """Sends what comes as it comes: a line waits for others for `linger_ms` at most, or while a batch before it is on
-    its way. The producer's buffer is the bound: when it is full, `send` waits."""
+    """Sends each record as it comes, with a Producer. A record waits for others for at most `linger_ms`, or while the
+    batch before is being sent. When the producer's buffer is full, `send` waits."""
 
     def __init__(
         self, client: Client, summary: Summary, *, batch: int, linger_ms: float, create: bool, give_up_after: float
@@ -82,7 +84,7 @@ class LiveSink(Sink):
             halt_on_failure=True,
         )
         self._under_way: deque[tuple[Delivery, int]] = deque()
-        """Each record that was sent and not counted, and its line."""
+        """The records that were sent and not counted yet, with the numbers of their lines."""
 
     def send(self, number: int, record: NewRecord) -> None:
         try:
@@ -134,7 +136,7 @@ class LiveSink(Sink):
             pass  # `look` says which
 
     def _others(self, error: TopicsError) -> Iterator[int]:
-        """The lines of the batch that has failed, after the first."""
+        """The other lines of a batch that has failed with `error`."""
         while self._under_way and self._under_way[0][0].done:
             try:
                 self._under_way[0][0].result(0)
@@ -149,11 +151,11 @@ class LiveSink(Sink):
 
 
 class KeyedSink(Sink):
-    """Sends batches under KEY/0, KEY/1, ..., one after the other. Where they break follows from the records alone, not
-    from when they came; so the same input makes the same batches, and what an earlier append of it has appended is not
-    appended again. A batch that may not be whole is not sent: a repeat would take it for another one.
+    """Sends batches under the keys KEY/0, KEY/1, ..., one after the other.
 
-    Holds one batch.
+    The records alone decide where a batch ends, not the times at which they come. So the same input makes the same
+    batches, and the daemon does not append again the batches of an earlier run. A batch that may not be complete is not
+    sent, because a repeat would send another one under its key. Holds one batch in memory.
     """
 
     def __init__(self, client: Client, summary: Summary, *, key: str, batch: int, create: bool) -> None:
@@ -210,7 +212,7 @@ class KeyedSink(Sink):
 
 
 def not_appended(numbers: Sequence[int], error: TopicsError) -> failures.Failed:
-    """What to say of the lines of a batch that has failed. Where the daemon names a record, so is its line."""
+    """The failure of a batch, with the numbers of its lines. Where the daemon names a record, its line is named."""
     refused = _REFUSED_RECORD.match(str(error.detail.get("field", "")))
     said = failures.message(error)
     if refused is not None and int(refused[1]) < len(numbers) > 1:

@@ -27,7 +27,7 @@ Form = Literal["text", "ndjson", "records", "csv"]
 
 
 class BadInput(Exception):
-    """A line of which no record can be made."""
+    """A line is not a record in the form that was asked for."""
 
     def __init__(self, number: int, problem: str) -> None:
         super().__init__(problem)
@@ -60,7 +60,7 @@ class LineSplitter:
         self._count = 0
 
     def feed(self, piece: bytes) -> Iterator[Line]:
-        """The lines that end in this piece. Raises BadInput for one that does not end."""
+        """Yield the lines that end in this piece. Raises BadInput for a line that is too long."""
         *lines, rest = piece.split(b"\n")
         for line in lines:
             if self._rest:
@@ -76,7 +76,7 @@ class LineSplitter:
                 raise BadInput(self._count + 1, f"is longer than {MAX_LINE_BYTES} bytes")
 
     def end(self) -> Iterator[Line]:
-        """The last line, if the input does not end with the end of one."""
+        """Yield the last line, if the input does not end with LF."""
         if self._rest:
             self._count += 1
             yield Line(self._count, b"".join(self._rest).removesuffix(b"\r"))
@@ -114,10 +114,10 @@ class Parser:
     node_field: str | None = None
     delimiter: str = ","
     skip_empty: bool = True
-    """Whether empty lines of JSON are nothing, rather than an error."""
+    """Skip empty lines of JSON; else they are an error."""
 
     def parse(self, lines: Iterable[Line]) -> Iterator[Parsed]:
-        """The records in the lines. Raises BadInput at the first of which none can be made."""
+        """Yield the record of each line. Raises BadInput at the first line that is no record."""
         if self.form == "csv":
             yield from self._rows(lines)
             return

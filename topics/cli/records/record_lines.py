@@ -32,8 +32,7 @@ def inert(json: bytes) -> str:
 
 
 def printer(style: Style, *, named: bool, prompt: bool) -> Callable[[Value], None]:
-    """What prints a value. `named`: with the name of its topic; `prompt`: each line is with its reader at once, where
-    it would otherwise wait for more."""
+    """A function that prints a value. `named`: with the name of its topic. `prompt`: flush each line."""
     terminal = on_terminal()
 
     def write(line: bytes) -> None:

@@ -60,7 +60,7 @@ class Audit(NamedTuple):
 
     @property
     def damaged(self) -> bool:
-        """Whether there is any damage."""
+        """Return True if there is any damage."""
         return damaged(self.findings) or any(segment.status == "damage" for segment in self.segments)
 
 
