@@ -28,6 +28,7 @@ import anyio
 import msgspec
 import pytest
 
+import topics.client
 from tests.client.ports import free_port
 from tests.conformance.client import Daemon, fresh_name
 from topics.client import (
@@ -335,6 +336,24 @@ def test_both_clients_make_their_calls_out_of_the_same_functions() -> None:
     assert {name for name, function in {**blocking, **concurrent}.items() if function is None} == shells - {"opened"}
     for name in blocking.keys() - shells - {"ingest"}:  # of which one takes asynchronous iterables too
         assert blocking[name] is concurrent[name], name
+
+
+def test_everything_public_is_documented() -> None:
+    def undocumented(kind: type) -> Iterator[str]:
+        if not vars(kind).get("__doc__"):
+            yield kind.__name__
+        for name, member in vars(kind).items():
+            function = member.fget if isinstance(member, property) else member
+            if not name.startswith("_") and inspect.isfunction(function) and not function.__doc__:
+                yield f"{kind.__name__}.{name}"
+
+    public = [getattr(topics.client, name) for name in topics.client.__all__]
+    structs = [
+        value for value in vars(results).values() if isinstance(value, type) and value.__module__ == results.__name__
+    ]
+    assert len(structs) > 30
+    kinds = {kind for one in (*public, *structs) for kind in one.__mro__ if kind.__module__.startswith("topics.client")}
+    assert [name for kind in kinds for name in undocumented(kind)] == []
 
 
 # ----------------------------------------------------------------- errors by their types
