@@ -1,7 +1,7 @@
-"""How a query over topics fails: in one sentence that says what happened to which topic.
+"""The errors of a query over topics: one sentence that says what happened to which topic.
 
-Spark shows the text of an exception, at the end of a trace of the Python worker; so everything that is known is in it.
-No message holds a key.
+Spark shows only the text of an exception, at the end of a trace of the Python worker, so the message holds all facts.
+No message holds an API key.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from topics.client import ApiError, ConnectionFailed, TopicsError
 
 
 class DataLoss(RuntimeError):
-    """Records of the range that is read are gone, and nobody has deleted them."""
+    """Records of the range that a query reads are gone, and no call has deleted them."""
 
     def __init__(self, topic: str, gap_from: int, gap_to: int | None, reason: str) -> None:
         last = "its end" if gap_to is None else str(gap_to)
@@ -32,11 +32,11 @@ class DataLoss(RuntimeError):
 
 
 class DaemonError(RuntimeError):
-    """The daemon cannot be reached, or has refused. The message has all that it has said."""
+    """The daemon cannot be reached, or has refused a call. The message holds the daemon's answer."""
 
 
 def daemon_error(error: TopicsError, doing: str) -> DaemonError:
-    """`doing` is what failed, like `reading topic 'orders'`."""
+    """The DaemonError for a failed call. `doing` says what the caller was doing, like `reading topic 'orders'`."""
     if isinstance(error, ConnectionFailed):
         return DaemonError(f"{doing}: the daemon cannot be reached: {error}")
     detail: dict[str, Any] = error.detail if isinstance(error, ApiError) else {}

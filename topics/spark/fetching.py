@@ -1,10 +1,10 @@
-"""One partition over REST: the export of a range of seqs, as record batches of the schema, and what becomes of gaps.
+"""One partition over REST: the export of a range of seqs as record batches of the schema, and its gaps.
 
-Theory of operation. An export that breaks is asked for again from after the last seq that has arrived, so each record
-comes once; what has not made a batch yet stays. A daemon without pyarrow answers with lines, which are decoded a block
-at a time. Whatever happens to the topic meanwhile, nothing of another instance is ever delivered: what is missing of
-the range is a gap, and `failOnDataLoss` decides what a gap is. Runs in the executors; memory is one batch, and what the
-connection holds.
+Theory of operation. An export that breaks is asked for again after the last seq that has arrived, so each record comes
+once; rows that do not fill a batch yet are kept. A daemon without pyarrow answers with lines, which are decoded a block
+at a time. If the topic is deleted or made again meanwhile, records of the new instance are never delivered: the missing
+rest of the range is a gap, and `failOnDataLoss` decides whether a gap is an error, a warning or a row. Runs in the
+executors. Keeps one batch in memory, besides the buffers of the connection.
 """
 
 from __future__ import annotations
@@ -33,23 +33,23 @@ from topics.spark.schema import arrow_schema
 log = logging.getLogger(__name__)
 
 ACCEPT: Final = f"{bulk.ARROW}, {bulk.LINES};q=0.5"
-"""A daemon that has no pyarrow takes the second, in the same call."""
+"""A daemon without pyarrow answers the same call with lines."""
 
 BATCH_ROWS: Final = 10_000
 BATCH_BYTES: Final = 8 << 20
-"""A batch goes to Spark when it has as many rows, or is as large: more costs memory in three processes, and fewer the
-passage from one to the next."""
+"""A batch goes to Spark when it has so many rows, or is so large (bytes). Larger ones cost memory in three processes,
+smaller ones cost time, as each batch passes from process to process."""
 
 BLOCK_BYTES: Final = 1 << 20
-"""Lines are decoded when there are so many bytes of them, or one line."""
+"""How many bytes of lines are decoded together, or one line if it is longer."""
 
 MAX_LINE_BYTES: Final = 256 << 20
-"""More than any line of a daemon."""
+"""A bound for memory: longer than any line of a daemon."""
 
 
 @dataclass(frozen=True)
 class Wanted:
-    """What of each record is fetched, which records, and what a gap is."""
+    """Which records are fetched, which columns of each, and how gaps are treated."""
 
     columns: tuple[str, ...]
     nodes: tuple[str, ...]
@@ -65,8 +65,8 @@ class Wanted:
 def fetch(daemon: Daemon, part: Part, wanted: Wanted) -> Iterator[pa.RecordBatch]:
     """The rows of a partition, in the order of their seqs.
 
-    Raises DataLoss for a gap that is not to be passed over, DaemonError for a refusal, or when the daemon was away or
-    sent nothing more for `REPEAT_FOR_S`, and SecretMissing."""
+    Raises DataLoss for a gap with `failOnDataLoss`; DaemonError where the daemon refuses the call, cannot be reached,
+    or sends nothing more for `REPEAT_FOR_S`; and SecretMissing."""
     with daemon.connect() as client:
         try:
             yield from _Fetch(part, wanted).run(client)
@@ -75,7 +75,7 @@ def fetch(daemon: Daemon, part: Part, wanted: Wanted) -> Iterator[pa.RecordBatch
 
 
 class _Fetch:
-    """The work on one partition."""
+    """Reads one partition."""
 
     def __init__(self, part: Part, wanted: Wanted) -> None:
         self._part = part
@@ -135,12 +135,12 @@ class _Fetch:
             yield from self._missing(Gap(item.gap_from, self._position, item.reason))
 
     def _ended(self, reason: str) -> Iterator[pa.RecordBatch]:
-        """The instance that was to be read is no more, and what had not arrived of it is gone."""
+        """The instance of the topic that is read does not exist any more: the rest of the range is a gap."""
         self._finished = True
         yield from self._missing(Gap(self._position + 1, self._part.last, reason))
 
     def _missing(self, gap: Gap) -> Iterator[pa.RecordBatch]:
-        """Loss: an error, or a warning and perhaps a row, after the records before it."""
+        """A gap: raise DataLoss; or, after the records before it, log a warning and perhaps yield a row."""
         topic = self._part.topic
         if self._wanted.fail_on_data_loss:
             raise DataLoss(topic, gap.first, gap.last, gap.reason)
@@ -151,7 +151,7 @@ class _Fetch:
 
 
 class _Rows:
-    """Batches of the daemon, gathered and brought into the shape of the schema."""
+    """Gathers the daemon's batches into larger ones with the columns of the schema."""
 
     def __init__(self, topic: str, columns: Sequence[str]) -> None:
         self._topic = pa.scalar(topic, pa.string())
@@ -160,7 +160,7 @@ class _Rows:
         self._count = self._size = 0
 
     def add(self, batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
-        """Take one; what is large enough comes out."""
+        """Add a batch. Yields a gathered batch when it is large enough."""
         self._batches.append(batch)
         self._count += batch.num_rows
         self._size += batch.nbytes
@@ -168,7 +168,7 @@ class _Rows:
             yield from self.flush()
 
     def flush(self) -> Iterator[pa.RecordBatch]:
-        """What there is."""
+        """Yield the rows that are gathered, if there are any."""
         if not self._batches:
             return
         table = pa.Table.from_batches(self._batches)
@@ -187,7 +187,7 @@ class _Rows:
 
 
 def gap_batch(topic: str, gap: Gap, columns: Sequence[str]) -> pa.RecordBatch:
-    """The one row that a gap is with `tombstones=true`: its topic, and what is known of it."""
+    """The row of a gap with `tombstones=true`: its topic and the facts about the gap."""
     values = {"topic": topic, "gap_from": gap.first, "gap_to": gap.last, "reason": gap.reason}
     return pa.RecordBatch.from_pylist([{name: values.get(name) for name in columns}], schema=arrow_schema(columns))
 
@@ -196,8 +196,8 @@ def gap_batch(topic: str, gap: Gap, columns: Sequence[str]) -> pa.RecordBatch:
 
 
 def _items(answer: httpx.Response) -> Iterator[pa.RecordBatch | Tombstone | None]:
-    """What an export says: batches of its own columns, gaps, and None where it is complete. Raises ConnectionFailed if
-    it ends without that, and ProtocolError for what is no export."""
+    """Yield the content of an export: batches with the daemon's columns, tombstones, and None at its complete end.
+    Raises ConnectionFailed if it is cut off, and ProtocolError for bytes that are no export."""
     kind = answer.headers.get("Content-Type", "").partition(";")[0].strip()
     if kind == bulk.ARROW:
         yield from _arrow_items(answer)
@@ -234,7 +234,7 @@ def _said(batch: pa.RecordBatch, said: Mapping[bytes, bytes]) -> Iterator[pa.Rec
 
 
 class _Body(io.RawIOBase):
-    """The body of an answer, as a file that Arrow reads from."""
+    """The body of an answer as a file that Arrow can read."""
 
     def __init__(self, answer: httpx.Response) -> None:
         self._pieces = answer.iter_raw()
@@ -245,7 +245,7 @@ class _Body(io.RawIOBase):
         return True
 
     def read(self, size: int = -1, /) -> bytes:
-        """Exactly so many bytes, or all that there are: less is the end."""
+        """Return exactly so many bytes; fewer at the end of the body."""
         found: list[Any] = []
         while size:
             if not self._rest and not self._more():
@@ -264,7 +264,7 @@ class _Body(io.RawIOBase):
 
 
 class _Line(msgspec.Struct, gc=False):
-    """A line of an export, whichever it is."""
+    """A line of an export: a record, a tombstone or the end."""
 
     seq: int = msgspec.field(default=0, name="$seq")
     ts: int = msgspec.field(default=0, name="$ts")
@@ -272,7 +272,7 @@ class _Line(msgspec.Struct, gc=False):
     tag: str | None = msgspec.field(default=None, name="$tag")
     meta: dict[str, str] | None = None
     data: msgspec.Raw = msgspec.Raw()
-    """Empty if it was not asked for, which no JSON is."""
+    """Empty, which is no JSON, if the data was not asked for."""
     tombstone: Tombstone | None = msgspec.field(default=None, name="$tombstone")
     end: dict[str, int] | None = msgspec.field(default=None, name="$end")
 
@@ -298,7 +298,7 @@ def _line_items(answer: httpx.Response) -> Iterator[pa.RecordBatch | Tombstone |
 
 
 def _blocks(pieces: Iterator[bytes]) -> Iterator[bytes]:
-    """Whole lines, a block of them at a time. What is cut off in the middle of a line is dropped."""
+    """Yield blocks of complete lines. The beginning of a line that was cut off is dropped."""
     waiting: list[bytes] = []
     size = 0
     for piece in pieces:

@@ -1,8 +1,8 @@
 """The options of `format("topics")`: parsed and checked once, and from then on plain values (`docs/pipeline.md`).
 
-Spark hands over texts, in a mapping that ignores case. Every option that is not known is refused by name, every value
-that cannot be is an OptionError that says which option and what it takes. What comes out is frozen and can be pickled;
-a key is in it only if it was given literally (`topics.spark.secrets`).
+Spark hands over texts, in a mapping that ignores case. An unknown option is refused by name; an invalid value raises an
+OptionError that names the option and says what it takes. The results are frozen and can be pickled; they hold an API
+key only if it was given literally (`topics.spark.secrets`).
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from topics.spark.schema import COLUMNS, GAP_COLUMNS
 from topics.spark.secrets import NO_SECRET, Secret
 
 Edge = int | Literal["earliest", "latest"]
-"""Where a topic's range begins or ends: a seq, or what stands for one until the daemon is asked."""
+"""Where a topic's range begins or ends: a seq, or `earliest` or `latest` until the daemon is asked."""
 
 CONNECTION_OPTIONS: Final = ("url", "token", "tokenEnv", "tokenFile")
 READ_OPTIONS: Final = (
@@ -43,18 +43,18 @@ READ_OPTIONS: Final = (
 )
 WRITE_OPTIONS: Final = (*CONNECTION_OPTIONS, "topic", "jobId")
 SPARKS_OWN: Final = ("checkpointLocation", "queryName")
-"""What Spark hands to a sink together with its options."""
+"""Options that Spark adds to those of a sink."""
 
 RECORDS_PER_PARTITION: Final = 100_000
 MAX_SEQ: Final = 2**63 - 1
 MAX_NODES: Final = 1000
 
 REPEAT_FOR_S: Final = 60.0
-"""How long a call, or an export that brings nothing more, is repeated while the daemon is away, starts, or asks to
-wait. Then the task fails, and Spark decides whether it is tried again."""
+"""How long a call, or an export that brings no more records, is repeated while the daemon cannot be reached, starts, or
+asks to wait, in seconds. Then the task fails, and Spark decides whether to run it again."""
 
 SILENCE_S: Final = 60.0
-"""The longest silence on a connection. An export may stand still for 40 s at the daemon's side."""
+"""How long a connection may bring no byte, in seconds. The daemon may pause an export for up to 40 s."""
 
 _TOPIC: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:-]{0,254}")
 _PREFIX: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:-]{0,254}|")
@@ -62,26 +62,26 @@ _VARIABLE: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
 
 class OptionError(ValueError):
-    """An option that is missing, not known, or has a value that it cannot have. The message begins with its name."""
+    """An option is missing, unknown, or has an invalid value. The message begins with its name."""
 
 
 @dataclass(frozen=True, slots=True)
 class Daemon:
-    """Where the daemon is, and where the key for it."""
+    """The daemon's address, and where its API key is found."""
 
     url: str
     secret: Secret = NO_SECRET
 
     def connect(self, *, repeat_for: float = REPEAT_FOR_S) -> Client:
-        """A client, with the key as of now; to be closed. Raises SecretMissing. A call is repeated for `repeat_for`
-        seconds. What TOPICS_URL and TOPICS_TOKEN say is nothing to it: executors have another environment than the
-        driver."""
+        """A new client with the current API key, which the caller must close. It repeats calls for `repeat_for`
+        seconds. TOPICS_URL and TOPICS_TOKEN are ignored, because executors have another environment than the driver.
+        Raises SecretMissing."""
         return Client(self.url, self.secret.resolve(), timeout=SILENCE_S, retry=Retry(give_up_after=repeat_for))
 
 
 @dataclass(frozen=True, slots=True)
 class Bound:
-    """`startingSeq` or `endingSeq`: one value for all topics, or one for each."""
+    """The value of `startingSeq` or `endingSeq`: one for all topics, or one for each topic."""
 
     default: Edge
     named: tuple[tuple[str, Edge], ...] = ()
@@ -92,8 +92,7 @@ class Bound:
 
 @dataclass(frozen=True, slots=True)
 class ReadOptions:
-    """All that is to be known for a read. Exactly one of `daemon` and `path` is there, and exactly one of `topics` and
-    `prefix`."""
+    """The options of a read. Exactly one of `daemon` and `path` is set, and exactly one of `topics` and `prefix`."""
 
     daemon: Daemon | None
     path: str | None
@@ -105,14 +104,14 @@ class ReadOptions:
     ending: Bound = Bound("latest")
     records_per_partition: int = RECORDS_PER_PARTITION
     max_records_per_trigger: int | None = None
-    """Seqs, over all topics; None: everything there is."""
+    """A bound in seqs, over all topics; None: no bound."""
     fail_on_data_loss: bool = True
     tombstones: bool = False
     pushdown: bool = False
     columns: tuple[str, ...] = COLUMNS
-    """What a row has, in this order."""
+    """The columns of a row, in this order."""
     nodes: tuple[str, ...] = ()
-    """Writers whose records are left out."""
+    """The nodes whose records are left out."""
     cold_path: str | None = None
     """The cold directory that belongs to the data directory `path`, if it has one."""
 
@@ -148,7 +147,7 @@ class ReadOptions:
         )
 
     def check_streaming(self) -> None:
-        """Raise OptionError for what only a batch has."""
+        """Raise OptionError for an option that only a batch has."""
         if self.path is not None:
             raise OptionError("path: files are read by batches; a stream needs the `url` of a daemon")
         if self.ending != Bound("latest"):
@@ -157,27 +156,27 @@ class ReadOptions:
             raise OptionError("pushdown: Spark pushes no filters into streams; leave it out, or read a batch")
 
     def check_batch(self) -> None:
-        """Raise OptionError for what only a stream has."""
+        """Raise OptionError for an option that only a stream has."""
         if "latest" in (self.starting.default, *(edge for _, edge in self.starting.named)):
             raise OptionError("startingSeq: `latest` is what comes after the query begins, which only a stream reads")
 
     def narrowed(self, columns: tuple[str, ...]) -> ReadOptions:
-        """The same with these columns, which have to be among those that there are."""
+        """The same options with these columns. Raises OptionError for a column that does not exist."""
         _check_columns(columns, self.tombstones)
         return dataclasses.replace(self, columns=columns)
 
 
 @dataclass(frozen=True, slots=True)
 class WriteOptions:
-    """All that is to be known for a write."""
+    """The options of a write."""
 
     daemon: Daemon
     topic: str | None
-    """None: each row says so in its column `topic`."""
+    """The topic of all rows; None: the column `topic` of each row names it."""
     job_id: str | None = None
-    """What makes two submissions of one batch the same batch."""
+    """Two batches with the same id are the same batch, which is published once."""
     sparks: tuple[tuple[str, str], ...] = field(default=(), repr=False)
-    """What Spark has added."""
+    """Options that Spark has added."""
 
     @classmethod
     def parsed(cls, options: Mapping[str, str]) -> WriteOptions:

@@ -1,11 +1,11 @@
-"""Which seqs a query reads: its partitions, the offsets of a stream, and what of it is loss.
+"""Which seqs a query reads: its partitions, the offsets of a stream, and the seqs that count as lost.
 
-Pure: what the daemon knows of its topics is handed in, nothing is asked for.
+Pure: the facts about topics are handed in, the daemon is not asked.
 
-A partition is a range of one instance of one topic, `(after, last]`, fixed when it is planned: whatever happens to the
-topic later, the task delivers exactly what is in that range, and what has gone from it is loss. A stream's offset says
-for each topic the last seq that was read and the epoch of the instance it was read from, so the same two offsets are
-the same partitions, at any time. Three things that can happen to a topic of a stream show in the offsets alone:
+A partition is a range of one instance of one topic, `(after, last]`, fixed when it is planned. Whatever happens to the
+topic later, the task delivers the records of that range, and records that are gone from it are loss. A stream's offset
+holds for each topic the last seq that was read and the epoch of its instance, so two offsets make the same partitions
+at any time. Three things that can happen to a topic of a stream show in the offsets alone:
 
 - It is in the end but not in the start: it has joined. It is read from its beginning, or from after `from`, which the
   end says where retention had taken seqs before the stream knew of the topic: those were never the stream's to lose.
@@ -32,7 +32,7 @@ DELETED: Final = "deleted"
 
 
 class Known(NamedTuple):
-    """What the daemon says of a topic: the instance, its last seq, and its first live one."""
+    """The facts about a topic: its instance, its last seq, and its first live seq."""
 
     epoch: int
     head: int
@@ -40,7 +40,7 @@ class Known(NamedTuple):
 
 
 class Gap(NamedTuple):
-    """Seqs that are gone and that nobody has deleted. `last` is None where nobody knows how far they went."""
+    """Seqs that are gone and that no call has deleted. `last` is None where it is not known how far they went."""
 
     first: int
     last: int | None
@@ -49,8 +49,8 @@ class Gap(NamedTuple):
 
 @dataclass(frozen=True)
 class Part(InputPartition):
-    """One task: the seqs `(after, last]` of one instance of a topic, and before them a gap that the plan itself
-    knows of."""
+    """A partition: the seqs `(after, last]` of one instance of a topic, and a gap before them if the plan has found
+    one."""
 
     topic: str
     after: int
@@ -78,8 +78,8 @@ def batch(known: Mapping[str, Known], starting: Bound, ending: Bound, size: int)
 
 
 def beginning(edge: Edge, state: Known) -> int:
-    """After which seq a range begins. What retention had taken before `earliest` was asked for is not in it; before a
-    seq that somebody names it is, if it is not less."""
+    """The seq after which a range begins. With `earliest` it is that before the first live record, so records that
+    retention has removed are not in the range; with a seq it is that seq, and they may be."""
     if edge == "earliest":
         return state.earliest - 1
     return state.head if edge == "latest" else _seq(edge) - 1
@@ -100,7 +100,7 @@ def pieces(topic: str, after: int, last: int, epoch: int, size: int) -> Iterator
 
 
 def initial(known: Mapping[str, Known], starting: Bound) -> Offsets:
-    """Where a new query begins. One that begins at a seq that is still to come has that in `from`."""
+    """The offset at which a new query begins. A seq beyond the head is in `from`."""
     offsets: Offsets = {}
     for topic, state in known.items():
         after = beginning(starting.of(topic), state)
@@ -111,10 +111,10 @@ def initial(known: Mapping[str, Known], starting: Bound) -> Offsets:
 
 
 def latest(start: Offsets, known: Mapping[str, Known], limit: int | None) -> Offsets:
-    """How far the next batch goes, by at most `limit` seqs over all topics (None: to the heads).
+    """The offset at which the next batch ends, at most `limit` seqs further over all topics (None: the heads).
 
-    What is allowed is divided evenly among the topics that have something, and what one does not need goes to the
-    others. Where there is less than one seq for each, they take turns.
+    The limit is divided evenly among the topics with new seqs; a topic that does not need its share leaves it to the
+    others. Where the limit is less than one seq for each, the topics take turns.
     """
     end = {topic: dict(offset) for topic, offset in start.items()}
     begins: dict[str, int] = {}
@@ -146,8 +146,8 @@ def _read_after(offset: Mapping[str, int]) -> int:
 
 
 def shares(backlogs: Mapping[str, int], limit: int | None, turn: int) -> dict[str, int]:
-    """How many of its seqs each topic gets, at most `limit` in all. `turn` says whose turn it is where one has to get
-    more than another: it moves on with what was read, so that each topic has its turn."""
+    """How many seqs of each topic are read, at most `limit` in all. Where a topic must get more than another, `turn`
+    decides: it grows with the seqs that were read, so that each topic has its turn."""
     if limit is None or sum(backlogs.values()) <= limit:
         return dict(backlogs)
     given = dict.fromkeys(backlogs, 0)
@@ -165,7 +165,7 @@ def shares(backlogs: Mapping[str, int], limit: int | None, turn: int) -> dict[st
 
 
 def capped(known: Mapping[str, Known], target: Mapping[str, Known]) -> dict[str, Known]:
-    """What is known, as if nothing had come since `target` was: neither records nor topics nor instances."""
+    """The facts about topics without all records, topics and instances that are newer than `target`."""
     return {
         topic: state._replace(head=min(state.head, target[topic].head))
         for topic, state in known.items()
@@ -174,7 +174,7 @@ def capped(known: Mapping[str, Known], target: Mapping[str, Known]) -> dict[str,
 
 
 def between(start: Offsets, end: Offsets, size: int) -> list[Part]:
-    """The partitions between two offsets of a stream, from nothing but these."""
+    """The partitions between two offsets of a stream. They depend on the offsets alone."""
     parts: list[Part] = []
     for topic, offset in end.items():
         before = start.get(topic)

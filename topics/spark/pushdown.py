@@ -1,4 +1,4 @@
-"""Filters of Spark, as far as an export can apply them: what is asked for, and what Spark still has to look at.
+"""Translates filters of Spark into the conditions of an export, and says which filters Spark still has to apply.
 
 Pure. Seqs, times and topics are exact: `$ts` is in whole milliseconds, so any bound in microseconds has one in
 milliseconds that means the same. A tag is compared with one pattern, which is a tag or, with a final `*`, a prefix: so
@@ -30,7 +30,7 @@ from pyspark.sql.datasource import (
 from topics.spark.options import MAX_SEQ
 
 MAX_TAG_BYTES: Final = 256
-"""The longest tag of a daemon whose settings are the default: what is longer is left to Spark."""
+"""The longest tag that a daemon accepts by default. Filters with longer tags are left to Spark."""
 
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 _NEVER_NULL: Final = ("topic", "seq", "ts")
@@ -38,7 +38,7 @@ _NEVER_NULL: Final = ("topic", "seq", "ts")
 
 @dataclass(frozen=True)
 class Narrowing:
-    """What a query reads of the range that its options name."""
+    """The part of the options' range that a query reads: bounds of seqs and times, topics, and a pattern of tags."""
 
     topics: frozenset[str] | None = None
     """None: all of them."""
@@ -67,8 +67,8 @@ EVERYTHING: Final = Narrowing()
 
 
 def narrowed(filters: Sequence[Filter], *, exact: bool) -> tuple[Narrowing, list[Filter]]:
-    """What the filters, of which all have to hold, leave to be read; and those that Spark still has to apply. Unless
-    `exact`, these are all: a row of a gap has none of what they ask for, and only Spark can leave it out."""
+    """The conditions for filters of which all must hold, and the filters that Spark still has to apply. Without `exact`
+    these are all filters: the row of a gap has null in the filtered columns, and only Spark can leave it out."""
     narrowing = EVERYTHING
     rest: list[Filter] = []
     tags: list[Filter] = []
@@ -92,7 +92,7 @@ def _column(one: Filter) -> str | None:
 
 
 def _applied(narrowing: Narrowing, name: str | None, one: Filter) -> tuple[Narrowing | None, bool]:
-    """The narrowing with one filter more, if it can be applied at all, and whether nothing is left to Spark."""
+    """The conditions with one more filter, as far as an export can apply it, and True if that applies all of it."""
     if isinstance(one, IsNotNull):
         return None, name in _NEVER_NULL
     if name == "seq":

@@ -1,7 +1,7 @@
-"""Batches over REST: which topics there are and how far they go, when the query is planned; then a partition a task.
+"""Batches over REST: at planning the topics and their heads, then one partition in each task.
 
-Spark pickles a reader before it asks it for its partitions, so a reader has the options and what the filters leave, and
-all that is found out in planning is in the partitions.
+Spark pickles a reader before it asks for the partitions, so a reader holds only the options and the pushed filters; the
+results of planning are in the partitions.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ from topics.spark.pushdown import EVERYTHING, Narrowing
 
 
 def rest_reader(options: ReadOptions) -> TopicsReader:
-    """The reader for these options."""
+    """The reader of batches for these options."""
     return PushingReader(options) if options.pushdown else TopicsReader(options)
 
 
 def known_topics(client: Client, options: ReadOptions, narrowing: Narrowing = EVERYTHING) -> dict[str, Known]:
-    """What the daemon knows of the topics that are to be read, and that there are."""
+    """The facts about those topics of the options that exist. Raises a TopicsError."""
     known: dict[str, Known] = {}
     if options.prefix is not None:
         for found in client.list_all(prefix=options.prefix):
@@ -45,7 +45,7 @@ def known_topics(client: Client, options: ReadOptions, narrowing: Narrowing = EV
 
 
 def require_all(known: dict[str, Known], options: ReadOptions, narrowing: Narrowing = EVERYTHING) -> None:
-    """Raise LookupError for a topic that was named and is not there."""
+    """Raise LookupError for a topic that is named in the options and does not exist."""
     for topic in options.topics or ():
         if narrowing.reads(topic) and topic not in known:
             raise LookupError(f"there is no topic {topic!r} at {options.daemon.url if options.daemon else ''}")
@@ -61,7 +61,7 @@ class TopicsReader(DataSourceReader):
         self._narrowing = EVERYTHING
 
     def partitions(self) -> Sequence[InputPartition]:
-        """The plan, as of now. Raises LookupError, DaemonError and SecretMissing."""
+        """Plan the partitions, up to the heads as of now. Raises LookupError, DaemonError and SecretMissing."""
         options, narrowing = self._options, self._narrowing
         if narrowing.is_nothing:
             return []
@@ -75,7 +75,7 @@ class TopicsReader(DataSourceReader):
         return [cut for part in parts if (cut := _cut(part, narrowing)) is not None]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        """The rows of one partition; see `fetching`."""
+        """The rows of one partition (`topics.spark.fetching`)."""
         if not isinstance(partition, Part):
             return iter(())  # Spark's own, where there is none
         return fetch(self._daemon, partition, Wanted.by(self._options, self._narrowing))
@@ -85,7 +85,7 @@ class PushingReader(TopicsReader):
     """With push-down (`pushdown=true`)."""
 
     def pushFilters(self, filters: list[Filter]) -> Iterable[Filter]:
-        """Take what an export can apply, and return what Spark has to."""
+        """Take the filters that an export can apply, and return those that Spark has to apply."""
         self._narrowing, rest = pushdown.narrowed(filters, exact=not self._options.tombstones)
         return rest
 

@@ -1,8 +1,8 @@
-"""Rows to records: Arrow batches of the columns that a write may have, to lines of NDJSON.
+"""Encodes rows as records: Arrow batches with the columns of a write, to lines of NDJSON.
 
-Pure, and in bulk: the text of a column is made by Arrow out of the texts of what it consists of, and the lines are the
-columns put together, so only texts that have to be checked or escaped, binaries and the like pass through Python.
-Where the lines go is `topics.spark.writing`'s business. What becomes of each type is in `docs/design/pipeline.md` 3.
+Pure, and in bulk: Arrow makes the text of a column out of the texts of its parts, and the lines out of the columns.
+Only texts that have to be checked or escaped, binaries and the like pass through Python. `topics.spark.writing` sends
+the lines. `docs/design/pipeline.md` 3 says how each type is encoded.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ import pyarrow.compute as pc
 from topics.spark.schema import COLUMNS, GAP_COLUMNS
 
 SLICE_BYTES: Final = 4 << 20
-"""As much of a batch as is made into lines at once, so that memory does not depend on the size of Spark's batches. A
-row that is larger is one alone."""
+"""How many bytes of a batch are encoded together, so that memory does not depend on the size of Spark's batches. A
+larger row is encoded alone."""
 
 LEFT_OUT: Final = ("seq", "ts")
-"""Columns of rows that were read from topics, which the daemon gives anew."""
+"""Columns of rows that were read from topics. They are ignored: the daemon sets them for the new records."""
 
 _META: Final = pa.map_(pa.string(), pa.string())
 _NEEDS_ESCAPE: Final = r'["\\\x00-\x1f]'
@@ -31,7 +31,7 @@ _json: Final = msgspec.json.Decoder(msgspec.Raw)
 
 
 class ColumnError(ValueError):
-    """A column that a write cannot have, or one that it lacks. The message names it and says what to do."""
+    """A write has a column that records cannot have, or lacks one. The message names it and says what to do."""
 
 
 class RowError(ValueError):
@@ -54,7 +54,8 @@ class Lines:
 
 
 def check_columns(schema: pa.Schema, topic: str | None) -> None:
-    """Raise ColumnError unless rows of these columns can be records. `topic` is where all go, if they do."""
+    """Raise ColumnError unless rows with these columns can be records. `topic` is the topic of all rows; None: the
+    column `topic` names it."""
     for field in schema:
         if field.name in GAP_COLUMNS:
             raise ColumnError(
@@ -82,8 +83,8 @@ def check_columns(schema: pa.Schema, topic: str | None) -> None:
 
 
 def lines(batch: pa.RecordBatch, before: int, topic: str | None) -> Iterator[Lines]:
-    """The rows of a batch, for each topic in their order; `before` rows of the partition came before it. With `topic`
-    all go there, else each to what its column says. Raises RowError."""
+    """The records of a batch by topic, in the order of rows; `before` rows of the partition came before it. With
+    `topic` all belong to it, else the column `topic` decides. Raises RowError."""
     size = max(1, batch.num_rows * SLICE_BYTES // max(batch.nbytes, 1))
     for start in range(0, batch.num_rows, size):
         part = batch.slice(start, size)
@@ -124,9 +125,9 @@ def _joined(texts: pa.Array) -> bytes:
 
 
 def _checked(texts: pa.Array, first: int) -> pa.Array:
-    """Texts of JSON as they are, but on one line; null becomes JSON's null. Raises RowError.
+    """Texts that are JSON, each on one line; null becomes JSON's null. Raises RowError for a text that is not JSON.
 
-    Each is looked at by itself: what only together with the text around it is JSON would smuggle in fields or records.
+    Each text is checked by itself: one that is JSON only together with the text around it could add fields or records.
     """
     texts = texts.cast(pa.binary())  # UTF-8 is looked at below
     encoded = texts.to_pylist()

@@ -1,7 +1,7 @@
-"""The rows that a topic is to Spark: the schema, as Spark and as Arrow has it, narrowed to what is asked for.
+"""The schema of a topic's rows, for Spark and for Arrow, narrowed to the columns that are asked for.
 
-Responsible for names and types only. All columns may be null as far as Spark knows; a row of a gap has a topic and the
-columns of gaps, and nothing else.
+Responsible for names and types only. For Spark all columns are nullable; the row of a gap has only the topic and the
+columns of gaps.
 """
 
 from __future__ import annotations
@@ -28,32 +28,32 @@ _GAP: Final = (
 )
 
 COLUMNS: Final = tuple(name for name, _, _ in _RECORD)
-"""Of a record, in the order of the schema."""
+"""The columns of a record, in the order of the schema."""
 
 GAP_COLUMNS: Final = tuple(name for name, _, _ in _GAP)
-"""What `tombstones=true` adds."""
+"""The columns that `tombstones=true` adds."""
 
 _SPARK: Final = {name: spark for name, spark, _ in _RECORD + _GAP}
 _ARROW: Final = {name: arrow for name, _, arrow in _RECORD + _GAP}
 
 
 def spark_schema(columns: Iterable[str]) -> StructType:
-    """The schema of these columns, in this order."""
+    """The schema of these columns for Spark, in this order."""
     return StructType([StructField(name, _SPARK[name]) for name in columns])
 
 
 def arrow_schema(columns: Iterable[str]) -> pa.Schema:
-    """The same as Arrow has it, exactly as Spark compares it with what a reader returns."""
+    """The schema of these columns for Arrow, with which Spark compares the batches of a reader."""
     return pa.schema([(name, _ARROW[name]) for name in columns])
 
 
 SCHEMA: Final = spark_schema(COLUMNS)
-"""Of a read without the options `columns` and `tombstones`."""
+"""The schema of a read without the options `columns` and `tombstones`."""
 
 
 def columns_of(schema: StructType) -> tuple[str, ...]:
-    """The columns of a schema that somebody gave to `spark.read.schema`. Raises ValueError for one that is not there,
-    or is of another type."""
+    """The columns of a schema that a user has given to `spark.read.schema`. Raises ValueError for a column that does
+    not exist or has another type."""
     for column in schema:
         kind = _SPARK.get(column.name)
         if kind is None:

@@ -1,9 +1,8 @@
-"""The API key of a daemon, as `topics.spark` carries it: by the name of where it is.
+"""The API key of a daemon, as the place where it is found.
 
-Spark pickles options, readers and partitions, and shows plans; so what travels is the name of an environment variable
-or of a file, and whoever makes a call looks there, in the process and at the moment of the call. A literal key travels
-as itself (Spark pickles and may show the options it came in, whatever is done here), but no `repr` and no message has
-it.
+Spark pickles options, readers and partitions, and shows plans. So they hold the name of an environment variable or of a
+file, and the process that makes a call looks there at the time of the call. A literal key is held as it is (Spark
+pickles and may show the options that it came in anyway), but no `repr` and no message shows it.
 """
 
 from __future__ import annotations
@@ -14,16 +13,16 @@ from pathlib import Path
 from typing import Final, Literal
 
 MAX_FILE_BYTES: Final = 64 << 10
-"""A longer file is not one of a key, but a mistake."""
+"""The size of a file with a key is bounded, so that a wrong path is noticed."""
 
 
 class SecretMissing(RuntimeError):
-    """The environment variable or the file is not there, or holds no key, in the process that needs it."""
+    """The environment variable or the file does not exist or holds no key, in the process that needs it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Secret:
-    """Where a key is. `none`: the daemon asks for none."""
+    """The place of an API key. `none`: the daemon needs no key."""
 
     kind: Literal["none", "env", "file", "literal"] = "none"
     where: str = field(default="", repr=False)
@@ -33,7 +32,7 @@ class Secret:
         return f"Secret({self.kind}{'' if self.kind in ('none', 'literal') else f' {self.where}'})"
 
     def resolve(self) -> str:
-        """The key, as of now; empty if there is none to be sent. Raises SecretMissing, which does not hold it."""
+        """The current key; empty if no key is needed. Raises SecretMissing, whose message does not hold the key."""
         if self.kind == "env":
             return self._checked(os.environ.get(self.where, ""), f"tokenEnv: the variable {self.where} is not set")
         if self.kind == "file":

@@ -1,7 +1,7 @@
-"""`TopicsDataSource`, which is `format("topics")`: chooses who reads and who writes.
+"""`TopicsDataSource`, which is `format("topics")`: chooses the reader or writer for the options.
 
-Spark makes one in a process of its own, pickles it with its options, and asks it for readers and writers in others. So
-it does nothing but check the options, and what is not asked for is not imported.
+Spark makes one in a process of its own, pickles it with its options, and asks it for readers and writers in other
+processes. So it only checks the options, and imports a reader or writer when it is asked for one.
 """
 
 from __future__ import annotations
@@ -23,15 +23,15 @@ from topics.spark.schema import columns_of, spark_schema
 
 
 class TopicsDataSource(DataSource):
-    """Topics of a daemon (`url`), or what a directory of segment files holds of them (`path`). The options are those of
-    `docs/pipeline.md`; each is checked as soon as Spark asks for anything."""
+    """The topics of a daemon (`url`), or of a directory of segment files (`path`). The options are those of
+    `docs/pipeline.md`; all of them are checked when Spark first asks for anything."""
 
     @classmethod
     def name(cls) -> str:
         return "topics"
 
     def schema(self) -> StructType:
-        """What a read returns; raises OptionError. A write has the schema of what it is given."""
+        """The schema of a read. Raises OptionError. A write has the schema of its rows."""
         return spark_schema(ReadOptions.parsed(self.options).columns)
 
     def reader(self, schema: StructType) -> DataSourceReader:
@@ -65,8 +65,8 @@ class TopicsDataSource(DataSource):
         return stream_writer(options, schema, overwrite)
 
     def _read_options(self, schema: StructType) -> ReadOptions:
-        """The options, for the schema that Spark wants: that of `schema()`, or one that the user gave, which narrows as
-        `columns` does."""
+        """The options for the schema that Spark asks for: that of `schema()`, or one that the user has given, which
+        narrows the columns as `columns` does."""
         options = ReadOptions.parsed(self.options)
         try:
             columns = columns_of(schema)

@@ -1,8 +1,8 @@
 """Streams over REST: offsets, admission, and the partitions of each batch.
 
-What two offsets mean is `topics.spark.planning`'s business, and needs no daemon; this asks for the heads, and says what
-is loss where only the driver can know of it. Spark makes one reader for the life of a query, in a process of its own,
-and another one for the tasks, which it pickles before anything is asked of it.
+`topics.spark.planning` makes partitions out of two offsets, without the daemon. This module asks the daemon for the
+heads, and reports loss that only the driver can notice. Spark makes one reader for the life of a query, in a process of
+its own, and another one for the tasks, which it pickles first.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ from topics.spark.reading import known_topics, require_all
 log = logging.getLogger(__name__)
 
 LOOK_EVERY_S: Final = 0.05
-"""Spark asks for the latest offset every few milliseconds while there is nothing new; the daemon is asked so often at
-most."""
+"""The shortest time between two questions to the daemon, in seconds. Spark asks for the latest offset every few
+milliseconds while there are no new records."""
 
 
 class TopicsStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
@@ -41,19 +41,20 @@ class TopicsStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._options = options
         self._client: Client | None = None
         self._target: dict[str, Known] | None = None
-        """What there was when a query began that is to end (`availableNow`)."""
+        """The topics when an `availableNow` query began, which ends there; None for other queries."""
         self._looked = 0.0
         self._missed: set[str] = set()
-        """Topics of which it was said that they are gone."""
+        """Topics whose deletion was logged."""
 
     def initialOffset(self) -> Offsets:
-        """Where a new query begins. Raises LookupError for a topic that was named and is not there."""
+        """The offset at which a new query begins. Raises LookupError for a topic that is named in the options and does
+        not exist, DaemonError and SecretMissing."""
         known = self._known()
         require_all(known, self._options)
         return planning.initial(known, self._options.starting)
 
     def latestOffset(self, start: Offsets, limit: ReadLimit) -> Offsets:
-        """How far the next batch goes: to the heads, or by as many seqs as `limit` says."""
+        """The offset at which the next batch ends: the heads, or as many seqs further as `limit` allows."""
         known = self._known()
         self._tell_of_deleted(start, known)
         if self._target is not None:
@@ -65,14 +66,14 @@ class TopicsStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return ReadAllAvailable() if most is None else ReadMaxRows(most)
 
     def reportLatestOffset(self) -> Offsets | None:
-        """The heads, for the progress of the query."""
+        """The heads, which Spark shows in the progress of the query."""
         return {topic: {"seq": state.head, "epoch": state.epoch} for topic, state in self._known().items()}
 
     def prepareForTriggerAvailableNow(self) -> None:
         self._target = self._known()
 
     def partitions(self, start: Offsets, end: Offsets) -> Sequence[InputPartition]:
-        """What lies between two offsets. Raises DataLoss for a topic that was made anew between them."""
+        """The partitions between two offsets. Raises DataLoss for a topic that was made again between them."""
         parts = planning.between(start, end, self._options.records_per_partition)
         for part in parts:
             if part.gap is not None and self._options.fail_on_data_loss:
@@ -80,12 +81,12 @@ class TopicsStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return parts
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        """The rows of one partition; see `fetching`."""
+        """The rows of one partition (`topics.spark.fetching`)."""
         assert isinstance(partition, Part)
         return fetch(self._daemon, partition, Wanted.by(self._options))
 
     def commit(self, end: Offsets) -> None:
-        """Nothing: what was read stays where it is, and the checkpoint says how far the query has come."""
+        """Do nothing: records stay in their topics, and Spark's checkpoint holds the offset of the query."""
 
     def stop(self) -> None:
         if self._client is not None:

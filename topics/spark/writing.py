@@ -1,15 +1,15 @@
-"""Writers of `format("topics")`: what a batch or an epoch of a stream wrote is published once, all of it or nothing.
+"""Writers of `format("topics")`: the rows of a batch, or of an epoch of a stream, are published once, all or none.
 
-Each attempt of a task uploads to stages of its own, one for each topic that it meets, under a name that nobody else
-ever uses. Spark says which attempts have won, and the driver publishes theirs, in the order of partitions, under a key
-that is the same for every repeat of the epoch. So nothing that any other attempt, driver or life of the query has
-uploaded is ever seen, and it goes by itself when its time is over. Three processes have a part in it:
+Each attempt of a task uploads its rows to stages of its own, one for each topic, under names that no other attempt ever
+uses. Spark says which attempts have won. The driver publishes their stages in the order of partitions, under a key that
+is the same for every repeat of the epoch. So the uploads of other attempts, drivers and runs of the query are never
+visible, and the daemon drops them when they expire. Three processes take part:
 
-- `__init__` runs in a process of planning; what it makes is pickled for the tasks, and for the commit of a batch.
-- `write` runs in the task. Only there Spark tells the id of the streaming query, so it travels in the message.
-- `commit` and `abort` run in a process beside the driver; for a stream with a writer that knows nothing but options.
+- `__init__` runs in a process for planning; Spark pickles the writer for the tasks, and for the commit of a batch.
+- `write` runs in the task. Only there Spark tells the id of the streaming query, so the message carries it.
+- `commit` and `abort` run in a process beside the driver; for a stream, with a writer that knows only the options.
 
-What the rows become is `topics.spark.records`'s business. See `docs/design/pipeline.md` 3.
+`topics.spark.records` turns rows into records. `docs/design/pipeline.md` 3 gives the reasons.
 """
 
 from __future__ import annotations
@@ -32,20 +32,20 @@ from topics.spark.options import Daemon, WriteOptions
 from topics.spark.records import Lines, RowError, check_columns, lines
 
 REPEAT_FOR_S: Final = 600.0
-"""How long a piece of an upload, or a commit, is repeated while the daemon is away, starts, or asks to wait. Then the
-task fails with what the daemon said. Stages and their keys live longer."""
+"""How long a piece of an upload, or a commit, is repeated while the daemon cannot be reached, starts, or asks to wait,
+in seconds. Then the task fails with the daemon's message. Stages and their keys live longer."""
 
 DISCARD_WITHIN_S: Final = 5.0
-"""The longest silence of the daemon when stages are deleted that nobody needs any more. They expire anyway."""
+"""How long to wait for the daemon's answer when stages are deleted, in seconds. Stages that stay expire anyway."""
 
 PIECE_BYTES: Final = 1 << 20
-"""Lines of a topic are sent when there are so many, or no more. A piece is repeated as a whole."""
+"""The size of a piece of an upload, in bytes of lines; the last one may be smaller. A piece is repeated as a whole."""
 
 BUFFER_BYTES: Final = 16 << 20
-"""Lines of all topics of a task that wait to become pieces. Beyond it the topic with most of them is sent."""
+"""The bound of a task's lines that are not sent, over all topics, in bytes. Beyond it the largest topic is sent."""
 
 MAX_TOPICS: Final = 1000
-"""Of one task: each has a stage. More fail the task."""
+"""How many topics one task may write, each with a stage. A task with more fails."""
 
 _QUERY: Final = "sql.streaming.queryId"
 _EPOCH: Final = "streaming.sql.batchId"
@@ -53,12 +53,12 @@ _NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:-]{0,63}")
 
 
 class WriteFailed(RuntimeError):
-    """A write that cannot go on, in words for its user."""
+    """A write has failed. The message is for the user of Spark."""
 
 
 @dataclass(frozen=True, slots=True)
 class Stage:
-    """What a task has uploaded for a topic."""
+    """The upload of a task for one topic."""
 
     topic: str
     name: str
@@ -67,7 +67,7 @@ class Stage:
 
 @dataclass(frozen=True)
 class Uploaded(WriterCommitMessage):
-    """What an attempt of a task has uploaded, for the driver to publish or to discard."""
+    """The uploads of an attempt of a task, which the driver publishes or discards."""
 
     writer: str
     epoch: int
@@ -139,7 +139,7 @@ def stream_writer(options: WriteOptions, schema: StructType, overwrite: bool) ->
 
 
 def short_name(writer: str) -> str:
-    """What stands for a writer in names of stages and in keys: itself, or a hash where it cannot."""
+    """The name of a writer as a part of stage names and keys: itself, or a hash if it has other characters."""
     return writer if _NAME.fullmatch(writer) else hashlib.sha256(writer.encode()).hexdigest()[:32]
 
 
@@ -147,8 +147,8 @@ def short_name(writer: str) -> str:
 
 
 def upload(options: WriteOptions, writer: str, batches: Iterable[pa.RecordBatch]) -> Uploaded:
-    """Upload the rows of a partition, in pieces and one at a time, so that memory is bounded whatever their number.
-    What fails leaves no stage, as far as the daemon can be told. Raises WriteFailed, TopicsError."""
+    """Upload the rows of a partition in pieces, one after the other, so that memory is bounded. After a failure the
+    stages are deleted, if the daemon can be reached. Raises WriteFailed, TopicsError."""
     context = TaskContext.get()
     assert context is not None
     partition, epoch = context.partitionId(), int(_property(_EPOCH) or 0)
@@ -171,7 +171,7 @@ def upload(options: WriteOptions, writer: str, batches: Iterable[pa.RecordBatch]
 
 
 class _Waiting:
-    """Lines of one topic, and what of it is in the stage already."""
+    """The lines of one topic that are not sent, and the number of records that its stage holds."""
 
     def __init__(self) -> None:
         self.sent = 0
@@ -214,7 +214,7 @@ class _Uploading:
                 self._send(topic, waiting)
 
     def stages(self) -> list[Stage]:
-        """Those that may be there. What was sent without an answer counts in none."""
+        """The stages that may exist. Records that were sent without an answer are not counted."""
         return [Stage(topic, self._name, waiting.sent) for topic, waiting in self._topics.items() if waiting.pieces]
 
     def _send(self, topic: str, waiting: _Waiting) -> None:
@@ -242,8 +242,8 @@ class _Uploading:
 
 
 def publish(options: WriteOptions, key: str, done: Sequence[Uploaded], *, overwrite: bool) -> None:
-    """Publish what tasks have uploaded, topic by topic, each once under the key. With `overwrite` what a topic held
-    before is deleted then: a repeat does the same, and nobody is left with neither. Raises WriteFailed, TopicsError."""
+    """Publish the uploads of tasks, topic by topic, each once under the key. With `overwrite` the records that a topic
+    held before are deleted after that; a repeat does the same. Raises WriteFailed, TopicsError."""
     topics: dict[str, list[Stage]] = {}
     for stage in (stage for one in done for stage in one.stages):
         topics.setdefault(stage.topic, []).append(stage)
@@ -257,7 +257,7 @@ def publish(options: WriteOptions, key: str, done: Sequence[Uploaded], *, overwr
 
 
 def _commit(client: Client, daemon: Daemon, key: str, topic: str, stages: Sequence[Stage]) -> int:
-    """The first seq of what is published now, or was before."""
+    """The first seq of the records that are published now, or were by an earlier commit with the same key."""
     try:
         answer = client.commit(topic, [stage.name for stage in stages], key)
     except NotFound as error:
@@ -286,7 +286,7 @@ def _delete_all(client: Client, topic: str) -> None:
 
 
 def discard(daemon: Daemon, done: Sequence[Uploaded]) -> None:
-    """Delete what tasks have uploaded, as far as that is possible now."""
+    """Delete the uploads of tasks, as far as the daemon can be reached now."""
     _delete(daemon, [stage for one in done for stage in one.stages])
 
 
@@ -302,7 +302,7 @@ def _delete(daemon: Daemon, stages: Sequence[Stage]) -> None:
 
 
 def _uploads(messages: Iterable[WriterCommitMessage | None]) -> list[Uploaded]:
-    """In the order of partitions. Spark has none for a task that failed."""
+    """The messages in the order of partitions. Spark has no message for a task that failed."""
     return sorted((one for one in messages if isinstance(one, Uploaded)), key=lambda one: one.partition)
 
 
