@@ -10,6 +10,7 @@ span              slots with contiguous seqs, their columns and their summary
 missing_columns   which columns must be loaded before a call
 retention         what caps and ttl let a topic keep
 frame_ranges      the disk reads that fetch a run of records
+shared_reads      reading many small ranges of bytes: neighbours share a read
 dumped_spans      changes to the stored spans in a dump, while a checkpoint stores raw records
 dumped_values     numbers and arrays as dumps hold them
 tag_index         tag to seqs, ordered by name

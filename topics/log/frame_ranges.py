@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from array import array
+from itertools import compress
 from typing import Final, NamedTuple
 
 from topics.log.record_index import RecordIndex
-from topics.log.span import FLAG_DERIVED, NotLoaded
+from topics.log.shared_reads import shared_reads
+from topics.log.span import FLAG_DERIVED, LIVE, NotLoaded, Span
 
-# Frames with at most so many bytes between them share a read: reading a page more is cheaper than a second read.
-_MAX_READ_GAP: Final = 4096
 _MAX_READ: Final = 4 << 20
 
 
@@ -33,41 +33,59 @@ class FrameRange(NamedTuple):
 def locate(index: RecordIndex, first: int, last: int, max_range: int = _MAX_READ) -> list[FrameRange]:
     """Return the reads that fetch the live records from `first` to `last` (inclusive), in seq order.
 
-    Consecutive frames of one file with at most 4,096 bytes between them share a read of up to `max_range` bytes (a
-    single frame may be longer). Records that have no place yet (`file` 0) are left out. Raises one NotLoaded for all
-    spans.
+    Frames of one file that are close together share a read of up to `max_range` bytes (`shared_reads`). Records that
+    have no place yet (`file` 0) are left out. Raises NotLoaded for all spans at once.
     """
     parts = [part for part in index.parts(first, last + 1) if part[0].live]
     missing = tuple(span for span, _, _ in parts if not span.loaded)
     if missing:
         raise NotLoaded(missing)
-    ranges: list[FrameRange] = []
-    file = begin = end = 0
-    segment: object | None = None
-    derived = False
+    segments: list[object] = []
+    sources: list[int] = []
     seqs: array[int] = array("Q")
-    starts: array[int] = array("I")
-    lens: array[int] = array("I")
+    offsets, lens = array("I"), array("I")
     for span, a, b in parts:
-        files = None if span.stored else span.file
-        for i in range(a, b):
-            if span.dead[i]:
-                continue
-            of_file = 0
-            if files is not None and not (of_file := files[i]):
-                continue
-            offset, length = span.offset[i], span.frame_len[i]
-            is_derived = files is not None and span.flags[i] >= FLAG_DERIVED
-            same = of_file == file and span.segment is segment and is_derived == derived
-            if not (same and end <= offset <= end + _MAX_READ_GAP) or offset + length - begin > max_range:
-                if seqs:
-                    ranges.append(FrameRange(file, begin, end - begin, seqs, starts, lens, segment, derived))
-                file, segment, begin, derived = of_file, span.segment, offset, is_derived
-                seqs, starts, lens = array("Q"), array("I"), array("I")
-            seqs.append(span.first + i)
-            starts.append(offset - begin)
-            lens.append(length)
-            end = offset + length
-    if seqs:
-        ranges.append(FrameRange(file, begin, end - begin, seqs, starts, lens, segment, derived))
+        found = _stored_sources(span, a, b, segments) if span.stored else _raw_sources(span, a, b)
+        numbers, places, sizes = range(span.first + a, span.first + b), span.offset[a:b], span.frame_len[a:b]
+        if all(found):
+            sources += found
+            seqs.extend(numbers)
+            offsets += places
+            lens += sizes
+        else:
+            sources += filter(None, found)
+            seqs.extend(compress(numbers, found))
+            offsets.extend(compress(places, found))
+            lens.extend(compress(sizes, found))
+    ranges = []
+    for read in shared_reads(sources, offsets, lens, max_bytes=max_range):
+        source, taken = sources[read.first], slice(read.first, read.end)
+        segment = segments[-source - 1] if source < 0 else None
+        file, derived = divmod(source, 2) if source > 0 else (0, 0)
+        starts = array("I", read.starts(offsets))
+        ranges.append(
+            FrameRange(file, read.offset, read.length, seqs[taken], starts, lens[taken], segment, bool(derived))
+        )
     return ranges
+
+
+# A *source* is the number of what a frame is read from. 0: the slot has nothing to read. Positive: twice the number of
+# the WAL file, plus one if it is the frame of another topic. Negative: -1 for the first of `segments`, -2 for the next.
+
+
+def _raw_sources(span: Span, a: int, b: int) -> list[int]:
+    """The sources of slots `a` to `b` of a raw span."""
+    return [
+        2 * file + (flags >= FLAG_DERIVED) if file and not dead else 0
+        for file, flags, dead in zip(span.file[a:b], span.flags[a:b], span.dead[a:b], strict=True)
+    ]
+
+
+def _stored_sources(span: Span, a: int, b: int, segments: list[object]) -> list[int]:
+    """The sources of slots `a` to `b` of a stored span, whose segment is added to `segments`."""
+    if not segments or segments[-1] is not span.segment:
+        segments.append(span.segment)
+    source = -len(segments)
+    if span.dead.count(LIVE, a, b) == b - a:
+        return [source] * (b - a)
+    return [0 if dead else source for dead in span.dead[a:b]]

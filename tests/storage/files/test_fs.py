@@ -11,8 +11,9 @@ from pathlib import Path
 
 import pytest
 
+import topics.storage.files.fs
 from tests.simulation.disk import Fault, SimFs
-from topics.storage.files.fs import Fs, LockHeld, OsFs, join, parent, write_all, write_atomic
+from topics.storage.files.fs import Fs, LockHeld, OsFs, copy_bytes, join, parent, write_all, write_atomic
 
 
 @pytest.fixture(params=["os", "sim"])
@@ -75,6 +76,24 @@ def test_preallocation_extends_with_zeros_and_changes_nothing_else(fs: Fs, root:
     assert file.size() == 8
     file.fdatasync()
     file.close()
+
+
+def test_a_range_of_bytes_is_copied_as_far_as_the_source_has_it(
+    fs: Fs, root: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(topics.storage.files.fs, "WINDOW_BYTES", 3)
+    put(fs, join(root, "f"), b"0123456789")
+    put(fs, join(root, "g"), b"abcdefghijkl")
+    source, target = fs.open(join(root, "f"), read_only=True), fs.open(join(root, "g"))
+    assert copy_bytes(source, 2, 9, target, 1) == 7
+    assert target.pread(100, 0) == b"a2345678ijkl"
+    assert copy_bytes(source, 8, 20, target, 11) == 2
+    assert target.pread(100, 0) == b"a2345678ijk89"
+    assert copy_bytes(source, 10, 20, target, 0) == 0
+    assert copy_bytes(source, 5, 5, target, 0) == 0
+    assert target.pread(100, 0) == b"a2345678ijk89"
+    source.close()
+    target.close()
 
 
 def test_open_creates_only_when_told_and_never_truncates(fs: Fs, root: str) -> None:

@@ -220,3 +220,15 @@ def test_a_search_has_a_bound_whatever_the_bytes_claim(monkeypatch: pytest.Monke
     assert hashed < 200, "only what may be a Synced frame"
     old = encode_control(FrameType.SYNCED, {"file": 0, "offset": len(content)}).sealed(None, len(content))
     assert vouched_behind(log_file(bytes(content) + old, None), 0) == (0, False)
+
+
+def test_the_first_byte_that_is_not_zero_is_found_also_where_the_file_is_shorter_than_it_was(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(frame_search, "WINDOW_BYTES", 4)
+    handle = made(bytes(9) + b"x" + bytes(7))
+    assert frame_search.first_nonzero(handle, 0, 17) == 9
+    assert frame_search.first_nonzero(handle, 9, 17) == 9
+    assert frame_search.first_nonzero(handle, 0, 9) is None
+    assert not frame_search.only_zeros(handle, 0, 17)
+    assert frame_search.only_zeros(handle, 10, 40)  # there are 17 bytes

@@ -249,6 +249,21 @@ def write_all(file: File, data: bytes | memoryview, offset: int) -> None:
         offset += taken
 
 
+def copy_bytes(source: File, start: int, end: int, target: File, offset: int) -> int:
+    """Copy the bytes `start` to `end` (exclusive) of `source` to `offset` of `target`, a window at a time.
+
+    Returns how many were copied: fewer than asked for if `source` ends before `end`. Raises OSError.
+    """
+    at = start
+    while at < end:
+        window = source.pread(min(WINDOW_BYTES, end - at), at)
+        if not window:
+            break
+        write_all(target, window, offset + at - start)
+        at += len(window)
+    return at - start
+
+
 def write_atomic(fs: Fs, path: str, data: bytes) -> None:
     """Make `data` the content of `path`, durably: after a crash at any moment it is the old content or the new, whole.
 

@@ -8,10 +8,12 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Callable, Iterator, Sequence
+from itertools import compress
 from typing import Final, NamedTuple
 
 import trio
 
+from topics.log.shared_reads import shared_reads
 from topics.log.span import DELETED, LOST, Span, SpanColumns
 from topics.storage.files.datadir import segment_name
 from topics.storage.files.file_header import FILE_HEADER_BYTES, encode_file_header
@@ -25,12 +27,10 @@ from topics.storage.segments.tags_format import SegmentTags, encode_tags
 from topics.storage.segments.topic_segments import Segment, Shelf
 
 SLICE_SLOTS: Final = 1000
-
+"""Slots that are planned, and frames that are copied, in one go."""
 
 COPY_BYTES: Final = 1 << 20
-
-
-READ_GAP: Final = 4096
+"""The longest read that frames share."""
 
 
 class Plan(NamedTuple):
@@ -144,34 +144,27 @@ def _copied(store: SegmentStore, work: Replacement) -> Iterator[bytes]:
     """Yield the new file: its header, and the surviving frames with the checksums for their new place, read in bounded
     pieces. A frame that does not verify does not verify there either."""
     old, plan = work.old, work.plan
-    begin = end = 0
-    number = 0
-    pieces: list[tuple[int, int]] = []
-    written = FILE_HEADER_BYTES
     salts = [_salt_of(store, segment) for segment in old]
-
-    def flush() -> bytes:
-        nonlocal written
-        name = segment_name(old[number].first, "data")
-        window = store.read_range(old[number].topic_id, name, begin, end - begin)
-        starts, sizes = [at - begin for at, _ in pieces], [size for _, size in pieces]
-        moved = moved_frames(window, starts, sizes, salt=salts[number], base=begin, to=work.salt, offset=written)
-        written += len(moved)
-        return moved
-
+    sources, offsets, sizes = (
+        array("I", compress(column, plan.frame_len)) for column in (plan.source, plan.offset, plan.frame_len)
+    )
+    written = FILE_HEADER_BYTES
     yield encode_file_header(work.salt, old[0].first)
-    for source, offset, size in zip(plan.source, plan.offset, plan.frame_len, strict=True):
-        if not size:
-            continue
-        near = source == number and end <= offset <= end + READ_GAP and offset + size - begin <= COPY_BYTES
-        if not near or len(pieces) >= SLICE_SLOTS:
-            if pieces:
-                yield flush()
-            number, begin, pieces = source, offset, []
-        pieces.append((offset, size))
-        end = offset + size
-    if pieces:
-        yield flush()
+    for read in shared_reads(sources, offsets, sizes, max_bytes=COPY_BYTES, max_ranges=SLICE_SLOTS):
+        number = sources[read.first]
+        name = segment_name(old[number].first, "data")
+        window = store.read_range(old[number].topic_id, name, read.offset, read.length)
+        moved = moved_frames(
+            window,
+            read.starts(offsets),
+            sizes[read.first : read.end],
+            salt=salts[number],
+            base=read.offset,
+            to=work.salt,
+            offset=written,
+        )
+        written += len(moved)
+        yield moved
 
 
 def _salt_of(store: SegmentStore, segment: Segment) -> int | None:

@@ -30,10 +30,10 @@ from topics.storage.offline.verify_routers import CopyFacts, Cursors, RecipePlac
 from topics.storage.recovery.log_end import was_cut_short
 from topics.storage.recovery.recovered_state import NO_LEASES_RUN, shard_of
 from topics.storage.wal import frames
-from topics.storage.wal.frame_search import FrameSearch, LogFile, vouched_behind
+from topics.storage.wal.frame_search import FrameSearch, LogFile, first_nonzero, vouched_behind
 from topics.storage.wal.frames import CONTINUES, MORE, Frame, FrameType, Row, Scan
 from topics.storage.wal.wal_files import Position
-from topics.storage.wal.wal_head import HEADLESS, WalHead
+from topics.storage.wal.wal_head import HEADLESS, WalHead, scans
 
 _MORE: Final = bytes(bool(flags & MORE) for flags in range(256))
 _CONTINUES: Final = bytes(bool(flags & CONTINUES) for flags in range(256))
@@ -310,21 +310,16 @@ class LogCheck:
     def _frames(self, handle: File, file: _File, at: int) -> Generator[Finding, None, tuple[int, str]]:
         """Check frames from `at` on, up to FileEnd or the first bytes that are no frame. Return that offset, and the
         reason."""
-        length = WINDOW_BYTES
-        while True:
-            window = handle.pread(min(length, file.size - at), at)
-            try:
-                scan = frames.scan_window(window, at, file_end=file.size, salt=file.head.salt)
-            except frames.UnknownFrameType as error:
-                yield self._damage(file, at, f"{error}: written by a newer version? The file is not read any further")
-                return at, "unknown"
-            yield from self._take(scan, window, at, file)
-            if file.ended or scan.reason != "window":
-                return scan.stop, scan.reason
-            if not window:
-                return at, "zeros"
-            length = WINDOW_BYTES if scan.stop > at else length * 2
-            at = scan.stop
+        try:
+            for scan, window, base in scans(handle, file.head, at, file.size):
+                yield from self._take(scan, window, base, file)
+                at = scan.stop
+                if file.ended:
+                    break
+        except frames.UnknownFrameType as error:
+            yield self._damage(file, at, f"{error}: written by a newer version? The file is not read any further")
+            return at, "unknown"
+        return at, scan.reason if window or file.ended else "zeros"
 
     def _take(self, scan: Scan, window: bytes, base: int, file: _File) -> Iterator[Finding]:
         """Check the frames of one window. Per frame there are only comprehensions over columns."""
@@ -565,18 +560,6 @@ class LogCheck:
 def _batches_behind(file: LogFile, at: int) -> Iterator[int]:
     """Yield the offsets behind `at` where valid frames begin a batch."""
     return (found.frame.offset for found in FrameSearch(file, at).found() if not found.frame.flags & CONTINUES)
-
-
-def first_nonzero(handle: File, at: int, size: int) -> int | None:
-    """Return the offset of the first byte from `at` on that is not zero, None if there is none."""
-    while at < size:
-        window = handle.pread(min(WINDOW_BYTES, size - at), at)
-        if not window:
-            return None
-        if window != bytes(len(window)):
-            return at + len(window) - len(window.lstrip(b"\0"))
-        at += len(window)
-    return None
 
 
 def lone_bit(handle: File, at: int, size: int) -> int | None:

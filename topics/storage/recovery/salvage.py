@@ -15,7 +15,7 @@ from typing import Final
 
 from topics.storage.files.datadir import DataDirError
 from topics.storage.files.file_header import encode_file_header
-from topics.storage.files.fs import File, Fs, parent, write_all
+from topics.storage.files.fs import File, Fs, copy_bytes, parent, write_all
 from topics.storage.recovery.bare_fillers import most_seqs
 from topics.storage.recovery.damage import Affected, Damage
 from topics.storage.wal import frames
@@ -26,7 +26,6 @@ from topics.telemetry.logs import get_logger
 
 log = get_logger(__name__)
 
-COPY_BYTES: Final = 8 << 20
 MOST_BEYOND: Final = 1 << 30
 """How far beyond the end of a file a damaged range may reach: a file that has lost its end was at most this much
 longer."""
@@ -87,10 +86,10 @@ def _write_copy(fs: Fs, damage: Damage, handle: File, path: str) -> None:
             # A file that began with half a frame would not be recognised as one of version 1.
             write_all(copy, _before(damage, 0).sealed(None, 0), 0)
         else:
-            _copy(handle, copy, 0, where.start)
+            copy_bytes(handle, 0, where.start, copy, 0)  # what the file lacks of it reads as zeros
         write_all(copy, filler.sealed(salt, where.start), where.start)
         if not ends_file:
-            _copy(handle, copy, where.stop, size)
+            copy_bytes(handle, where.stop, size, copy, where.stop)
         if is_last:
             copy.preallocate(max(size, end + 2 * TAIL_BYTES))
         copy.fdatasync()
@@ -116,15 +115,6 @@ def _swap(fs: Fs, path: str) -> None:
         fs.sync_dir(directory)
     fs.rename(path + ".repaired", path)
     fs.sync_dir(directory)
-
-
-def _copy(source: File, target: File, start: int, end: int) -> None:
-    while start < end:
-        window = source.pread(min(COPY_BYTES, end - start), start)
-        if not window:
-            return  # the file ends before the range does: the rest reads as zeros
-        write_all(target, window, start)
-        start += len(window)
 
 
 def _new_beginning(damage: Damage, salt: int) -> bytes:

@@ -6,10 +6,10 @@ from __future__ import annotations
 import errno
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from topics.log.stages import StageOf
-from topics.storage.files.fs import TEMPORARY_SUFFIX, WINDOW_BYTES, File, Fs, parent, write_all
+from topics.storage.files.fs import TEMPORARY_SUFFIX, File, Fs, copy_bytes, parent
 from topics.storage.recovery.recovered_state import (
     Columns,
     LostRun,
@@ -178,7 +178,7 @@ def secure_end(fs: Fs, shard: RecoveredShard, *, boot_id: str) -> None:
             return
         if shard.boot_id == boot_id:
             at = min(shard.vouched.offset if shard.vouched.ordinal == shard.file.ordinal else 0, shard.end)
-            _copy(handle, at, shard.end, handle)
+            _copy(handle, at, shard.end, handle, at)
         handle.fdatasync()
     finally:
         handle.close()
@@ -197,7 +197,7 @@ def _write_again(fs: Fs, handle: File, path: str, end: int, *, length: int) -> N
     try:
         copy.truncate(0)
         copy.preallocate(length)
-        _copy(handle, 0, end, copy)
+        _copy(handle, 0, end, copy, 0)
         copy.fdatasync()
     finally:
         copy.close()
@@ -205,26 +205,19 @@ def _write_again(fs: Fs, handle: File, path: str, end: int, *, length: int) -> N
     fs.sync_dir(parent(path))
 
 
-def _copy(source: File, start: int, end: int, target: File) -> None:
-    while start < end:
-        window = source.pread(min(WINDOW_BYTES, end - start), start)
-        if not window:
-            raise OSError(errno.EIO, f"a file of the log ends at {start}, and {end} bytes of it were read before")
-        write_all(target, window, start)
-        start += len(window)
+def _copy(source: File, start: int, end: int, target: File, offset: int) -> None:
+    """Copy bytes of a file of the log. Raises OSError also if the file has become shorter than it was."""
+    copied = copy_bytes(source, start, end, target, offset)
+    if copied < end - start:
+        raise OSError(errno.EIO, f"a file of the log ends at {start + copied}, and {end} bytes of it were read before")
 
 
-def _keep_aside(fs: Fs, handle: Any, shard: RecoveredShard, size: int) -> None:
+def _keep_aside(fs: Fs, handle: File, shard: RecoveredShard, size: int) -> None:
+    """Copy the bytes that are cut to a file of their own, `PATH.OFFSET.cut`."""
     assert shard.file is not None
     aside = fs.open(f"{shard.file.path}.{shard.end}.cut", create=True)
     try:
-        at = shard.end
-        while at < size:
-            window = handle.pread(min(WINDOW_BYTES, size - at), at)
-            if not window:
-                raise OSError(errno.EIO, f"a file of the log ends at {at}, and was {size} bytes long before")
-            write_all(aside, window, at - shard.end)
-            at += len(window)
+        _copy(handle, shard.end, size, aside, 0)
         aside.fdatasync()
     finally:
         aside.close()

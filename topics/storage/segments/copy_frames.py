@@ -20,6 +20,7 @@ from typing import Any, Final, NamedTuple
 from topics.log.copies import CopyRun, Kind, Look, run_of, stamped
 from topics.log.dumped_values import from_little_endian, little_endian
 from topics.log.frame_ranges import FrameRange
+from topics.log.shared_reads import SharedRead, shared_reads
 from topics.storage.files.datadir import segment_name
 from topics.storage.files.file_header import FILE_HEADER_BYTES
 from topics.storage.files.fs import Fs
@@ -30,9 +31,8 @@ from topics.storage.segments.segment_store import SegmentStore
 from topics.storage.wal.frames import OpenedRecord, Seeds, StoredRecord, are_appends, open_append
 from topics.storage.wal.wal_files import Place, WalFiles
 
-READ_GAP: Final = 4096
 READ_BYTES: Final = 1 << 20
-"""Frames with at most `READ_GAP` bytes between them share a read of about `READ_BYTES`."""
+"""The longest read that frames share."""
 
 DROP_NODE: Final = 1
 DROP_TAG: Final = 2
@@ -276,11 +276,13 @@ def read_recipe(
     it that is an OSError.
     """
     opened: list[OpenedRecord | None] = []
-    for a, b, offset, window, starts in _windows(fs, tiers, files, recipe, away):
+    for read, window in _windows(fs, tiers, files, recipe, away):
+        sizes = recipe.frame_lens[read.first : read.end]
         if window is None:
-            opened += [None] * (b - a)
+            opened += [None] * len(sizes)
         else:
-            opened += open_frames(files, recipe.files[a], offset, window, starts, recipe.frame_lens[a:b])
+            starts = read.starts(recipe.offsets)
+            opened += open_frames(files, recipe.files[read.first], read.offset, window, starts, sizes)
     return opened
 
 
@@ -290,41 +292,34 @@ def holds(fs: Fs, tiers: Tiers, files: WalFiles, recipe: Recipe) -> bool:
     if len(recipe.kinds) != 1 or any(not file or files.place_of(file)[0] != "wal" for file in set(recipe.files)):
         return False
     topic_id = recipe.kinds[0][1].topic_id
-    for a, b, offset, window, starts in _windows(fs, tiers, files, recipe):
+    for read, window in _windows(fs, tiers, files, recipe):
         if window is None:
             return False
-        seeds = Seeds(files.get(recipe.files[a]).head.salt, offset)
-        if not are_appends(window, starts, recipe.frame_lens[a:b], topic_id, recipe.origin_seqs[a:b], seeds):
+        copies = slice(read.first, read.end)
+        seeds = Seeds(files.get(recipe.files[read.first]).head.salt, read.offset)
+        starts, sizes = read.starts(recipe.offsets), recipe.frame_lens[copies]
+        if not are_appends(window, starts, sizes, topic_id, recipe.origin_seqs[copies], seeds):
             return False
     return True
 
 
 def _windows(
     fs: Fs, tiers: Tiers, files: WalFiles, recipe: Recipe, away: set[int] | None = None
-) -> Iterator[tuple[int, int, int, bytes | None, list[int]]]:
-    """Yield copies `a` to `b` (exclusive) whose frames are read at a time, the offset of the read, its bytes (None:
-    missing), and where in them each frame begins."""
-    at, n = 0, len(recipe.files)
-    while at < n:
-        to = at + 1
-        file, begin, end = recipe.files[at], recipe.offsets[at], recipe.offsets[at] + recipe.frame_lens[at]
-        while (
-            to < n
-            and recipe.files[to] == file
-            and 0 <= recipe.offsets[to] - end <= READ_GAP
-            and end - begin < READ_BYTES
-        ):
-            end = recipe.offsets[to] + recipe.frame_lens[to]
-            to += 1
+) -> Iterator[tuple[SharedRead, bytes | None]]:
+    """Yield the reads that fetch the frames of these copies, each with what was read; None if it is not there.
+
+    `away` is that of `read_recipe`.
+    """
+    for read in shared_reads(recipe.files, recipe.offsets, recipe.frame_lens, max_bytes=READ_BYTES):
+        file = recipe.files[read.first]
         window: bytes | None = None
         if file:
             try:
-                window = read_window(fs, tiers, files, file, begin, end - begin)
+                window = read_window(fs, tiers, files, file, read.offset, read.length)
             except FileNotFoundError:
                 pass
             except OSError:
                 if away is None or not _is_cold(tiers, files, file):
                     raise
-                away.update(range(at, to))
-        yield at, to, begin, window, [offset - begin for offset in recipe.offsets[at:to]]
-        at = to
+                away.update(range(read.first, read.end))
+        yield read, window

@@ -325,11 +325,18 @@ def end_of_bytes(handle: File, at: int, size: int) -> int:
     return at
 
 
-def only_zeros(handle: File, at: int, size: int) -> bool:
-    """Return True if there are only zeros from `at` on."""
+def first_nonzero(handle: File, at: int, size: int) -> int | None:
+    """Return the offset of the first byte from `at` on that is not zero; None if there is none."""
     while at < size:
         window = handle.pread(min(WINDOW_BYTES, size - at), at)
+        if not window:
+            return None
         if window != bytes(len(window)):
-            return False
+            return at + len(window) - len(window.lstrip(b"\0"))
         at += len(window)
-    return True
+    return None
+
+
+def only_zeros(handle: File, at: int, size: int) -> bool:
+    """Return True if every byte from `at` on is zero."""
+    return first_nonzero(handle, at, size) is None
