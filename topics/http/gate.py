@@ -128,6 +128,7 @@ class Gate:
         return ApiError("not_ready", "the log is being replayed", detail=progress, retry_after_s=1)
 
     async def _handle(self, call: Call) -> None:
+        """Answer one request, whatever happens, and count it once."""
         status, code = CLIENT_GONE, ""
         stream: OpenAnswer | None = None
         try:
@@ -139,30 +140,19 @@ class Gate:
             structlog.contextvars.bind_contextvars(request_id=call.request_id)
             try:
                 response = await self._answer(call)
-                if isinstance(response, OpenAnswer):
-                    stream = response
-                    status = 200
-                    return
-            except ApiError as error:
-                self._count_refusal(error)
-                code = error.code
-                response = error_response(error)
-            except HTTPException as error:
-                odd = _from_werkzeug(error)
-                code = odd.code
-                response = error_response(odd)
             except ClientGone:
                 await self._record(call, status)
                 return
-            except Exception:
-                log.exception("request_failed", route=_label(call))
-                code = "internal"
-                response = error_response(ApiError(code, "the request failed; the daemon goes on"))
+            except Exception as error:
+                code, response = self._failure(call, error)
             except BaseException:  # cancelled, but what was asked for may be done all the same
                 await self._record(call, status)
                 raise
             finally:
                 self._reader.release(call)
+            if isinstance(response, OpenAnswer):
+                stream, status = response, 200
+                return
             status = response.status
             await self._record(call, status, code)
             if len(response.body) <= PROMPT_ANSWER:
@@ -181,25 +171,41 @@ class Gate:
             call.charge_answer(0)
             if stream is None or not stream.in_flight:
                 self._leave(call)
-            duration = (self._engine.clock.perf_ns() - call.started_ns) / 1e6
-            self.figures.count(_label(call), status, duration)
-            log.debug("request", method=call.method, route=_label(call), status=status, ms=round(duration, 3))
-            if self._slow_ms and duration > self._slow_ms and not call.waits and stream is None:
-                log.warning(
-                    "slow_request",
-                    route=_label(call),
-                    status=status,
-                    ms=round(duration, 3),
-                    key=call.key.name,
-                    body_bytes=len(call.body),
-                    performance=msgspec.to_builtins(call.perf),
-                )
+            self._count(call, status, is_stream=stream is not None)
             # A stream counts as answered when it opens; how long it stays is no figure of a request.
             if stream is not None:
                 try:
                     await self._show(stream)
                 finally:
                     self._leave(call)
+
+    def _failure(self, call: Call, error: Exception) -> tuple[str, Response]:
+        """The error code and the answer of a call that has raised `error`; called while it is handled."""
+        if isinstance(error, HTTPException):
+            error = _from_werkzeug(error)
+        elif isinstance(error, ApiError):
+            self._count_refusal(error)
+        else:
+            log.exception("request_failed", route=_label(call))
+            error = ApiError("internal", "the request failed; the daemon goes on")
+        return error.code, error_response(error)
+
+    def _count(self, call: Call, status: int, *, is_stream: bool) -> None:
+        """Count a request that was answered and log it: as slow, if it took longer than `TOPICS_SLOW_REQUEST_MS` and
+        is neither a stream nor a call that waits for records."""
+        duration = (self._engine.clock.perf_ns() - call.started_ns) / 1e6
+        self.figures.count(_label(call), status, duration)
+        log.debug("request", method=call.method, route=_label(call), status=status, ms=round(duration, 3))
+        if self._slow_ms and duration > self._slow_ms and not call.waits and not is_stream:
+            log.warning(
+                "slow_request",
+                route=_label(call),
+                status=status,
+                ms=round(duration, 3),
+                key=call.key.name,
+                body_bytes=len(call.body),
+                performance=msgspec.to_builtins(call.perf),
+            )
 
     def _no_room(self, call: Call, response: Response) -> Response | None:
         """The 429 in place of a large answer that there is no room for, of a call that changes nothing or can be taken
