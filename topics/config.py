@@ -1,11 +1,10 @@
-"""Every `TOPICS_*` setting: its default, how it is parsed and what it may be.
+"""Every `TOPICS_*` setting: its default, its parser and its allowed values.
 
-A setting is declared once, as a field of `Settings`; the environment variable (`TOPICS_MAX_BODY_BYTES`), the flag
-(`--max-body-bytes`), the parser, the error message and the help page all follow from that declaration. A start is
-refused with *all* mistakes in one message, because an operator who fixes them one restart at a time is an operator
-who is kept waiting.
+A setting is declared once, as a field of `Settings`. The environment variable (`TOPICS_MAX_BODY_BYTES`), the flag
+(`--max-body-bytes`), the parser, the error message and the help page all follow from that declaration. A refused start
+reports *all* mistakes in one message, so that an operator need not find them one restart at a time.
 
-Nothing is opened, bound or created here; whether a directory can be written is found out by whoever writes it.
+Nothing is opened, bound or created here. Whether a directory can be written is found out by the code that writes it.
 """
 
 from __future__ import annotations
@@ -29,24 +28,25 @@ TIB: Final = 1 << 40
 
 PREFIX: Final = "TOPICS_"
 CLIENT_VARIABLES: Final = frozenset({"TOPICS_URL", "TOPICS_TOKEN"})
-"""Read by clients, which may well share an environment with the daemon; not ours, and no reason for a warning."""
+"""Variables that only clients read. They are no reason for a warning: a client may share the daemon's environment."""
 
 MAX_DURATION_MS: Final = 365 * 86_400_000
-"""A year. Longer intervals are typing mistakes (seconds or microseconds taken for milliseconds)."""
+"""A year. A longer interval is taken for a mistake, such as microseconds instead of milliseconds."""
 
 MAX_COUNT: Final = 1_000_000_000
 MAX_SIZE: Final = 1024 * TIB
-"""For figures that nothing but memory or the disk bounds: far above sense, far below where arithmetic gets strange."""
+"""Upper bounds for settings that only memory or the disk limits: more than anybody needs, and far from overflow."""
 
 FILE_OFFSET_LIMIT: Final = 1 << 32
-"""Positions in WAL files are u32 in the index (`docs/spec/storage.md`); a file may exceed its size by one batch."""
+"""Offsets in WAL files have 32 bits in the index (`docs/spec/storage.md`). A file may be longer than its configured
+size by one batch."""
 
 FRAME_OVERHEAD: Final = 64
-"""Upper bound for the fixed part of an append frame (header, lengths, checksum)."""
+"""An upper bound for the fixed part of an Append frame (header, lengths and checksum), bytes."""
 
 
 class ConfigError(Exception):
-    """The configuration is refused. `str()` names every mistake on a line of its own; `mistakes` are those lines."""
+    """The configuration is refused. The message has a line for each mistake; `mistakes` are those lines."""
 
     def __init__(self, mistakes: list[str]) -> None:
         count = "a mistake" if len(mistakes) == 1 else f"{len(mistakes)} mistakes"
@@ -56,26 +56,28 @@ class ConfigError(Exception):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Setting:
-    """What is known about one setting: everything but its value."""
+    """The declaration of one setting: everything but its value."""
 
     name: str
     group: str
     help: str
     allowed: str
-    """The end of the sentence "the value must be ..."."""
+    """Which values are allowed, as the end of the sentence "the value must be ..."."""
     default: str
-    """As a person would write it in the environment; empty for "not set"."""
+    """The default as a person would write it in the environment; empty for "not set"."""
     parse: Callable[[str], Any]
-    """Text to value; raises ValueError for anything that is not `allowed`."""
+    """Converts a text to a value. Raises ValueError for a value that is not `allowed`."""
     secret: bool = False
-    """Its value is never printed, and there is no flag for it: command lines are visible to every local user."""
+    """The value is never printed, and there is no flag for it, because all local users can see command lines."""
 
     @property
     def variable(self) -> str:
+        """The environment variable, such as `TOPICS_MAX_BODY_BYTES`."""
         return PREFIX + self.name.upper()
 
     @property
     def flag(self) -> str:
+        """The command line flag, such as `--max-body-bytes`."""
         return "--" + self.name.replace("_", "-")
 
 
@@ -89,7 +91,7 @@ _BOOLS = {"1": True, "true": True, "0": False, "false": False}
 
 
 def format_size(size: int) -> str:
-    """The largest unit that divides `size`: `64MiB`, `16KiB`, `1000`. `load_settings` reads it back."""
+    """A size as a setting is written, in the largest unit that divides it: `64MiB`, `16KiB`, `1000`."""
     for unit, factor in (("TiB", TIB), ("GiB", GIB), ("MiB", MIB), ("KiB", KIB)):
         if size and size % factor == 0:
             return f"{size // factor}{unit}"
@@ -168,7 +170,7 @@ def _bool(default: bool, group: str, help: str) -> Any:
 
 
 def _path(default: str | None, group: str, help: str) -> Any:
-    """A path; where the default is None an empty text means None as well."""
+    """A path. If the default is None, an empty text also means None."""
 
     def parse(text: str) -> Path | None:
         if "\0" in text or (not text and default is not None):
@@ -189,13 +191,13 @@ def _text(default: str, allowed: str, group: str, help: str) -> Any:
 
 
 def _keys(group: str, help: str) -> Any:
-    """API keys. An empty list is no list: a secret that was meant to be there is missing."""
+    """API keys. An empty text is refused: it probably means that a secret is missing."""
     what = "KEY[:SCOPES[:PREFIXES]], comma-separated; SCOPES joined by + of read, write, delete, admin, PREFIXES by |"
     return _field((), group=group, help=help, allowed=what, default="", parse=parse_keys, secret=True)
 
 
 class Rate(NamedTuple):
-    """What a key may use in a second; 0 is off."""
+    """How many requests and bytes a key may use in a second; 0 is no limit."""
 
     requests: int
     bytes: int
@@ -219,7 +221,7 @@ def _rate(group: str, help: str) -> Any:
 
 
 def _origins(group: str, help: str) -> Any:
-    """Origins of browsers."""
+    """A list of web origins."""
 
     def parse(text: str) -> tuple[str, ...]:
         origins = tuple(origin.strip().lower() for origin in text.split(",")) if text.strip() else ()
@@ -235,7 +237,7 @@ _HOST = re.compile(r"(?=.{1,253}\Z)[a-z0-9_]([a-z0-9_-]*[a-z0-9_])?(\.[a-z0-9_](
 
 
 def _hosts(group: str, help: str) -> Any:
-    """Names of this machine."""
+    """A list of host names."""
 
     def parse(text: str) -> tuple[str, ...]:
         names = tuple(name.strip().lower() for name in text.split(",")) if text.strip() else ()
@@ -276,10 +278,10 @@ LISTENER, FILES, SEGMENTS, DELIVERY, MEMORY, LIMITS, CAPS, TIMES, ACCESS, LOGGIN
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:
-    """The checked configuration of one daemon. Sizes are bytes, durations (`_ms`) integer milliseconds.
+    """The checked configuration of one daemon. Sizes are bytes, durations (`_ms`) whole milliseconds.
 
-    Made by `load_settings`. Tests may construct it directly; then no rule is checked, but a `wal_shards` of 0 is
-    still resolved to the number of CPUs.
+    `load_settings` makes and checks it. Tests may construct it directly; then nothing is checked, but a `wal_shards` of
+    0 is still replaced by the number of CPUs.
     """
 
     host: str = _text(
@@ -294,14 +296,14 @@ class Settings:
         False, FILES, "For one start: take the cold directory as it is, though it has lost its IDENTITY or its content."
     )
     cold_timeout_ms: int = _duration(
-        30_000, 100, FILES, "A call of the cold directory that has not got on for so long is given up."
+        30_000, 100, FILES, "A call of the cold directory without progress for so long is given up."
     )
     wal_shards: int = _count(0, 0, 64, FILES, "Number of write-ahead logs; 0 means min(CPUs, 8).")
     wal_file_bytes: int = _size(
         64 * MIB, 64 * KIB, 2 * GIB, FILES, "Size at which a WAL file is rotated; below 1MiB is for tests."
     )
     wal_backlog_bytes: int = _size(
-        2 * GIB, 1 * MIB, MAX_SIZE, FILES, "Log that no checkpoint has covered yet; appends wait while there is more."
+        2 * GIB, 1 * MIB, MAX_SIZE, FILES, "Log that no checkpoint covers yet; appends wait while there is more."
     )
     recovery: str = _choice(
         "strict",
@@ -319,11 +321,13 @@ class Settings:
     segment_max_age_ms: int = _duration(3_600_000, 0, SEGMENTS, "Age at which a segment is sealed; 0 is off.")
     rewrite_live_ratio: float = _share(0.5, SEGMENTS, "A segment with a smaller share of live bytes is rewritten.")
     hot_retain_segments: int = _count(4, 0, MAX_COUNT, SEGMENTS, "Newest sealed segments of a topic that stay hot.")
-    hot_retain_bytes: int = _size(0, 0, MAX_SIZE, SEGMENTS, "The same in bytes; whichever is met first; 0 is off.")
-    reclaim_ms: int = _duration(5000, 1, SEGMENTS, "Interval at which deleted records are given back to the disk.")
+    hot_retain_bytes: int = _size(
+        0, 0, MAX_SIZE, SEGMENTS, "Bytes of a topic's newest sealed segments that stay hot, if fewer; 0 is off."
+    )
+    reclaim_ms: int = _duration(5000, 1, SEGMENTS, "Interval at which the space of deleted records is freed.")
     relocate_ms: int = _duration(5000, 1, SEGMENTS, "Interval at which segments are moved to the cold directory.")
 
-    delivery_workers: int = _count(2, 1, 64, DELIVERY, "Workers that serve topics with news, and their ready sets.")
+    delivery_workers: int = _count(2, 1, 64, DELIVERY, "Workers that deliver new records; each has a ready set.")
 
     cache_bytes: int = _size(256 * MIB, 0, MAX_SIZE, MEMORY, "Payloads kept in memory, all topics together.")
     max_inflight_bytes: int = _size(
@@ -332,14 +336,18 @@ class Settings:
     max_unsent_bytes: int = _size(
         256 * MIB, 1 * MIB, MAX_SIZE, MEMORY, "Answers that wait to be sent, all connections together."
     )
-    max_unsent_bytes_per_key: int = _size(128 * MIB, 1 * MIB, MAX_SIZE, MEMORY, "The same of one API key.")
-    max_unsent_bytes_per_connection: int = _size(32 * MIB, 1 * MIB, MAX_SIZE, MEMORY, "The same of one connection.")
+    max_unsent_bytes_per_key: int = _size(
+        128 * MIB, 1 * MIB, MAX_SIZE, MEMORY, "Answers that wait to be sent to clients with the same API key."
+    )
+    max_unsent_bytes_per_connection: int = _size(
+        32 * MIB, 1 * MIB, MAX_SIZE, MEMORY, "Answers that wait to be sent on one connection."
+    )
 
     max_batch_records: int = _count(10_000, 1, 1_000_000, LIMITS, "Records of one append.")
     max_record_bytes: int = _size(1 * MIB, 1, 1 * GIB, LIMITS, "Data and meta of one record.")
     max_body_bytes: int = _size(64 * MIB, 1 * KIB, 1 * GIB, LIMITS, "One request body, decompressed.")
     max_call_bytes: int = _size(
-        256 * KIB, 4 * KIB, 1 * GIB, LIMITS, "The same of a call that appends nothing, and of a command on a WebSocket."
+        256 * KIB, 4 * KIB, 1 * GIB, LIMITS, "One body of a call that appends nothing, or command on a WebSocket."
     )
     max_meta_bytes: int = _size(16 * KIB, 2, 1 * GIB, LIMITS, "The meta of one record.")
     max_tag_bytes: int = _count(256, 1, 65_535, LIMITS, "A tag.", unit="bytes")
@@ -360,9 +368,9 @@ class Settings:
     )
     max_inflight_per_key: int = _count(1000, 0, MAX_COUNT, CAPS, "Requests in progress for one API key; 0 is off.")
     key_share: float = _share(
-        0.5, CAPS, "What one of several API keys may take of the streams, sessions and body bytes of all; 0 is off."
+        0.5, CAPS, "Share of all streams, sessions and body bytes that one of several API keys may take; 0 is off."
     )
-    rate_per_key: Rate = _rate(CAPS, "What one API key may use in a second.")
+    rate_per_key: Rate = _rate(CAPS, "Requests and bytes that one API key may use in a second.")
 
     checkpoint_ms: int = _duration(10_000, 1, TIMES, "Interval of checkpoints while there are writes.")
     admission_ms: int = _duration(1000, 0, TIMES, "How long an append waits for room in a full WAL queue.")
@@ -374,27 +382,27 @@ class Settings:
     api_keys_file: Path | None = _path(
         None, ACCESS, "File with more API keys, one entry a line; read again on SIGHUP. # begins a comment."
     )
-    allow_insecure_no_auth: bool = _bool(False, ACCESS, "Allows to listen beyond loopback without API keys.")
-    probe_auth: bool = _bool(False, ACCESS, "Whether health and readiness need a key, too.")
+    allow_insecure_no_auth: bool = _bool(False, ACCESS, "Allow listening beyond loopback without API keys.")
+    probe_auth: bool = _bool(False, ACCESS, "Health and readiness need a key, too.")
     cors_origins: tuple[str, ...] = _origins(ACCESS, "Origins whose pages may call from a browser.")
     allowed_hosts: tuple[str, ...] = _hosts(
-        ACCESS, "Names that Host may have on loopback without API keys, beside localhost and addresses."
+        ACCESS, "Names allowed in Host on loopback without API keys, beside localhost and addresses."
     )
 
-    log_level: str = _choice("info", ("debug", "info", "warning", "error"), LOGGING, "The least that is logged.")
+    log_level: str = _choice("info", ("debug", "info", "warning", "error"), LOGGING, "The lowest level that is logged.")
     log_format: str = _choice(
         "auto", ("auto", "human", "json"), LOGGING, "Form of the log on stderr; auto is human on a terminal, else JSON."
     )
 
     slow_request_ms: int = _duration(
-        1000, 0, LOGGING, "A request that takes longer without having asked to wait is logged; 0 is off."
+        1000, 0, LOGGING, "A request that takes longer is logged, unless it asked to wait; 0 is off."
     )
     audit_log: Path | None = _path(
-        None, LOGGING, "File for a JSON line of each control-plane call and deletion; unset: none is kept."
+        None, LOGGING, "File for a JSON line of each control-plane call and deletion; unset: none is written."
     )
 
     warnings: tuple[str, ...] = ()
-    """What is odd but no reason to refuse a start; for the log."""
+    """Mistakes that are no reason to refuse a start; they are logged."""
 
     def __post_init__(self) -> None:
         if self.wal_shards == 0:
@@ -411,10 +419,10 @@ SETTINGS: Final[Mapping[str, Setting]] = {
 
 
 def load_settings(environ: Mapping[str, str], overrides: Mapping[str, str] | None = None) -> Settings:
-    """The settings of an environment and a command line. `overrides` (by field name) win over `environ`.
+    """The settings of an environment and a command line. `overrides` (texts by field name) win over `environ`.
 
-    Raises `ConfigError` with all mistakes. A `TOPICS_*` variable that no setting has is a warning: a variable of a
-    later version, or one mistyped long ago, must not stop a start that worked yesterday.
+    Raises `ConfigError` with all mistakes. An unknown `TOPICS_*` variable is only a warning: a variable of a later
+    version, or one that was mistyped long ago, must not refuse a start that worked before.
     """
     overrides = overrides or {}
     mistakes: list[str] = []
@@ -436,7 +444,7 @@ def load_settings(environ: Mapping[str, str], overrides: Mapping[str, str] | Non
         f"--{name.replace('_', '-')}: there is no such setting" for name in overrides if name not in SETTINGS
     )
 
-    # What could not be parsed stands in with its default, so that the other rules can still be checked.
+    # A setting that could not be parsed has its default here, so that the other rules can still be checked.
     settings = Settings(**values)
     mistakes.extend(_broken_rules(settings))
     if mistakes:
@@ -445,13 +453,14 @@ def load_settings(environ: Mapping[str, str], overrides: Mapping[str, str] | Non
 
 
 def _shown(text: str) -> str:
-    """A value in a message: on one line, and not longer than is useful."""
+    """A value as a message shows it: on one line, and cut if it is long."""
     text = text if text.isprintable() else repr(text)
     return text if len(text) <= 80 else text[:77] + "..."
 
 
 def is_loopback(host: str) -> bool:
-    """Whether binding `host` can be reached from this machine only. Names other than `localhost` are not trusted."""
+    """Return True if a socket that listens on `host` can be reached from this machine only. Of names, only `localhost`
+    counts as such."""
     try:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:
@@ -463,8 +472,8 @@ def _broken_rules(settings: Settings) -> Iterator[str]:
     if not is_loopback(settings.host) and not has_keys and not settings.allow_insecure_no_auth:
         yield (
             f"{_named('host')}={_shown(settings.host)}: can be reached from other machines, and there are no API keys: "
-            f"set {_named('api_keys')} or {_named('api_keys_file')}, or {_named('allow_insecure_no_auth')}=1 where "
-            "something else keeps strangers out"
+            f"set {_named('api_keys')} or {_named('api_keys_file')}, or {_named('allow_insecure_no_auth')}=1 if "
+            "something else protects the port"
         )
     largest_batch = settings.max_body_bytes + settings.max_batch_records * (FRAME_OVERHEAD + settings.max_node_bytes)
     if settings.wal_file_bytes + largest_batch >= FILE_OFFSET_LIMIT:
@@ -476,7 +485,7 @@ def _broken_rules(settings: Settings) -> Iterator[str]:
 
 
 def _oddities(settings: Settings) -> Iterator[str]:
-    """Combinations in which one limit can never be reached because of another. They work; few people mean them."""
+    """Warnings about limits that can never be reached because of another limit."""
     for small, large in (("max_record_bytes", "max_body_bytes"), ("max_body_bytes", "max_inflight_bytes")):
         if getattr(settings, small) > getattr(settings, large):
             yield (

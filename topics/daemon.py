@@ -1,5 +1,5 @@
-"""The daemon: the nursery tree, the order of starting and the order of stopping (`docs/spec/runtime.md` section 1).
-Read this first.
+"""The daemon: the tree of nurseries, the order of starting and the order of stopping (`docs/spec/runtime.md` section
+1). Read this first.
 
     daemon
      ├─ storage     shard writer x N · compactor · reclaimer · relocator · free-space watch
@@ -8,9 +8,9 @@ Read this first.
      ├─ engine      commits that outlive the request that asked for them
      └─ http        hypercorn
 
-What a failure means is said where the task is started: a shard writer that fails goes read-only and lives on;
-compactor, reclaimer, relocator and governor are restarted with backoff and counted; a request handler that fails is
-that request's 500; anything else brings the daemon down in order.
+What the failure of a task means is decided where it is started. A shard writer whose disk fails becomes read-only and
+goes on. The compactor, the reclaimer, the relocator and the governor are started again after a pause, and counted. A
+request handler that fails is answered with 500. Any other failure stops the daemon in order.
 """
 
 from __future__ import annotations
@@ -52,24 +52,28 @@ from topics.telemetry.logs import flush, get_logger
 log = get_logger(__name__)
 
 HOUSEKEEPING_MS: Final = 500
+"""How often idle state is looked for: ceilings, idempotency keys, stages, sessions, slow connections."""
+
 RESTART_BACKOFF_S: Final = (0.1, 1.0, 10.0)
 """Pauses before a failed background task is started again; the last one repeats."""
 
 RELOAD_S: Final = 5.0
-"""How long a file that is read again may take; it may lie on a disk that does not answer."""
+"""How long reading the file of keys again may take. It may be on a disk that does not answer."""
 
 COLLECTOR_THRESHOLDS: Final = (10_000, 1, 300)
-"""Objects made (less those that have gone) before a young collection, and how many of those before an older one. Nearly
-everything goes by its reference count; with the defaults (700, 10, 10) the collector takes a fifth of a replay and half
-of decoding a batch. A collection holds the loop for a millisecond or less for each 1,000 objects that it looks at: with
-50,000 a flood of connections held it for 57 ms, with these for at most 20, and batches cost the same."""
+"""New objects (less those freed) before a young collection, and how many collections before one of the next
+generation. Nearly all objects are freed by their reference count. With the defaults (700, 10, 10) the collector takes a
+fifth of the time of a replay, and half of that of decoding a batch. A collection holds the loop for up to a millisecond
+for each 1,000 objects that it visits. With 50,000 a flood of connections held it for 57 ms, with these values for at
+most 20 ms, and batches cost the same."""
 
 SWITCH_INTERVAL_S: Final = 0.0005
-"""How long a worker thread that computes may hold the interpreter when the loop wants it. With the default (5 ms) an
-append meets one such wait at each of its system calls."""
+"""How long a worker thread that computes may keep the interpreter lock while the loop waits for it. With the default (5
+ms) an append would wait that long at each of its system calls."""
 
 ARENAS: Final = 2
-"""Memory pools of the C library. With one for each of some twenty threads, what they free is not used again."""
+"""Memory pools of the C library. By default each of some twenty threads has one, and memory that is freed in one is not
+used by the others."""
 
 EXIT_OK: Final = 0
 EXIT_FAILED: Final = 1
@@ -78,7 +82,7 @@ EXIT_AT_ONCE: Final = 130
 
 
 class Refused(Exception):
-    """The start is refused; the message is for the operator."""
+    """The daemon refuses to start: something must be mended first. The message is for the operator."""
 
 
 class Failed(Exception):
@@ -89,10 +93,10 @@ E = TypeVar("E", bound=Exception)
 
 
 def run(settings: Settings, cold: SegmentStore | None = None) -> int:
-    """Run the daemon to its end; the process's exit code: 0 after a clean stop, 1 after a failure, 2 when the start is
-    refused.
+    """Run the daemon until it stops. Returns the exit code of the process: 0 after a clean stop, 1 after a failure, 2
+    if the start is refused.
 
-    `cold` is where old segments go, in place of the directory that the settings name.
+    `cold` is the store for old segments, in place of the directory that the settings name; tests use it.
     """
     code = EXIT_FAILED
     try:
@@ -174,7 +178,7 @@ def _listen(settings: Settings) -> list[socket.socket]:
 
 
 class Daemon:
-    """One life of the daemon, from the open listener to the exit code."""
+    """One run of the daemon, from the open listener to the exit code."""
 
     def __init__(
         self, settings: Settings, engine: Engine, app: Gate, audit: AuditLog | None, sockets: list[socket.socket]
@@ -221,7 +225,7 @@ class Daemon:
             background.start_soon(self._restarted, "governor", self.engine.governor.run)
             if self.audit is not None:
                 background.start_soon(self._restarted, "audit_summaries", self.audit.run)
-            # What recovery has built stays: the collector need not look at it again and again.
+            # The objects that recovery has built stay; frozen, they are not visited by each collection.
             gc.collect()
             gc.freeze()
             await self.engine.store.space.look()
@@ -238,7 +242,7 @@ class Daemon:
         return EXIT_FAILED if self._failed else EXIT_OK
 
     async def _vital(self, name: str, task: Callable[[], Awaitable[None]]) -> None:
-        """Run a task that must not fail: an exception that nobody thought of stops the daemon, in order."""
+        """Run a task without which the daemon cannot work: an unexpected exception in it stops the daemon in order."""
         try:
             await task()
         except Exception:
@@ -251,8 +255,9 @@ class Daemon:
         self._served.set()
 
     async def _watch_signals(self, signals: AsyncIterator[int]) -> None:
-        """SIGHUP opens files anew, each by itself: a disk may not answer, and that must hold up no other signal. Of the
-        others the first drains, the second exits at once."""
+        """Handle signals. SIGHUP opens the audit log again and reads the keys again, each in a task of its own, because
+        a disk that does not answer must not delay other signals. The first of the other signals stops the daemon in
+        order, the second ends the process at once."""
         first = True
         async with trio.open_nursery() as nursery:
             async for number in signals:
@@ -271,8 +276,8 @@ class Daemon:
                 self._stop.set()
 
     async def _reload(self) -> None:
-        """Read the keys again; what is wrong with them changes nothing."""
-        async with self._reloading:  # the last signal's file is the one that counts
+        """Read the keys again. If they cannot be used, the present ones stay and an error is logged."""
+        async with self._reloading:  # in the order of the signals, so that the latest content of the file counts
             try:
                 with trio.fail_after(RELOAD_S):
                     keys = await trio.to_thread.run_sync(
@@ -285,7 +290,8 @@ class Daemon:
             log.info("keys_reloaded", keys=len(keys), streams_ended=ended.streams, calls_ended=ended.calls)
 
     def _write_port_file(self) -> None:
-        """Appear whole: a reader that sees the file sees the port."""
+        """Write the port to `TOPICS_PORT_FILE`. The file is renamed into place, so that a reader never sees it
+        empty."""
         if self.settings.port_file is None:
             return
         path = Path(self.settings.port_file)
@@ -294,7 +300,10 @@ class Daemon:
         temporary.replace(path)
 
     async def _recover(self) -> bool:
-        """Rebuild the topics; False when a signal came meanwhile."""
+        """Rebuild the topics from the data directory. Return False if a signal to stop came meanwhile.
+
+        Raises Refused if the directory is damaged, and Failed if it cannot be read now.
+        """
         engine = self.engine
         engine.status.phase = "replaying"
         began = trio.current_time()
@@ -322,7 +331,7 @@ class Daemon:
             await trio.sleep(0.05)
 
     async def _housekeeping(self) -> None:
-        """Work by the clock."""
+        """Do what is due by time alone, every `HOUSEKEEPING_MS`."""
         while True:
             await trio.sleep(HOUSEKEEPING_MS / 1000)
             self.engine.ceilings.lower_idle()
@@ -332,7 +341,7 @@ class Daemon:
             self.engine.watching.check_connections()
 
     async def _restarted(self, name: str, task: Callable[[], Awaitable[None]]) -> None:
-        """Run a task that may fail without harm, again and again."""
+        """Run a background task. If it fails, log and count that, and start it again after a pause."""
         failures = 0
         while True:
             try:
@@ -344,8 +353,8 @@ class Daemon:
                 await trio.sleep(RESTART_BACKOFF_S[min(failures, len(RESTART_BACKOFF_S)) - 1])
 
     async def _drain(self, server: Server, background: trio.CancelScope) -> None:
-        """Stop in order: no new requests, what is in flight finishes, everything synced, clean-stop marks, a last
-        snapshot."""
+        """Stop in order: refuse new requests, finish those in progress, sync every shard, write the marks of a clean
+        stop, and write a last snapshot."""
         self._drain_began = self._stage_began = trio.current_time()
         self.engine.start_draining()
         server.stop_accepting()
@@ -367,14 +376,14 @@ class Daemon:
         log.info("drained", clean=clean, ms=round((trio.current_time() - self._drain_began) * 1000))
 
     def _enter_stage(self, name: str) -> None:
-        """One stage of the drain is done, this one follows."""
+        """Log that the present stage of the drain is done, and begin the stage `name`."""
         now = trio.current_time()
         log.info("drain_stage", done=self._draining, ms=round((now - self._stage_began) * 1000))
         self._draining, self._stage_began = name, now
 
 
 async def _branch(*, task_status: trio.TaskStatus[trio.Nursery]) -> None:
-    """A nursery as a task of another one: a branch of the tree that can be cancelled by itself."""
+    """A nursery that runs as a task of another one: a branch of the tree that can be cancelled by itself."""
     async with trio.open_nursery() as nursery:
         task_status.started(nursery)
         await trio.sleep_forever()

@@ -1,7 +1,7 @@
-"""The one exception that means "answer the client this".
+"""The one exception that becomes an error answer to a client.
 
-Everything below HTTP raises `ApiError`; the gate turns it into the error envelope of `docs/spec/api.md` section 1, so
-codes and statuses are paired here and nowhere else.
+All code below HTTP raises `ApiError`. `topics.http.gate` turns it into the error envelope of `docs/spec/api.md`
+section 1. Which status belongs to which error code is said here and nowhere else.
 """
 
 from __future__ import annotations
@@ -38,24 +38,30 @@ STATUS_OF_CODE: Final[Mapping[str, int]] = {
 
 
 MAX_SHOWN: Final = 100
+"""Characters of a client's text that an error message repeats."""
+
 _MAX_MESSAGE: Final = 1000
+
 _MAX_DETAIL: Final = 300
-"""Names have 255 at most."""
+"""Characters of a text in `detail`. The names of topics and routers have at most 255."""
 
 
 def shown(text: str | bytes, most: int = MAX_SHOWN) -> str:
-    """What a client has sent, as an error repeats it: of a long text the first `most` characters, and how many there
-    are."""
+    """A text that a client has sent, in the form in which an error message repeats it.
+
+    A text longer than `most` characters is cut there, and its full length is added.
+    """
     start = text[:most]
     start = start.decode("utf-8", "replace") if isinstance(start, bytes) else start
     return start if len(text) <= most else f"{start}... ({len(text)} in all)"
 
 
 class ApiError(Exception):
-    """A refusal that the caller is to see: `code` is one of `STATUS_OF_CODE`, `detail` JSON-ready facts about it.
+    """A request is refused, and the client is told why.
 
-    A long message and long texts in `detail` are cut: they may repeat what a client has sent.
-    `retry_after_s` (whole seconds) becomes the `Retry-After` header; `headers` are further response headers.
+    `code` is one of `STATUS_OF_CODE`. `detail` holds facts about the error that can be encoded as JSON. The message and
+    the texts in `detail` are cut if they are long, because they may repeat what a client has sent. `retry_after_s`
+    (whole seconds) becomes the `Retry-After` header; `headers` are further headers of the answer.
     """
 
     def __init__(
@@ -96,14 +102,17 @@ def topic_not_found(topic: str) -> ApiError:
 
 
 def unauthorized(message: str, *, token_shown: bool) -> ApiError:
-    """`401`, with the challenge that says whether a token was missing or is not good (RFC 6750, 3)."""
+    """`401 unauthorized`. The `WWW-Authenticate` header says whether the request had no token (`token_shown` is false)
+    or one that is not valid (RFC 6750, 3)."""
     challenge = 'Bearer error="invalid_token"' if token_shown else "Bearer"
     return ApiError("unauthorized", message, headers={"www-authenticate": challenge})
 
 
 def throttled(limit: str, maximum: int, *, retry_after_ms: int | None = None) -> ApiError:
-    """`429` because a cap is reached (`detail.limit`, `detail.max`), or a queue is full, which passes
-    (`detail.retry_after_ms`)."""
+    """`429 throttled`: the limit named `limit`, which is `maximum`, has been reached.
+
+    `retry_after_ms` says that the cause passes by itself, and when to try again; None for a cap, which stays.
+    """
     detail: dict[str, Any] = {"limit": limit, "max": maximum}
     if retry_after_ms is not None:
         detail["retry_after_ms"] = retry_after_ms
@@ -112,5 +121,6 @@ def throttled(limit: str, maximum: int, *, retry_after_ms: int | None = None) ->
 
 
 def read_only(message: str) -> ApiError:
-    """`503 read_only`: a WAL shard has failed or the disk is nearly full; reads go on."""
+    """`503 read_only`: the daemon refuses this change, because a WAL shard has failed or the disk is nearly full. Reads
+    still work."""
     return ApiError("read_only", message, retry_after_s=5)

@@ -1,6 +1,8 @@
-"""Wire types: what requests carry and what the engine answers, as msgspec Structs (`docs/spec/api.md` sections 2 to 6).
+"""What requests carry and what the engine answers, as msgspec Structs (`docs/spec/api.md` sections 2 to 9).
 
-No rule is applied here; ranges and sizes are checked in `topics.log.topic_config` and `topics.http.requests`.
+Nothing is checked here. Ranges and sizes are checked in `topics.log.topic_config` and `topics.http.requests`. Times in
+`ts` fields and deadlines are milliseconds since the Unix epoch, fields ending in `_ms` are milliseconds, and sizes are
+bytes.
 """
 
 from __future__ import annotations
@@ -20,7 +22,7 @@ Durability = Literal["ephemeral", "memory", "disk", "fsync"]
 
 
 class TopicConfig(msgspec.Struct, frozen=True, kw_only=True):
-    """The resolved configuration of a topic, echoed whole in responses (`docs/spec/api.md` section 2)."""
+    """The complete configuration of a topic, as answers show it (`docs/spec/api.md` section 2)."""
 
     type: TopicType = "log"
     ttl_ms: int = 0
@@ -42,7 +44,7 @@ class TopicConfig(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class TopicConfigPatch(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The fields of a config body that were present; the rest is UNSET."""
+    """A change of a topic's configuration: the fields that the request has; the others are UNSET."""
 
     type: TopicType | UnsetType = UNSET
     ttl_ms: int | UnsetType = UNSET
@@ -64,9 +66,10 @@ class TopicConfigPatch(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
 
 
 class RecordIn(msgspec.Struct, gc=False):
-    """One record of an append. `data` is the client's bytes; nothing looks into it.
+    """One record of an append. `data` is JSON as the client has sent it, and is not decoded.
 
-    Not known to the garbage collector: it cannot be part of a cycle, and a thousand a request would start it.
+    The garbage collector does not track it (`gc=False`): it cannot be part of a cycle, and the thousands in a request
+    would start a collection.
     """
 
     data: msgspec.Raw
@@ -76,7 +79,7 @@ class RecordIn(msgspec.Struct, gc=False):
 
 
 class AppendRequest(msgspec.Struct, kw_only=True):
-    """The body of an append, checked against the limits before the engine sees it."""
+    """The body of an append."""
 
     records: list[RecordIn]
     node: str | None = None
@@ -87,11 +90,11 @@ class AppendRequest(msgspec.Struct, kw_only=True):
 
 
 class CheckedAppend(AppendRequest, kw_only=True):
-    """An append that was checked, with its columns taken out of the records.
+    """An append that was checked against the limits, with the columns of its records.
 
-    `datas` are the records' `data`, line ends translated, `metas` their `meta` as compact JSON (empty where there is
-    none), `nodes` and `tags` theirs as they came: all in the order of `records`, and None for a column in which no
-    record has anything. `records[i].data` stays as it came, a `msgspec.Raw`, unless line ends were translated.
+    Each column is in the order of `records`, and None if no record has a value for it. `datas` has the `data` of the
+    records with line ends translated, `metas` their `meta` as compact JSON (empty for a record without), `nodes` and
+    `tags` their `node` and `tag`. `records[i].data` is as the client sent it, unless line ends were translated.
     """
 
     datas: list[bytes]
@@ -101,7 +104,8 @@ class CheckedAppend(AppendRequest, kw_only=True):
 
 
 class Tombstone(msgspec.Struct, frozen=True, kw_only=True):
-    """An announced gap, both ends inclusive (`docs/spec/api.md` section 5)."""
+    """A gap that a reader is told of: records `gap_from` to `gap_to` (inclusive) are gone (`docs/spec/api.md` section
+    5)."""
 
     gap_from: int
     gap_to: int
@@ -112,7 +116,7 @@ class Tombstone(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Performance(msgspec.Struct, omit_defaults=True):
-    """The `performance` block. Milliseconds; a field that does not apply stays UNSET and is left out."""
+    """The `performance` object of an answer. A field that does not apply is UNSET and left out."""
 
     server_total_ms: float | UnsetType = UNSET
     wal_append_ms: float | UnsetType = UNSET
@@ -123,7 +127,7 @@ class Performance(msgspec.Struct, omit_defaults=True):
 
 
 class AppendResult(msgspec.Struct, kw_only=True):
-    """What an append did (`docs/spec/api.md` section 4)."""
+    """The result of an append (`docs/spec/api.md` section 4)."""
 
     topic: str
     first_seq: int
@@ -135,7 +139,8 @@ class AppendResult(msgspec.Struct, kw_only=True):
 
 
 class StageResult(msgspec.Struct, kw_only=True):
-    """What an append to a stage did (`docs/spec/pipeline.md` section 1). `count` is what the stage holds after it."""
+    """The result of an append to a stage (`docs/spec/pipeline.md` section 1). `count` is the number of records that the
+    stage has after it."""
 
     topic: str
     stage: str
@@ -145,10 +150,10 @@ class StageResult(msgspec.Struct, kw_only=True):
 
 
 class CommitResult(msgspec.Struct, kw_only=True):
-    """What a commit of stages did (`docs/spec/pipeline.md` section 1): where the records are, in the order of the
-    stages.
+    """The result of a commit of stages (`docs/spec/pipeline.md` section 1): the seqs of their records, which are in the
+    order of the stages.
 
-    `last_seq` is `first_seq - 1` where they hold none.
+    `last_seq` is `first_seq - 1` if the stages have no records.
     """
 
     topic: str
@@ -159,9 +164,12 @@ class CommitResult(msgspec.Struct, kw_only=True):
 
 
 class ReadRequest(msgspec.Struct, kw_only=True):
-    """A diff after clamping (`docs/spec/api.md` section 5). `nodes` are the writers to leave out. `gathered` is told
-    how many bytes of records are in memory for it, before it waits for more and before they are put together, and may
-    raise an `ApiError`, which is the answer then."""
+    """A read (diff), with its limits applied (`docs/spec/api.md` section 5).
+
+    `nodes` are the writers whose records are left out. `gathered` is called with the number of bytes of records that
+    are in memory for the answer, before more are read and before they are joined. It may raise an `ApiError`, which
+    ends the read.
+    """
 
     from_seq: int = 0
     epoch: int | None = None
@@ -175,7 +183,7 @@ class ReadRequest(msgspec.Struct, kw_only=True):
 
 
 class ReadResult(msgspec.Struct, kw_only=True):
-    """One answer of a read. `records` is the comma-joined JSON of the records, without brackets."""
+    """The result of a read. `records` is the JSON of the records, joined by commas, without brackets."""
 
     topic: str
     epoch: int
@@ -190,14 +198,15 @@ class ReadResult(msgspec.Struct, kw_only=True):
 
 
 class WatchStart(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Where a watcher of one topic begins: after `from_seq`, or at the head."""
+    """Where the watcher of a topic begins: after `from_seq`, or at the head (`tail`)."""
 
     from_seq: int = 0
     tail: bool = False
 
 
 class WatchRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """What to watch, after clamping (`docs/spec/api.md` section 8)."""
+    """What to watch, with its limits applied (`docs/spec/api.md` section 8). `nodes` are the writers whose records are
+    left out."""
 
     topics: dict[str, WatchStart]
     nodes: frozenset[str] = frozenset()
@@ -210,17 +219,17 @@ class WatchRequest(msgspec.Struct, frozen=True, kw_only=True):
     strong: bool = False
     lenient: bool = False
     create: bool = False
-    """Wait for topics that are missing."""
+    """Wait for topics that do not exist yet."""
 
 
 class WatchedTopic(msgspec.Struct, kw_only=True):
-    """What a watcher is told of a topic when it begins."""
+    """The state of a topic that a watcher is told when it begins."""
 
     from_seq: int
     head_seq: int
     earliest_seq: int
     epoch: int | None
-    """None: there is no such topic yet."""
+    """None if the topic does not exist yet."""
 
 
 Guarantee = Literal["at_least_once", "exactly_once"]
@@ -228,7 +237,8 @@ RouterStart = Literal["tail", "earliest"]
 
 
 class RouterPatch(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The fields of a router body that were present; the rest is UNSET. `filter` is still the client's JSON value."""
+    """A change of a router: the fields that the request has; the others are UNSET. `filter` is the client's JSON value
+    and has not been checked."""
 
     source: str | UnsetType = UNSET
     dest: str | UnsetType = UNSET
@@ -242,8 +252,8 @@ class RouterPatch(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
 
 
 class RouterState(msgspec.Struct, frozen=True, kw_only=True):
-    """A router as answers show it (`docs/spec/api.md` section 7). `filter` is the three-element form of the match, or
-    None."""
+    """A router as answers show it (`docs/spec/api.md` section 7). `filter` is the match in its form with three
+    elements, or None."""
 
     router: str
     source: str
@@ -261,14 +271,15 @@ class RouterState(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class DeleteRequest(msgspec.Struct, kw_only=True):
-    """The body of a record deletion (`docs/spec/api.md` section 6). `match` is still the client's JSON value."""
+    """The body of a deletion of records (`docs/spec/api.md` section 6). `match` is the client's JSON value and has not
+    been checked."""
 
     before_seq: int | UnsetType = UNSET
     match: Any | UnsetType = UNSET
 
 
 class DeleteResult(msgspec.Struct, kw_only=True):
-    """What a record deletion did."""
+    """The result of a deletion of records: how many were deleted, and the state of the topic after it."""
 
     topic: str
     deleted: int
@@ -279,7 +290,8 @@ class DeleteResult(msgspec.Struct, kw_only=True):
 
 
 class ClaimRequest(msgspec.Struct, kw_only=True):
-    """A claim after clamping (`docs/spec/api.md` section 9). `lease_ms` is None for what the topic says."""
+    """A claim of jobs, with its limits applied (`docs/spec/api.md` section 9). `lease_ms` is None for the topic's
+    configured lease."""
 
     node: str
     most: int
@@ -288,7 +300,7 @@ class ClaimRequest(msgspec.Struct, kw_only=True):
 
 
 class Job(NamedTuple):
-    """A job as somebody was given it. `record` is the JSON of its record without the opening brace."""
+    """A job that was given to a claimer. `record` is the JSON of its record without the opening brace."""
 
     seq: int
     lease_id: int
@@ -298,15 +310,15 @@ class Job(NamedTuple):
 
 
 class ClaimResult(NamedTuple):
-    """What a claim was given, ascending, and how many jobs are ready after it."""
+    """The result of a claim: its jobs in the order of their seqs, and how many jobs are ready after it."""
 
     jobs: list[Job]
     ready: int
 
 
 class HeldRequest(msgspec.Struct, kw_only=True):
-    """What an ack, nack or extend is about: jobs that `node` says it holds, each under its lease id if there are
-    any."""
+    """The jobs of an ack, a nack or an extension. `node` says that it has leased them; `lease_ids`, if given, are their
+    lease ids in the order of `seqs`."""
 
     node: str
     seqs: list[int]
@@ -314,8 +326,11 @@ class HeldRequest(msgspec.Struct, kw_only=True):
 
 
 class HeldResult(msgspec.Struct, kw_only=True):
-    """What became of them: those that it was done to, ascending, those that were not the caller's, and the counters
-    after it. `deadlines` (epoch ms, by seq) are those of an extension."""
+    """The result of an ack, a nack or an extension, with the counters of the queue after it.
+
+    `done` are the seqs of the jobs that were changed, ascending, and `skipped` those that the caller has not leased.
+    `deadlines` are the new deadlines by seq, for an extension only.
+    """
 
     done: list[int]
     skipped: list[int]
@@ -334,7 +349,7 @@ class QueueState(msgspec.Struct, kw_only=True):
 
 
 class TopicState(msgspec.Struct, kw_only=True):
-    """A topic's state read (`docs/spec/api.md` section 3)."""
+    """The state of a topic (`docs/spec/api.md` section 3)."""
 
     topic: str
     type: TopicType
@@ -353,7 +368,7 @@ class TopicState(msgspec.Struct, kw_only=True):
 
 
 class TopicSummary(msgspec.Struct, kw_only=True):
-    """One line of a topic list."""
+    """One topic in a list of topics."""
 
     topic: str
     type: TopicType

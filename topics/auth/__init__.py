@@ -1,6 +1,5 @@
-"""API keys: which there are, and what each of them may do. Which request carries which key is `topics.http.access`'s
-business.
+"""API keys: which keys exist and what each may do. `topics.http.access` finds the key of a request.
 
-    keys       keys, scopes, prefixes, and how a key is recognised; pure
-    key_file   reading the file of `TOPICS_API_KEYS_FILE`
+keys       keys, scopes and prefixes, and the comparison of tokens; pure
+key_file   reading the file of `TOPICS_API_KEYS_FILE`
 """

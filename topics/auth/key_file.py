@@ -1,4 +1,4 @@
-"""The API keys of a daemon: those of its settings and those of a file (`docs/design/guardrails.md`)."""
+"""Reading the API keys of a daemon, from its settings and from a file (`docs/design/guardrails.md`)."""
 
 from __future__ import annotations
 
@@ -14,16 +14,20 @@ from topics.telemetry.logs import get_logger
 log = get_logger(__name__)
 
 MAX_FILE_BYTES: Final = 4 << 20
-"""Far above what the most keys with many prefixes take; a path to something else is not read into memory."""
+"""Far more than the greatest number of keys with many prefixes needs. A larger file is something else, and is not read
+into memory."""
 
 
 class KeysRefused(Exception):
-    """There are no usable keys where there should be; the message is for the operator and shows nothing of them."""
+    """The keys cannot be used. The message is for the operator and contains nothing of the keys."""
 
 
 def read_keys(configured: Sequence[Key], path: Path | None) -> Keyring:
-    """The keys of `TOPICS_API_KEYS` and, as it is now, the file of `TOPICS_API_KEYS_FILE`. Blocks. Raises
-    KeysRefused."""
+    """Blocking: the keys of `TOPICS_API_KEYS` (`configured`) and those that the file of `TOPICS_API_KEYS_FILE` (`path`)
+    holds now.
+
+    Raises KeysRefused if the file cannot be read, is malformed, or holds no key.
+    """
     if path is None:
         return Keyring(configured)
     try:

@@ -1,7 +1,8 @@
-"""API keys: what one may do, and how it is recognised (`docs/spec/api.md` section 12). Without I/O.
+"""API keys: what a key may do, and how a token is compared with the keys (`docs/spec/api.md` section 12). Without I/O.
 
-Of a key nothing but its SHA-256 digest is kept. A token is compared with all of them in constant time, and no error
-says anything of an entry but where it stands. Which call needs what is in the table of routes.
+Of a key only its SHA-256 digest is kept. The time of a comparison does not depend on the token, and an error about an
+entry of a list says where the entry is and nothing of its content. Which scope a call needs is said in
+`topics.http.routes`.
 """
 
 from __future__ import annotations
@@ -17,11 +18,11 @@ from typing import Final
 from topics.errors import ApiError
 
 MAX_KEYS: Final = 1000
-"""Each request is compared with every key, which takes about 0.1 us a key."""
+"""The token of each request is compared with every key, which takes about 0.1 us a key."""
 
 
 class Scope(Flag):
-    """What a key may do. None implies another."""
+    """What a key may do. No scope implies another."""
 
     READ = 1
     WRITE = 2
@@ -30,12 +31,12 @@ class Scope(Flag):
 
     @property
     def words(self) -> list[str]:
-        """As the contract writes them."""
+        """The names of the scopes in this set, as API keys are configured with them."""
         return [str(scope.name).lower() for scope in self]
 
 
 ANY_KEY: Final = Scope(0)
-"""What a call needs that every key may make."""
+"""The scope that a call needs which every key may make."""
 
 ALL: Final = Scope.READ | Scope.WRITE | Scope.DELETE | Scope.ADMIN
 
@@ -51,43 +52,45 @@ _WORDS: Final = {
     "a": Scope.ADMIN,
 }
 
-# What an Authorization header carries without quoting.
+# The characters that an Authorization header may hold without quoting.
 _KEY: Final = re.compile(r"[!-+\--9;-~]+")
-# How a topic or a router may begin.
+# What the name of a topic or a router may begin with.
 _PREFIX: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:>-]{0,254}")
 
 
 class MalformedKeys(ValueError):
-    """A list of keys is refused; the message says where, and nothing of what stands there."""
+    """A list of keys is refused. The message says which entry is wrong, and contains nothing of it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Key:
-    """One key, or whoever comes where there are none (`OPEN`)."""
+    """One key; or `OPEN`, which stands for every client of a daemon without keys."""
 
     digest: bytes
-    """SHA-256; empty for `OPEN`."""
+    """The SHA-256 of the token; empty for `OPEN`."""
     scopes: Scope
     prefixes: tuple[str, ...]
-    """Of the names it is bound to, ascending, none a prefix of another; empty for any name."""
+    """The key is only for topics and routers whose names begin with one of these. Ascending, and none is a prefix of
+    another; empty for any name."""
 
     @property
     def name(self) -> str:
-        """How logs call it: a part of the digest, from which nothing follows."""
+        """The name of the key in logs: a part of the digest, which does not reveal the token."""
         return f"key-{self.digest.hex()[:8]}" if self.digest else "none"
 
     def covers(self, name: str) -> bool:
-        """Whether it may have to do with this topic or router at all."""
+        """Return True if the prefixes of the key allow this topic or router."""
         return not self.prefixes or name.startswith(self.prefixes)
 
     def covered(self, prefix: str) -> list[str]:
-        """The prefixes of all names that start with `prefix` and that it covers: ascending and disjoint."""
+        """The prefixes of the names that begin with `prefix` and that the key covers: ascending, none a prefix of
+        another."""
         if not self.prefixes or prefix.startswith(self.prefixes):
             return [prefix]
         return [own for own in self.prefixes if own.startswith(prefix)]
 
     def check_scope(self, needed: Scope) -> None:
-        """Raises `403 forbidden`, with what is missing as `detail.missing`."""
+        """Raise `403 forbidden` if the key lacks one of the `needed` scopes; `detail.missing` names them."""
         missing = needed & ~self.scopes
         if missing:
             words = missing.words
@@ -96,17 +99,18 @@ class Key:
             )
 
     def check_name(self, name: str, field: str = "topic") -> None:
-        """Raises `403 forbidden`, with the name as `detail` under `field`."""
+        """Raise `403 forbidden` if the key does not cover `name`. `field` is "topic" or "router", and the field of
+        `detail` that has the name."""
         if not self.covers(name):
             raise ApiError("forbidden", f"{field}: {name!r} has none of the key's prefixes", detail={field: name})
 
 
 OPEN: Final = Key(b"", ALL, ())
-"""Everybody, where there are no keys."""
+"""The key of every client of a daemon without keys: it may do everything."""
 
 
 class Keyring:
-    """The keys that are valid now. An empty one means that there is no access control."""
+    """The keys that are valid now. An empty keyring means that there is no access control."""
 
     def __init__(self, keys: Iterable[Key] = ()) -> None:
         self._keys = tuple(keys)
@@ -119,7 +123,8 @@ class Keyring:
         return iter(self._keys)
 
     def find(self, token: bytes) -> Key | None:
-        """The key that a client shows. The time this takes does not depend on which one it is, or whether it is any."""
+        """The key of a token; None if no key has it. The time that this takes depends neither on the token nor on the
+        result."""
         digest = hashlib.sha256(token).digest()
         found = None
         for key in self._keys:
@@ -128,26 +133,28 @@ class Keyring:
         return found
 
     def current(self, key: Key) -> Key | None:
-        """What has become of a key that was valid: it may have other rights by now, or none."""
+        """The key with the digest of `key`, which may have other scopes and prefixes now; None if it has been
+        withdrawn. `OPEN` if the keyring is empty."""
         return self._by_digest.get(key.digest) if self._keys else OPEN
 
 
 def parse_keys(text: str) -> tuple[Key, ...]:
-    """The keys of `TOPICS_API_KEYS`. Raises MalformedKeys."""
+    """Parse the value of `TOPICS_API_KEYS`: entries separated by commas. Raises MalformedKeys."""
     return _parse((f"entry {i}", entry) for i, entry in enumerate(text.split(","), 1))
 
 
 def parse_key_file(text: str) -> tuple[Key, ...]:
-    """The keys of a file: one entry a line, empty lines and those that start with `#` aside. Raises MalformedKeys."""
+    """Parse a file of keys: one entry a line, without empty lines and lines that begin with `#`. Raises
+    MalformedKeys."""
     lines = ((f"line {i}", line.strip()) for i, line in enumerate(text.splitlines(), 1))
     return _parse((where, line) for where, line in lines if line and not line.startswith("#"))
 
 
 def merged(*lists: Iterable[Key]) -> tuple[Key, ...]:
-    """The keys of several lists. Raises MalformedKeys for one that is in two of them, or for too many."""
+    """The keys of several lists as one. Raises MalformedKeys if a key is there twice, and for more than `MAX_KEYS`."""
     keys = tuple(key for keys in lists for key in keys)
     if len({key.digest for key in keys}) < len(keys):
-        raise MalformedKeys("a key stands there twice")
+        raise MalformedKeys("the same key is listed twice")
     if len(keys) > MAX_KEYS:
         raise MalformedKeys(f"at most {MAX_KEYS} keys are allowed")
     return keys
@@ -163,21 +170,21 @@ def _parse_entry(where: str, entry: str) -> Key:
     if not token:
         raise MalformedKeys(f"{where}: the key is empty")
     if _KEY.fullmatch(token) is None:
-        raise MalformedKeys(f"{where}: a key is visible ASCII without commas and colons")
+        raise MalformedKeys(f"{where}: a key must be visible ASCII characters without commas and colons")
     scopes = Scope(0)
     for word in scope_words.split("+") if scope_words else ():
         scope = _WORDS.get(word)
         if scope is None:
-            raise MalformedKeys(f"{where}: a scope is none of {', '.join(_WORDS)}")
+            raise MalformedKeys(f"{where}: a scope is not one of {', '.join(_WORDS)}")
         scopes |= scope
     names = prefixes.split("|") if prefixes else []
     if not all(_PREFIX.fullmatch(name) for name in names):
-        raise MalformedKeys(f"{where}: a prefix is none that a topic or router can have")
+        raise MalformedKeys(f"{where}: no name of a topic or router can begin with one of the prefixes")
     return Key(hashlib.sha256(token.encode()).digest(), scopes or ALL, _disjoint(names))
 
 
 def _disjoint(prefixes: Iterable[str]) -> tuple[str, ...]:
-    """Without those that others cover, ascending."""
+    """The prefixes in ascending order, without those that begin with another one."""
     kept: list[str] = []
     for prefix in sorted(prefixes):
         if not kept or not prefix.startswith(kept[-1]):

@@ -1,12 +1,12 @@
-"""What the daemon gets from its surroundings: time, threads, and the operating system. Below everything but errors.
+"""What the daemon uses of its environment: clocks, threads and the operating system. It imports only `topics.errors`.
 
-clock               wall time, monotonic time and time since the boot, as a seam
-window_clock        the clock that nobody can set: idempotency keys, stages and leases end by it
-instant             one moment by two clocks
-offload             blocking calls in worker threads, one limiter for each kind
-bounded_calls       calls that may never return
-background          tasks that finish what a request has begun
-withdrawal          how a call's waits end when its key is withdrawn
-process_limits      file descriptors and other limits of the process
-garbage_collector   when Python's collector runs
+clock               the clocks of the machine, behind a protocol that tests replace
+window_clock        the clock that nobody can set: idempotency keys, stages and leases expire by it
+instant             one moment as two clocks show it
+offload             blocking calls in worker threads, with a limit on threads for each kind of call
+bounded_calls       calls that may never return, given up after a time without progress
+background          tasks that complete a change after the request that asked for it has ended
+withdrawal          ending the waits of a request when its API key is withdrawn
+process_limits      file descriptors and memory of the process
+garbage_collector   how often Python's garbage collector runs
 """

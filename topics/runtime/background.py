@@ -1,7 +1,8 @@
-"""Tasks that finish what a request has begun, whether or not somebody still waits for the answer.
+"""Tasks that complete a change even if the client that asked for it hangs up.
 
-A change that has been queued cannot be taken back, so what follows from it (lifting the barrier, registering the topic)
-must not depend on a client that may hang up. What such work is, is its owner's business.
+A change that is in the queue of a shard cannot be taken back. The steps that follow it (lifting a barrier, registering
+a topic) must therefore not run in the task of the request, which ends with its connection. This module owns the tasks;
+the modules that start them decide what they do.
 """
 
 from __future__ import annotations
@@ -19,13 +20,13 @@ T = TypeVar("T")
 
 
 class Background:
-    """A nursery in the daemon's tree that the parts of the engine start work in. `run` must be running."""
+    """The nursery in which the parts of the engine start such tasks. `run` must be running before one is started."""
 
     def __init__(self) -> None:
         self._nursery: trio.Nursery | None = None
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
-        """Own the tasks; until cancelled."""
+        """Keep the nursery open. Runs until cancelled, which cancels every task in it."""
         async with trio.open_nursery() as nursery:
             self._nursery = nursery
             task_status.started()
@@ -33,25 +34,29 @@ class Background:
 
     @property
     def running(self) -> bool:
-        """Whether there is somebody to own a task."""
+        """Return True if tasks can be started."""
         return self._nursery is not None
 
     def start_soon(self, work: Callable[..., Awaitable[Any]], *args: Any) -> None:
-        """Start a task that nobody waits for. An exception in it brings the daemon down.
+        """Start `work(*args)` as a task that nobody waits for. An exception in it stops the daemon.
 
-        What it logs has no request's id: it may go on long after the request that has caused it.
+        Its log lines have no `request_id`: it may run long after the request that caused it.
         """
         assert self._nursery is not None
         contextvars.Context().run(self._nursery.start_soon, work, *args)
 
     async def finish(self, work: Callable[[], Awaitable[T]]) -> T:
-        """Run `work` to its end whatever becomes of the caller; its result or its exception."""
+        """Run `work` to its end, and return its result or raise its exception.
+
+        If the caller is cancelled, the call raises Cancelled at once and `work` still runs to its end. The withdrawal
+        of the caller's key does not end the waits of `work`. Raises `503 shutting_down` if the daemon stops first.
+        """
         done = trio.Event()
         results: list[T] = []
         errors: list[Exception] = []
 
         async def run() -> None:
-            CURRENT.set(None)  # it ends by itself, whatever becomes of the caller's key
+            CURRENT.set(None)  # the withdrawal of the caller's key must not end it
             try:
                 results.append(await work())
             except Exception as error:
@@ -60,7 +65,7 @@ class Background:
                 done.set()
 
         assert self._nursery is not None
-        self._nursery.start_soon(run)  # for this request: its lines carry the id
+        self._nursery.start_soon(run)  # in the context of the request: its log lines have the request's id
         await done.wait()
         if errors:
             raise errors[0]

@@ -1,8 +1,9 @@
-"""Calls that may never return: waited for with a bound, given up behind it, heard of again when they do return.
+"""Blocking calls that may never return. They are given up after a time without progress.
 
-A hard NFS mount, a FUSE daemon that is stuck or a dying disk can hold a thread for ever, and nothing can end such a
-call. So it runs in a thread of its own, and the thread that wants its result waits for a `Patience`. Blocking; from
-worker threads only (`Offload.attempt`).
+A hard NFS mount, a FUSE daemon that is stuck or a dying disk can block a thread for ever, and nothing can end such a
+call. So the call runs in a thread of its own, and the thread that wants the result waits for it no longer than a
+`Patience` says. A call that was given up goes on in its thread; if it returns later, a callback is told. Everything in
+here blocks, and is called from worker threads only (`Offload.attempt`).
 """
 
 from __future__ import annotations
@@ -18,38 +19,38 @@ import trio
 T = TypeVar("T")
 
 THREAD_NAME: Final = "bounded call"
-"""Of the thread of a call while it lasts, as `top -H` and `/proc` show it."""
+"""The name of the thread of such a call, as `top -H` and `/proc` show it."""
 
 
 class CallHangs(OSError):
-    """A call has not returned in time, and goes on in a thread of its own. Nobody knows how far it has come."""
+    """A call was given up. It goes on in its thread, and nobody knows how much of it has been done."""
 
     def __init__(self, seconds: float) -> None:
         super().__init__(errno.ETIMEDOUT, f"no answer for {seconds:g} s")
 
 
 class Patience:
-    """How long calls without progress are waited for, seconds. Shared by the calls of one store."""
+    """How long a call may go on without progress before it is given up. The calls of one store share one object."""
 
     def __init__(self, seconds: float) -> None:
         self._seconds = seconds
         self.changed = threading.Condition()
-        """Notified when a call has returned, and when the patience has become another one."""
+        """Notified when a call has returned and when `seconds` has changed."""
 
     @property
     def seconds(self) -> float:
-        """How long, from the last sign of life on."""
+        """The bound in seconds, counted from the call's last sign of progress."""
         return self._seconds
 
     def change(self, seconds: float) -> None:
-        """From now on so long, for the calls that are waited for already too."""
+        """Set the bound. It also applies to the calls that are waited for already."""
         with self.changed:
             self._seconds = seconds
             self.changed.notify_all()
 
 
 class Attempt(Generic[T]):
-    """One such call. `late` is called, in the call's thread, if it returns after it was given up."""
+    """One such call. `late` is called in the thread of the call if it returns after it was given up."""
 
     def __init__(self, patience: Patience, late: Callable[[], None]) -> None:
         self._patience = patience
@@ -61,14 +62,14 @@ class Attempt(Generic[T]):
         self._seen_s = time.monotonic()
 
     def gets_on(self) -> None:
-        """For the call itself: it makes progress. Raises CallHangs if it was given up: then it ends here."""
+        """The call itself reports progress here. Raises CallHangs if it was given up: it must not go on then."""
         with self._patience.changed:
             if self._given_up:
                 raise CallHangs(self._patience.seconds)
             self._seen_s = time.monotonic()
 
     def run(self, call: Callable[[Attempt[T]], T]) -> None:
-        """In the call's thread: make the call."""
+        """Make the call; run in the thread of the call."""
         try:
             self._results.append(call(self))
         except BaseException as error:
@@ -81,11 +82,12 @@ class Attempt(Generic[T]):
             self._late()
 
     def give_up(self) -> None:
-        """Nobody waits for it any more."""
+        """Stop waiting for the call. If it returns later, `late` is called."""
         self._given_up = True
 
     def wait(self) -> T:
-        """Blocking: what it returns, or raises. Raises CallHangs when patience is at an end."""
+        """Blocking: wait for the call, and return its result or raise its exception. Raises CallHangs if it has made no
+        progress for as long as the patience allows; it is given up then."""
         patience = self._patience
         with patience.changed:
             while not self._has_returned:
@@ -100,10 +102,11 @@ class Attempt(Generic[T]):
 
 
 def attempt(call: Callable[[Attempt[T]], T], patience: Patience, late: Callable[[], None]) -> T:
-    """Blocking: run `call` in a thread of its own, and return or raise what it does.
+    """Blocking: run `call` in a thread of its own, and return its result or raise its exception.
 
-    Raises CallHangs if it has neither returned nor got on for as long as `patience` says. It goes on then, as nothing
-    can end it, and `late` is called in its thread when it has returned. The threads do not keep the process alive.
+    Raises CallHangs if it has neither returned nor reported progress (`Attempt.gets_on`) for as long as `patience`
+    allows. The call then goes on in its thread, and `late` is called in that thread when it returns. The threads do not
+    keep the process alive.
     """
     one: Attempt[T] = Attempt(patience, late)
     trio.lowlevel.start_thread_soon(lambda: one.run(call), lambda _: None, THREAD_NAME)

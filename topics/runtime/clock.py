@@ -1,4 +1,4 @@
-"""The `Clock` seam: wall time, monotonic time and time since the boot, so that a simulation can decide all of them."""
+"""The clocks of the machine, behind the protocol `Clock`, so that a simulation can set each of them."""
 
 from __future__ import annotations
 
@@ -7,23 +7,24 @@ from typing import Protocol
 
 
 class Clock(Protocol):
-    """Three clocks. Waiting is Trio's business (a MockClock replaces it in tests), reading is this one's."""
+    """Reads clocks. It does not wait: waiting is done with Trio, whose clock tests replace by a MockClock."""
 
     def now_ms(self) -> int:
-        """Wall clock, integer milliseconds since the Unix epoch. May step."""
+        """The wall clock, in whole milliseconds since the Unix epoch. It may step forward and back."""
         ...
 
     def monotonic_ms(self) -> int:
-        """Monotonic clock, integer milliseconds from an arbitrary start. Leases run on it."""
+        """The monotonic clock, in whole milliseconds from an arbitrary start. Leases expire by it."""
         ...
 
     def boottime_ms(self) -> int:
-        """Milliseconds since the machine was booted, those included in which it slept: the same clock for every process
-        of one boot. Nobody can set it."""
+        """Milliseconds since the machine was booted, including the time that it was suspended. Nobody can set this
+        clock, and every process reads the same value of it."""
         ...
 
     def perf_ns(self) -> int:
-        """High resolution monotonic nanoseconds, for `performance` figures only: no decision may rest on it."""
+        """Monotonic nanoseconds with a high resolution, for the figures in `performance`. No decision may depend on
+        it."""
         ...
 
 

@@ -1,4 +1,4 @@
-"""Python's garbage collector, told what the daemon is doing."""
+"""How often Python's garbage collector runs while the daemon starts."""
 
 from __future__ import annotations
 
@@ -8,13 +8,14 @@ from contextlib import contextmanager
 from typing import Final
 
 YOUNG_OBJECTS: Final = 100_000
-"""Objects that are made between two collections while a start builds what will stay; 2,000 collections of 700 each
-would look at the same million objects again and again."""
+"""Allocations between two young collections while a start builds the state that stays. With the default (700) the
+collector would visit the same million objects again and again."""
 
 
 @contextmanager
 def building() -> Iterator[None]:
-    """Collect seldom: nearly everything that is made here stays. Cycles are collected still, so memory is bounded."""
+    """Collect garbage less often inside the block, for code whose objects nearly all stay. Cycles are still collected,
+    so memory stays bounded."""
     before = gc.get_threshold()
     gc.set_threshold(YOUNG_OBJECTS, 50, 1000)
     try:

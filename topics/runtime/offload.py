@@ -1,6 +1,7 @@
-"""The `Offload` seam: blocking calls in worker threads, one limiter per kind so that a slow kind starves no other.
+"""Blocking calls in worker threads, behind the protocol `Offload`.
 
-In a simulation the calls run inline (`tests/simulation/offload.py`), which makes a seed decide everything.
+Each kind of call has its own limit on threads, so that slow calls of one kind do not hold up those of another. In a
+simulation the calls run in the task itself (`tests/simulation/offload.py`), so that the seed determines everything.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ T = TypeVar("T")
 
 
 class Kind(Enum):
-    """What a blocking call is for; each kind has threads of its own (`docs/spec/runtime.md` section 2)."""
+    """What a blocking call does. Each kind has its own limit on threads (`docs/spec/runtime.md` section 2)."""
 
     WAL = "wal"
     HOT_READ = "hot_read"
@@ -28,36 +29,37 @@ class Kind(Enum):
 
 
 COLD: Final = frozenset({Kind.COLD_READ, Kind.COLD_FILES})
-"""The kinds whose calls may touch the cold store. No other one ever does once the daemon is ready."""
+"""The kinds whose calls may use the cold store. Once the daemon is ready, no call of another kind does."""
 
 
 class Offload(Protocol):
-    """Where blocking calls run."""
+    """Runs blocking calls. `run` is for tasks of the loop; `post` and `attempt` are for code that `run` has started."""
 
     async def run(self, kind: Kind, call: Callable[[], T]) -> T:
-        """Run `call` off the loop and return what it returns.
+        """Run `call` in a worker thread, and return its result or raise its exception.
 
-        Not abandoned on cancellation: a started call is waited for, because half a write with nobody looking is worse
-        than a late cancellation.
+        A call that has started is waited for even if the task is cancelled; Cancelled is raised after it. A write must
+        not go on unobserved.
         """
         ...
 
     def post(self, call: Callable[[], None]) -> None:
-        """From inside an offloaded call: run `call` on the loop soon, in the order of posting, without waiting for
-        it."""
+        """Have the loop run `call` soon, without waiting for it. The loop runs posted calls in the order of posting."""
         ...
 
     def attempt(self, call: Callable[[Attempt[T]], T], patience: Patience, late: Callable[[], None]) -> T:
-        """From inside an offloaded call: run `call`, which may never return (`bounded_calls.attempt`)."""
+        """Blocking: run `call`, which may never return, and give it up when `patience` ends
+        (`topics.runtime.bounded_calls.attempt`)."""
         ...
 
     def busy_share(self) -> float:
-        """Busy threads over all threads but those for the cold store, 0..1 (a signal of the governor)."""
+        """The share of worker threads that are busy, 0 to 1, not counting those for the cold store. The governor uses
+        it as a signal of pressure."""
         ...
 
 
 class ThreadOffload:
-    """Trio's worker threads, limited per kind."""
+    """Trio's worker threads, with the limits that are given for each kind."""
 
     def __init__(self, limits: dict[Kind, int]) -> None:
         self._limiters = {kind: trio.CapacityLimiter(limits[kind]) for kind in Kind}
@@ -76,6 +78,6 @@ class ThreadOffload:
         return attempt(call, patience, late)
 
     def busy_share(self) -> float:
-        # Whoever waits for a cold store that is slow, or hangs, takes nothing from others.
+        # A slow cold store holds up only the calls that use it, and is no sign of pressure.
         limiters = [limiter for kind, limiter in self._limiters.items() if kind not in COLD]
         return sum(limiter.borrowed_tokens for limiter in limiters) / sum(limiter.total_tokens for limiter in limiters)

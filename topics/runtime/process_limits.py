@@ -1,5 +1,7 @@
-"""What the process gets from the operating system and the C library: file descriptors, which connections, logs and
-segments all need, and memory."""
+"""Limits of the process: how many files it may open, and how the C library keeps freed memory.
+
+Connections, logs and segments all need file descriptors; `most_connections` divides them.
+"""
 
 from __future__ import annotations
 
@@ -8,23 +10,24 @@ import resource
 from typing import Final
 
 ENOUGH_FILES: Final = 10_000
-"""Below this many descriptors the start warns: the caps on connections cannot be reached (`docs/spec/runtime.md`
-section 1)."""
+"""With fewer descriptors the start logs a warning, because the caps on connections cannot be reached
+(`docs/spec/runtime.md` section 1)."""
 
 LEAST_OWN_FILES: Final = 64
-"""Descriptors that clients leave in any case: listeners, the log's and the audit log's files, segments being read."""
+"""Descriptors that are never given to clients: for listeners, WAL files, the audit log and segments being read."""
 
 _M_ARENA_MAX: Final = -8  # malloc.h
 
 
 def raise_file_limit() -> str | None:
-    """Raise the soft limit on open files to the hard one. Returns a warning if what results is not `ENOUGH_FILES`."""
+    """Raise the soft limit on open files to the hard limit. Returns a warning for the log if the result is below
+    `ENOUGH_FILES`, else None."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft != hard:
         try:
             resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
         except (OSError, ValueError):
-            pass  # "unlimited" is beyond what some kernels take; then the soft limit is what there is
+            pass  # some kernels refuse "unlimited"; the soft limit stays as it is
         else:
             soft = hard
     if soft != resource.RLIM_INFINITY and soft < ENOUGH_FILES:
@@ -33,22 +36,22 @@ def raise_file_limit() -> str | None:
 
 
 def file_limit() -> int | None:
-    """How many files may be open now; None where there is no limit."""
+    """The soft limit on open files; None if there is no limit."""
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     return None if soft == resource.RLIM_INFINITY else soft
 
 
 def most_connections(files: int | None) -> int | None:
-    """How many connections clients may have when so many files may be open; None for no bound.
+    """How many connections clients may have if `files` files may be open; None (no limit) for None.
 
-    A quarter of the descriptors, and no fewer than `LEAST_OWN_FILES`, is kept for the log and the segments: a crowd of
-    clients must not make a shard fail for want of one.
+    A quarter of the descriptors, at least `LEAST_OWN_FILES`, is kept for the log and the segments: a crowd of clients
+    must not make a shard fail because it cannot open a file.
     """
     return None if files is None else max(1, files - max(LEAST_OWN_FILES, files // 4))
 
 
 def limit_arenas(most: int) -> bool:
-    """Have the C library keep at most so many memory pools. False where it has none to limit (not glibc)."""
+    """Limit the memory pools (arenas) of the C library. Return False if the C library has none (it is not glibc)."""
     try:
         return bool(ctypes.CDLL(None).mallopt(_M_ARENA_MAX, most))
     except (OSError, AttributeError):
@@ -56,8 +59,8 @@ def limit_arenas(most: int) -> bool:
 
 
 def trim_memory() -> bool:
-    """Give the system back what the C library has of memory that nobody uses; False if there was none, or where it
-    cannot (not glibc). May take some milliseconds, for a thread; the interpreter is not held."""
+    """Blocking: have the C library return unused memory to the system. Return False if there was none to return, or if
+    the C library cannot (it is not glibc). Takes some milliseconds and releases the interpreter lock."""
     try:
         return bool(ctypes.CDLL(None).malloc_trim(0))
     except (OSError, AttributeError):

@@ -1,18 +1,19 @@
-"""The clock of windows: by it idempotency keys, commit keys, stages, leases and delays end.
+"""The clock of windows: idempotency keys, commit keys, stages, leases and delays expire by it.
 
-Wall time may be set. A window that ran on it would end early after a step forward, and never after a step back. So
-windows run on a clock of their own: within a life of the daemon it goes exactly as the monotonic clock does, and at the
-start of a life it goes on where the last one left a `Mark`, plus the time that has passed since:
+The wall clock may be set. If windows ran on it, a step forward would end them early, and after a step back they would
+last too long. So windows have their own clock. While the daemon runs, it advances exactly as the monotonic clock does.
+At a start it continues from the `Mark` that the last run has left, plus the time that has passed since:
 
-- in the same boot of the machine by CLOCK_BOOTTIME, which nobody can set and which counts while the machine sleeps;
-- after another boot by the wall clock, for nothing else knows how long the machine was off; but by no less than the
-  machine has been up, whatever the wall clock says;
-- without a mark (the first start, a directory of an older version, a mark that was lost) from the wall clock.
+- in the same boot of the machine by CLOCK_BOOTTIME, which nobody can set and which also counts while the machine is
+  suspended;
+- after another boot by the wall clock, because nothing else knows how long the machine was off; but by at least the
+  time since the boot, whatever the wall clock says;
+- without a mark (first start, a directory of an older version, a mark that was lost) it begins at the wall clock.
 
-Recovery moves it on to the latest of its times that is on disk, so it never goes back. Its readings look like ms since
-the epoch and begin as such, but say nothing about the date: `Registry.to_wall` makes a date of one.
+Recovery moves the clock forward to its latest time that is on disk, so it never goes back. Its readings look like
+milliseconds since the epoch, but they are no dates: `Registry.to_wall` converts one.
 
-Pure: what the clocks say is handed in, where the mark is kept is `topics.storage.snapshots.clock_mark`'s business.
+Pure: the readings of the other clocks are arguments, and `topics.storage.snapshots.clock_mark` stores the mark.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from topics.runtime.instant import Instant
 
 
 class Mark(NamedTuple):
-    """One moment by all clocks (ms), and the boot of the machine that it was in."""
+    """One moment by all clocks (ms), and the id of the boot of the machine in which it was taken."""
 
     window: int
     wall: int
@@ -33,7 +34,8 @@ class Mark(NamedTuple):
 
 
 def resumed(mark: Mark | None, *, wall: int, boottime: int, boot: str) -> int:
-    """What the clock of windows says now, at the start of a life, by the last mark and by the other clocks (ms)."""
+    """The reading of the clock of windows (ms) at a start: from the last mark, and from the other clocks as they read
+    now (ms). `boot` is the id of this boot."""
     if mark is None:
         return wall
     if mark.boot == boot and boottime >= mark.boottime:
@@ -44,7 +46,8 @@ def resumed(mark: Mark | None, *, wall: int, boottime: int, boot: str) -> int:
 
 
 class WindowClock:
-    """Goes on from the last `start`; before the first one it begins at the wall clock."""
+    """The running clock. It continues from the last `start`; before the first one it reads as the wall clock did when
+    it was made."""
 
     __slots__ = ("_ahead", "_clock")
 
@@ -53,13 +56,13 @@ class WindowClock:
         self._ahead = clock.now_ms() - clock.monotonic_ms()
 
     def start(self, moment: Instant) -> None:
-        """It was `moment.window` when the monotonic clock was `moment.mono`."""
+        """Set the clock: it reads `moment.window` when the monotonic clock reads `moment.mono`."""
         self._ahead = moment.window - moment.mono
 
     def now_ms(self) -> int:
-        """Now, ms."""
+        """The current reading, ms."""
         return self._ahead + self._clock.monotonic_ms()
 
     def mark(self, boot: str) -> Mark:
-        """Now, by all clocks."""
+        """The current readings of all clocks. `boot` is the id of this boot."""
         return Mark(self.now_ms(), self._clock.now_ms(), self._clock.boottime_ms(), boot)

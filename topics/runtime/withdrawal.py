@@ -1,12 +1,11 @@
-"""Ending what a call waits for when its key is withdrawn: the seam between HTTP, which knows about keys, and whatever
-waits for a caller.
+"""Ending the waits of a call when its API key is withdrawn. HTTP knows about keys; the code that waits does not.
 
 Theory of operation. A call may wait for its client (a body), for records or jobs (a long poll, a claim) and for room
-(an admission). In these waits no change is undecided, so a call may end in any of them; once a change is decided, the
-call runs to its answer, which says what was done. So every such wait is inside `interruptible()`, and a `Withdrawal`
-ends the waits of one call: those that are going on and those that would begin later. The current one is a context
-variable, because admission is far below HTTP. Tasks that a call starts for itself inherit it; work that outlives its
-call does not (`topics.runtime.background`).
+(admission of an append). During these waits the call has changed nothing, so it may end in any of them. Once a change
+has begun, the call runs to its answer, which says what was done. So each of these waits is inside `interruptible()`,
+and the `Withdrawal` of a call ends its waits: the present ones, and later ones as soon as they begin. The withdrawal of
+the current call is a context variable, because admission is far below HTTP. Tasks that a call starts for itself inherit
+it; work that outlives its call does not (`topics.runtime.background`).
 """
 
 from __future__ import annotations
@@ -21,13 +20,13 @@ from topics.errors import ApiError
 
 
 class Withdrawal:
-    """Of one call; `end` may come at any time, from any task of the loop."""
+    """Ends the waits of one call. `end` may be called at any time, by any task of the loop."""
 
     __slots__ = ("_scopes", "reason")
 
     def __init__(self) -> None:
         self.reason: ApiError | None = None
-        """Why the call may wait for nothing any more; None while it may."""
+        """Why the call may not wait any more; None while it may."""
         self._scopes: set[trio.CancelScope] = set()
 
     def end(self, reason: ApiError) -> None:
@@ -39,7 +38,8 @@ class Withdrawal:
 
     @contextmanager
     def waits(self) -> Iterator[None]:
-        """Around a wait: raises `reason` once there is one, before the wait or out of the middle of it."""
+        """Put around a wait. Raises `reason` if there is one already, or as soon as there is one, which ends the
+        wait."""
         if self.reason is not None:
             raise self.reason
         with trio.CancelScope() as scope:
@@ -54,12 +54,12 @@ class Withdrawal:
 
 
 CURRENT: ContextVar[Withdrawal | None] = ContextVar("withdrawal", default=None)
-"""That of the call which the running task works for; None for work of the daemon, and where there are no keys."""
+"""The withdrawal of the call that the running task works for. None for work of the daemon, and without API keys."""
 
 
 @contextmanager
 def interruptible() -> Iterator[None]:
-    """Around a wait that may end when the key of the call is withdrawn. Raises the `ApiError` that says so."""
+    """Put around a wait that ends when the key of the current call is withdrawn. Raises the `ApiError` for that."""
     current = CURRENT.get()
     if current is None:
         yield

@@ -1,14 +1,18 @@
-"""The audit log: one JSON line in a file of its own for each control-plane call and deletion, allowed or not.
+"""The audit log: one JSON line in a file of its own for each control-plane call and deletion, allowed or refused.
 
-Responsible for what a line holds (`make_entry`) and for getting lines into the file (`AuditLog`). Which calls are
-audited is in the table of routes; whoever answers a call writes its line first.
+This module decides what a line holds (`make_entry`) and writes lines to the file (`AuditLog`). Which calls are audited
+is said in `topics.http.routes`; the code that answers a call writes its line first.
 
-What may be relied on. A line is in the file before its call is answered, and lines never stand in the middle of one
-another; they are visible ASCII, whatever a client has sent. They are not synced: they survive the daemon, and what a
-machine that goes down may take with it are the last seconds. Refused calls of one key or address beyond a rate share a
-line, which says how many they were and comes within a second (`audit_rate`). A line that cannot be written is counted
-and never fails its call, which has been carried out by then; that it is so is logged once, and once more when lines can
-be written again. What a failure has left of a line ends with a line break, so that the next line is whole.
+Guarantees:
+
+- A line is in the file before its call is answered. Lines do not overlap, and consist of visible ASCII characters,
+  whatever a client has sent.
+- Lines are not synced. They survive a crash of the daemon; a crash of the machine may lose the last seconds.
+- Refused calls of one key or address beyond a rate share one line, which has their number and is written within a
+  second (`audit_rate`).
+- A line that cannot be written is counted and does not fail its call, which has been carried out by then. The first
+  failure is logged, and so is the first success after it. If a failure has left half a line in the file, a line break
+  is written behind it, so that the next line is whole.
 """
 
 from __future__ import annotations
@@ -34,29 +38,31 @@ from topics.telemetry.logs import get_logger
 log = get_logger(__name__)
 
 MAX_BODY: Final = 4 << 10
-"""Of a body that is longer only the length is kept."""
+"""Bytes of a request body that are kept whole. Of a longer body only the length is in the line."""
 
 MAX_QUERY: Final = 1 << 10
+"""Characters of a query that are kept; the rest is cut off."""
 
 SUMMARY_S: Final = 1.0
+"""How often the lines about refused calls without a line of their own are written, seconds."""
 
 _REFUSED: Final = range(400, 499)
 """Statuses of calls that have changed nothing."""
 
 MAX_WAITING: Final = 256
-"""Lines that wait to be written, a few KiB each. More callers wait with nothing but themselves."""
+"""Lines of a few KiB each that may wait to be written. Further callers wait before their line is made."""
 
 
 class AuditEntry(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """One line. What is empty is left out."""
+    """One line of the audit log. Fields with their default value are left out."""
 
     ts: str
-    """When the answer was there: RFC 3339 in UTC, with milliseconds."""
+    """When the answer was ready: RFC 3339 in UTC, with milliseconds."""
     request_id: str
     key: str
-    """Who called: the name of the key (`key-1a2b3c4d`), `none` where there are no keys, `unknown` for a 401."""
+    """Who called: the name of the key (`key-1a2b3c4d`), `none` if the daemon has no keys, `unknown` for a 401."""
     peer: str = ""
-    """Address and port."""
+    """Address and port of the client."""
     call: str
     """The name of the route, such as `put_topic`; `publish` for an append over a WebSocket."""
     topic: str = ""
@@ -67,15 +73,15 @@ class AuditEntry(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     body: Raw | UnsetType = UNSET
     """As it was sent, without white space; of an append only its `config`, never its records."""
     body_bytes: int = 0
-    """In place of a body that is no JSON or longer than `MAX_BODY`."""
+    """The length of a body that is not in `body`, because it is no JSON, longer than `MAX_BODY`, or has records."""
     status: int
     """499 for a client that left before there was an answer."""
     code: str = ""
-    """Of the error."""
+    """The error code of the answer."""
     ms: float
-    """From the beginning of the request to `ts`."""
+    """Milliseconds from the beginning of the request to `ts`."""
     refused: int = 0
-    """Where `call` is `refused`, the line is about so many calls, which have no line of their own."""
+    """How many calls the line is about, if `call` is `refused`; they have no lines of their own."""
 
 
 class _Append(msgspec.Struct):
@@ -102,7 +108,8 @@ def make_entry(
     code: str = "",
     ms: float,
 ) -> AuditEntry:
-    """The line of a call, out of what came over the network. `body` is what the client sent, decompressed."""
+    """The line of a call. `peer` is the address and the port of the client; `query` is the query as it was sent, and
+    `body` the body after decompression. Credentials in the query are left out."""
     kept = _body_of(call, body)
     return AuditEntry(
         ts=_moment(now_ms),
@@ -128,7 +135,7 @@ def _moment(now_ms: int) -> str:
 
 
 def _query_of(query: bytes) -> str:
-    # What is cut off here would be below; half a pair has the name of the whole one, or shows nothing of its value.
+    # Bounds the work. A pair that is cut here still has the name by which it is hidden, or nothing of its value.
     pairs = query[: 4 * MAX_QUERY].split(b"&")
     pairs = [pair for pair in pairs if unquote_to_bytes(pair.partition(b"=")[0]).lower() != b"token"]
     text = b"&".join(pairs).decode("latin-1")
@@ -136,7 +143,7 @@ def _query_of(query: bytes) -> str:
 
 
 def _body_of(call: str, body: bytes) -> bytes | None:
-    """What of a body is kept: JSON on one line. None for a body of which only the length is."""
+    """The part of a body that is kept, as JSON on one line. None if only the length of the body is kept."""
     try:
         if call in ("append", "publish"):
             config = _append.decode(body).config
@@ -152,7 +159,8 @@ def _body_of(call: str, body: bytes) -> bytes | None:
 
 
 class _Batch:
-    """Lines that are written together, by the first who came: while others were being written, more may have come."""
+    """Lines that are written with one call: those that came while the lines before them were being written. The task
+    of the first line writes all of them."""
 
     __slots__ = ("lines", "written")
 
@@ -162,9 +170,9 @@ class _Batch:
 
 
 class AuditLog:
-    """The file, held open. See the module.
+    """Writes lines to the file, which is kept open. `failures` counts the lines that could not be written.
 
-    `failures` is how many lines could not be written.
+    `open` and `close` block. The other methods are called by tasks of the loop; writing is done in a worker thread.
     """
 
     def __init__(self, path: Path) -> None:
@@ -172,21 +180,23 @@ class AuditLog:
         self._path = path
         self._fd: int | None = None
         self._torn = False
-        """Whether the file ends in the middle of a line."""
+        """True if the file ends in the middle of a line."""
         self._next = _Batch()
         self._places = trio.CapacityLimiter(MAX_WAITING)
         self._turn = trio.Lock()
         self._threads = trio.CapacityLimiter(1)
         self._rate = RefusalRate()
         self._left_out: dict[str, AuditEntry] = {}
-        """The line about refused calls that have none, as it is so far, by their source."""
+        """By source, the line about its refused calls that got none of their own; without their number."""
         self._lost = 0
-        """Lines of the outage that lasts now."""
+        """Lines that were lost since lines could last be written."""
 
     def open(self) -> None:
-        """Blocking: open the file, which is made (0600) if there is none. Raises OSError: a daemon that is to keep an
-        audit log does not start without one."""
-        # Without waiting: a pipe that nobody reads is an error, and no reason to stand still.
+        """Blocking: open the file, or create it with mode 0600. A file that is open already is closed after that.
+
+        Raises OSError; the daemon does not start if it cannot write the audit log that it was told to keep.
+        """
+        # O_NONBLOCK: opening a pipe that nobody reads is an error, and must not block for ever.
         fd = os.open(self._path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC | os.O_NONBLOCK, 0o600)
         try:
             os.set_blocking(fd, True)
@@ -198,28 +208,30 @@ class AuditLog:
         self._fd, self._torn = fd, torn
 
     def close(self) -> None:
-        """Blocking: give the file up."""
+        """Blocking: close the file. May be repeated."""
         if self._fd is not None:
             os.close(self._fd)
             self._fd = None
 
     async def run(self) -> None:
-        """Write a line about refused calls that were only counted, every `SUMMARY_S`; until cancelled."""
+        """Call `summarize` every `SUMMARY_S` seconds. Runs until cancelled."""
         while True:
             await trio.sleep(SUMMARY_S)
             await self.summarize()
 
     async def summarize(self) -> None:
-        """Write that line now, for each key or address that has had more refusals than lines."""
+        """Write a line with the number of refused calls for each key or address whose calls exceeded the rate."""
         for source, count in self._rate.take_counts(trio.current_time()).items():
             entry = self._left_out.pop(source, None)
             if entry is not None:
                 await self._write(replace(entry, refused=count))
 
     async def write(self, entry: AuditEntry) -> None:
-        """Returns when the line is in the file, or counted among the failures. Never raises; not cancelled by
-        anything: what has been done is to be found in the log. Of refused calls there may be more than lines
-        (`topics.telemetry.audit_rate`): those are counted."""
+        """Write a line. Returns when it is in the file or counted as a failure; never raises.
+
+        Cancellation does not interrupt it, because what was done must be in the log. The line of a refused call beyond
+        the rate of its source is not written but counted for `summarize` (`topics.telemetry.audit_rate`).
+        """
         if entry.status in _REFUSED and not self._admits(entry):
             return
         await self._write(entry)
@@ -254,7 +266,8 @@ class AuditLog:
                     batch.written.set()
 
     async def reopen(self) -> None:
-        """Open the file anew, for those who have renamed it. If that fails, the old one stays in use."""
+        """Open the file again by its name, because it may have been renamed (log rotation). If that fails, the old file
+        stays in use and an error is logged. Cancellation does not interrupt it."""
         with trio.CancelScope(shield=True):
             async with self._turn:
                 try:
@@ -275,7 +288,7 @@ class AuditLog:
                     "audit_log_failed",
                     path=str(self._path),
                     error=str(error),
-                    consequence="calls go on without a line in the audit log",
+                    consequence="calls are carried out without a line in the audit log",
                 )
             self._lost += lost
             self.failures += lost
@@ -284,7 +297,8 @@ class AuditLog:
             self._lost = 0
 
     def _append(self, data: bytes) -> tuple[Exception | None, int]:
-        """In a worker thread: write whole lines. What went wrong, and how many of them are not in the file."""
+        """In a worker thread: write whole lines. Returns the error, if there was one, and how many of the lines are not
+        in the file."""
         written = ahead = 0
         try:
             if self._fd is None or os.fstat(self._fd).st_nlink == 0:
@@ -311,4 +325,4 @@ class AuditLog:
                 file.seek(found.st_size - 1)
                 return file.read(1) != b"\n"
         except PermissionError:
-            return False  # it may be written and not read: then it is as it is
+            return False  # the file may be written but not read, so nobody can tell

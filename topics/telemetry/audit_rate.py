@@ -1,8 +1,8 @@
 """How many refused calls get a line of their own in the audit log. Pure.
 
-Calls that are refused cost a client nothing and change nothing, so there is no bound to how many may come; their lines
-would fill the disk. Each source (a key, or an address without one) has a bucket of lines; what comes while it is empty
-is counted, and the counts become lines of their own, so that nothing is missing without a word.
+A refused call costs a client nothing, so a client can send any number of them, and their lines would fill the disk.
+Each source (a key, or the address of a client without one) therefore has a token bucket: a call that finds it empty
+gets no line and is counted. The counts are written as lines, so that no call is left out silently.
 """
 
 from __future__ import annotations
@@ -10,24 +10,30 @@ from __future__ import annotations
 from typing import Final
 
 LINES_PER_S: Final = 10.0
+"""Lines a second that a source gets in the long run."""
+
 BURST: Final = 100.0
+"""Lines that a source gets at once after it has been quiet."""
+
 MOST_SOURCES: Final = 1000
+"""Sources with a bucket of their own."""
+
 OTHERS: Final = "others"
-"""The source of those for whom there is no bucket left."""
+"""The common source of all clients that come when `MOST_SOURCES` have buckets."""
 
 
 class RefusalRate:
-    """One bucket for each source. Times are seconds of any clock that does not go back."""
+    """The buckets of all sources. Times are seconds of a clock that does not go back."""
 
     def __init__(self) -> None:
         self._buckets: dict[str, _Bucket] = {}
 
     def source(self, name: str) -> str:
-        """What a source is counted as: itself, or `OTHERS` where there are too many."""
+        """The source under which `name` is counted: `name` itself, or `OTHERS` if there are too many sources."""
         return name if name in self._buckets or len(self._buckets) < MOST_SOURCES else OTHERS
 
     def admit(self, source: str, now: float) -> bool:
-        """Return True if a refused call of this source gets a line; otherwise it has been counted."""
+        """Return True if a refused call of this source gets a line of its own. Otherwise count it."""
         bucket = self._buckets.get(source)
         if bucket is None:
             bucket = self._buckets[source] = _Bucket(now)
@@ -39,8 +45,8 @@ class RefusalRate:
         return False
 
     def take_counts(self, now: float) -> dict[str, int]:
-        """How many calls of each source were counted since the last time; sources that have been quiet are
-        forgotten."""
+        """How many calls of each source were counted since the last call of this method. A source without any whose
+        bucket is full again is forgotten."""
         counts = {}
         for source, bucket in list(self._buckets.items()):
             bucket.fill(now)

@@ -1,7 +1,7 @@
-"""Credentials in texts: found by what stands in front of them, and blanked.
+"""Credentials in texts are found by the words in front of them, and replaced.
 
-For whatever is about to be written down, in a log or elsewhere. Nobody should put a credential into it in the first
-place; here is looked once more, at the finished text, which covers bytes, representations and tracebacks too.
+Applied to every text that is about to be logged. No code should log a credential in the first place; this is a second
+safeguard. It looks at the finished text, so that it also covers bytes, `repr` texts and tracebacks.
 """
 
 from __future__ import annotations
@@ -14,15 +14,17 @@ SECRET_KEYS: Final = frozenset({"token", "authorization", "api_key", "api_keys",
 """Names of fields whose values are never shown."""
 
 HIDDEN: Final = "(hidden)"
+"""The replacement of a credential."""
 
 
 def _spelled(word: str) -> str:
-    """A word of which any letter may be percent-encoded, as it may be in the query of a URL."""
+    """A pattern for a word whose letters may be percent-encoded, as in the query of a URL."""
     return "".join(f"(?:{letter}|%{ord(letter):02x}|%{ord(letter.upper()):02x})" for letter in word)
 
 
 def _within_json(end: str) -> str:
-    """A value that ends at white space, also escaped, and at the end of the string. Other escapes stay whole."""
+    """A pattern for a value in JSON: it ends at white space, also escaped, and at the end of the string. An escape
+    sequence is hidden whole or not at all."""
     return rf"(?:\\[^nrt]|[^\s{end}\"\\])+"
 
 
@@ -31,11 +33,11 @@ def _within_text(end: str) -> str:
 
 
 def _pattern(quote: str, within: Callable[[str], str]) -> re.Pattern[bytes]:
-    """What is hidden in a text in small letters: what follows `token=` in its many spellings, or `bearer`.
+    """The pattern for what is hidden in a text in lower case: what follows `token=` in its many spellings, or `bearer`.
 
-    `quote` is what quotation marks look like in this text. In JSON they have a backslash, or three, seven, ... where
-    JSON lies within JSON; one after an even number ends the string, and nothing of a match lies beyond it, so that the
-    line is valid JSON afterwards.
+    `quote` is the pattern of a quotation mark in this text. Within a JSON string it has one backslash in front, or 3,
+    7, ... if the string holds JSON itself. A quotation mark after an even number of backslashes ends the string. No
+    match reaches beyond it, so that the line is still valid JSON afterwards.
     """
     equals = r"(?:%(?:25)?3d|=)"
     colon = r"(?:%(?:25)?3a|:)"
@@ -45,11 +47,11 @@ def _pattern(quote: str, within: Callable[[str], str]) -> re.Pattern[bytes]:
     keys = r"api[_-]?keys?"
     before = (
         rf"{name}{gap}(?:{equals}|{colon}){gap}",
-        # What is wrong with the setting TOPICS_API_KEYS is told after its name and a colon.
+        # Not a colon alone: error messages about the setting TOPICS_API_KEYS have its name and a colon in front.
         rf"{keys}{gap}{equals}{gap}",
         rf"(?:{name}|{keys}){quote}{gap}[:,=]{gap}",
     )
-    # There are schemes of more words than one.
+    # The credentials of some schemes have more than one word.
     header = rf"authorization{quote}?{gap}(?:{equals}|[:,]){gap}({within('')}(?:{blanks}{within('')}){{0,64}})"
     opening = rf"(?:b?{quote})?(?:(?:bearer|basic){blanks})?"
     return re.compile(rf"{header}|(?:{'|'.join(before)}){opening}({within('&')})|bearer{blanks}({within('')})".encode())
@@ -58,14 +60,17 @@ def _pattern(quote: str, within: Callable[[str], str]) -> re.Pattern[bytes]:
 _IN_JSON: Final = _pattern(r"(?:(?:\\\\)*\\\"|\\*')", _within_json)
 _IN_TEXT: Final = _pattern(r"\\*[\"']", _within_text)
 _JSON_MEMBER: Final = re.compile(rb'"(?:token|authorization|api_keys?|password|secret)"\s*:\s*"((?:\\.|[^"\\])*)')
-# Patterns are matched where they may begin: to search for them takes a hundred times as long.
+# Where a match may begin. Searching for the whole patterns instead would take a hundred times as long.
 _STARTS: Final = re.compile(rb"token|t(?:o|ok|oke)?%|%[57]4|authorization|password|secret|api|bearer")
 _WORDS: Final = (b"token", b"authorization", b"password", b"secret", b"api", b"bearer", b"%")
 
 
 def hide_credentials(text: str, *, as_json: bool = True) -> str:
-    """The text with what looks like a credential blanked. What is valid JSON (on one line) stays so; with `as_json`
-    false it is taken for a text in which quotation marks mean nothing."""
+    """The text with everything that looks like a credential replaced by `HIDDEN`.
+
+    With `as_json` the text is a JSON value on one line, and is valid JSON afterwards. Without it, quotation marks and
+    backslashes have no special meaning.
+    """
     data = text.encode("utf-8", "surrogatepass")
     small = data.lower()
     if not any(word in small for word in _WORDS):

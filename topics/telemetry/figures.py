@@ -1,8 +1,8 @@
-"""What the engine tells of itself when it is scraped: plain figures, no formatting, no I/O.
+"""The numbers behind `/v0/metrics`: plain values without formatting or I/O.
 
-The engine fills these (`topics.engine.engine_metrics`), all but the sums over every topic in one step of the loop, so
-that a scrape sees one moment; `topics.http.answers.metrics` turns them into the names of `docs/spec/api.md` section
-11.
+The engine fills them (`topics.engine.engine_metrics`). All of them but the sums over every topic are taken in one step
+of the loop, so that they belong to one moment. `topics.http.answers.metrics` writes them under the names of
+`docs/spec/api.md` section 11.
 """
 
 from __future__ import annotations
@@ -12,20 +12,21 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
-# Microseconds. From a fast NVMe flush (tens of us) to a disk in trouble (seconds), about three bounds a decade.
+# Microseconds, about three bounds a decade: from the flush of a fast NVMe disk to a disk that is failing.
 FSYNC_LATENCY_BOUNDS_US: Final[tuple[float, ...]] = (
     50, 100, 200, 500, 1_000, 2_000, 5_000, 10_000, 20_000, 50_000, 100_000, 200_000, 500_000, 1_000_000, 5_000_000,
 )  # fmt: skip
 
 
-# Milliseconds: from what an idle loop takes to the ten seconds that no ready topic waits longer than.
+# Milliseconds: from the wait on an idle loop to 10 s, the longest that any ready topic waits.
 SCHEDULING_BOUNDS_MS: Final = (0.1, 0.2, 0.5, 1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10_000)
 
 
 class Histogram:
-    """A histogram with fixed, ascending upper bounds (inclusive); `counts` has one more cell for what lies above all.
+    """A histogram with fixed upper bounds, ascending and inclusive. `counts` has one more cell, for values above the
+    last bound; `total` is the sum of all values.
 
-    Not locked: observe from the loop only.
+    It has no lock: it is changed in the loop only.
     """
 
     __slots__ = ("bounds", "counts", "total")
@@ -41,13 +42,13 @@ class Histogram:
         self.total += value
 
     def merge(self, other: Histogram) -> None:
-        """Add the counts of `other`, which has the same bounds (figures of several shards become one)."""
+        """Add the counts of `other`, which has the same bounds."""
         assert self.bounds == other.bounds
         self.counts = [mine + theirs for mine, theirs in zip(self.counts, other.counts, strict=True)]
         self.total += other.total
 
     def cumulative(self) -> list[tuple[float, int]]:
-        """`(upper bound, values at or below it)`, ascending, the last bound infinite."""
+        """Pairs of an upper bound and the number of values at or below it, ascending. The last bound is infinite."""
         running = 0
         rows: list[tuple[float, int]] = []
         for bound, count in zip((*self.bounds, float("inf")), self.counts, strict=True):
@@ -58,7 +59,8 @@ class Histogram:
 
 @dataclass(slots=True)
 class WalFigures:
-    """One shard's WAL, or all of them summed with `add`. Counts are since the start of the process."""
+    """The WAL of one shard, or the sum of several. Counts are since the start of the process; `fsync_latency` is in
+    microseconds."""
 
     frames: int = 0
     batches: int = 0
@@ -72,7 +74,8 @@ class WalFigures:
     fsync_latency: Histogram = field(default_factory=Histogram)
 
     def add(self, other: WalFigures) -> None:
-        """Sum `other` into this one; `read_only` counts shards, `queue_depth_peak` is the highest of any shard."""
+        """Add the figures of another shard. `read_only` then is the number of failed shards, and `queue_depth_peak` the
+        greatest of all shards."""
         self.frames += other.frames
         self.batches += other.batches
         self.fsyncs += other.fsyncs
@@ -87,7 +90,7 @@ class WalFigures:
 
 @dataclass(slots=True)
 class TopicFigures:
-    """One topic's line of the per-topic metrics."""
+    """One topic, for the metrics that each topic has."""
 
     name: str
     head_seq: int
@@ -95,12 +98,12 @@ class TopicFigures:
     records: int
     bytes: int
     jobs: tuple[int, int] | None = None
-    """Ready ones and leased ones, of a queue."""
+    """How many jobs are ready and how many are leased; None for a topic that is no queue."""
 
 
 @dataclass(slots=True)
 class RouterFigures:
-    """One router's line of the per-router metrics."""
+    """One router, for the metrics that each router has."""
 
     router: str
     lag: int
@@ -109,7 +112,7 @@ class RouterFigures:
 
 @dataclass(slots=True)
 class DeliveryFigures:
-    """Who watches, and what the governor does."""
+    """Connections and sessions of watchers, and the measures that the governor has taken."""
 
     sse_connections: int = 0
     ws_connections: int = 0
@@ -128,8 +131,8 @@ class DeliveryFigures:
 class EngineFigures:
     """The whole engine at one moment.
 
-    `topic_samples` holds the first 1000 topics of those that whoever asks may see, in name order; `topics_truncated`
-    says that there are more. It is the same with `router_samples` and `routers_truncated`.
+    `topic_samples` holds the first 1000, by name, of the topics that the caller may see; `topics_truncated` is true if
+    there are more. `router_samples` and `routers_truncated` are the same for routers.
     """
 
     topics: int = 0
@@ -140,27 +143,28 @@ class EngineFigures:
     recovery_progress: float = 0.0
     uptime_ms: int = 0
     read_only: bool = False
-    """A shard has failed, or the disk is nearly full: appends are refused, all or some."""
+    """A shard has failed or the disk is nearly full, so that some or all appends are refused."""
     wal: WalFigures = field(default_factory=WalFigures)
     topic_samples: list[TopicFigures] = field(default_factory=list)
     topics_truncated: bool = False
     queue_topics: int = 0
     queue_leases: int = 0
-    """Leases that hold, in all queues."""
+    """Leases that have not expired, in all queues."""
     routers: int = 0
     router_samples: list[RouterFigures] = field(default_factory=list)
     routers_truncated: bool = False
     router_failures: int = 0
-    """Forwarders that were started again after an error nobody thought of."""
+    """How often forwarders were started again after an unexpected error."""
     restarts: dict[str, int] = field(default_factory=dict)
-    """Background tasks that were, by their names."""
+    """How often background tasks were started again after a failure, by their names."""
     throttled: dict[str, int] = field(default_factory=dict)
+    """How many calls were refused, by the limit."""
     segments: dict[str, int] = field(default_factory=dict)
-    """By tier."""
+    """How many segments there are, by tier."""
     cold_hanging: int = 0
-    """Calls of the cold store that were given up and have not returned."""
+    """Calls of the cold store that were given up and have not returned yet."""
     cold_timeouts: int = 0
-    """Calls of the cold store that were given up."""
+    """Calls of the cold store that were given up, since the start."""
     cold_usable: bool = True
-    """The cold directory is known to be this daemon's, or there is none."""
+    """The cold directory is known to belong to this daemon, or there is none."""
     delivery: DeliveryFigures = field(default_factory=DeliveryFigures)

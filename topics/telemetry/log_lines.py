@@ -1,5 +1,5 @@
-"""What a line of the log looks like: an event as JSON, or for a person. `topics.telemetry.logs` says what every line
-keeps to."""
+"""The text of a log line: an event as JSON, or in a form for people. The rules for every line are listed in
+`topics.telemetry.logs`."""
 
 from __future__ import annotations
 
@@ -16,20 +16,23 @@ import structlog
 from topics.telemetry.credentials import HIDDEN, SECRET_KEYS, hide_credentials
 
 MAX_LINE: Final = 16 << 10
+"""Characters of a line; a longer one is cut."""
 
 _MAX_VALUE: Final = 64 << 10
+"""Characters of a text within an event; a longer one is cut before the line is made."""
+
 _MAX_DEPTH: Final = 8
 
 _NOT_VISIBLE: Final = re.compile("[^ -~]")
 
 _FIRST: Final = ("timestamp", "level", "event", "logger", "request_id")
-"""In this order at the beginning of a line; what is left of one that cannot be cut otherwise."""
+"""These fields are at the beginning of a line, in this order. If a line cannot be cut otherwise, only they are kept."""
 
 Event = MutableMapping[str, Any]
 
 
 def render_json(_logger: Any, _method: str, event: Event) -> str:
-    """The line as one JSON object, ASCII only. The last processor of a chain."""
+    """The line as one JSON object of ASCII characters. It is the last processor of a structlog chain."""
     line = hide_credentials(_dumps(_unified(event)))
     return line if len(line) <= MAX_LINE else _cut_json(line)
 
@@ -39,12 +42,12 @@ def _dumps(value: Any) -> str:
 
 
 def escape_ascii(line: str) -> str:
-    """A line of JSON in visible ASCII: with nothing that a terminal would obey or a reader take for the end of it."""
+    """A line of JSON in visible ASCII characters: no control character reaches a terminal, no line break a reader."""
     return _NOT_VISIBLE.sub(lambda found: json.dumps(found[0])[1:-1].replace("\x7f", "\\u007f"), line)
 
 
 class HumanRenderer:
-    """The line as a person reads it."""
+    """The line in a form for people. It is the last processor of a structlog chain."""
 
     def __init__(self, colors: bool) -> None:
         self._render = structlog.dev.ConsoleRenderer(colors=colors)
@@ -65,7 +68,7 @@ class HumanRenderer:
 
 
 class _Shown:
-    """A value as the console shows it: without characters that a terminal would obey."""
+    """A value whose `repr` is what the console shows: without control characters."""
 
     def __init__(self, value: Any) -> None:
         self._value = value
@@ -83,7 +86,7 @@ def _escaped(text: str) -> str:
 
 
 def _unified(event: Mapping[str, Any]) -> Event:
-    """The event with nothing in it but what JSON has, without the values of secret keys, a traceback as text."""
+    """The event with values that JSON has, the values of secret keys replaced, and a traceback as text."""
     known = {name: _plain(event[name]) for name in _FIRST if name in event}
     rest = {
         str(name): HIDDEN if _is_secret(name) else _plain(value)
@@ -129,19 +132,20 @@ def _plain(value: Any, depth: int = 0) -> Any:
 
 
 def _shortened(text: str) -> str:
-    """Short enough to be searched and cut in no time."""
+    """The text, cut in the middle if it is so long that searching it would take noticeable time."""
     return (
         text if len(text) <= _MAX_VALUE else _middle_left_out(text, _MAX_VALUE, f" ... ({len(text)} characters) ... ")
     )
 
 
 def _middle_left_out(text: str, room: int, instead: str) -> str:
-    """The beginning and, of the same length, the end: where a traceback says what it is about."""
+    """The beginning and the end of the text, each half of `room` long, with `instead` between them. Both are kept
+    because a traceback names its error at the end."""
     return text[: room // 2] + instead + text[len(text) - room // 2 :]
 
 
 def _cut_json(line: str) -> str:
-    """The object with its long values cut until the line is short enough; `cut` says how long it was."""
+    """The JSON object with its long values cut until the line is short enough. The field `cut` has its full length."""
     event = json.loads(line)
     room = MAX_LINE
     while room > 64:

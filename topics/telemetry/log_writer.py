@@ -1,4 +1,7 @@
-"""The way of lines to stderr: a handler that never holds up who logs (`topics.telemetry.logs`)."""
+"""Writing log lines to stderr from a thread, so that code that logs never waits (`topics.telemetry.logs`).
+
+Lines wait in memory, at most `MAX_WAITING` bytes. If nobody reads stderr, further lines are dropped and counted.
+"""
 
 from __future__ import annotations
 
@@ -14,22 +17,24 @@ from typing import Any, Final, TextIO
 import structlog
 
 MAX_WAITING: Final = 4 << 20
+"""Bytes of lines that wait to be written; lines beyond that are dropped and counted."""
+
 FLUSH_S: Final = 2.0
+"""The longest that `flush` waits, seconds."""
 
 _BATCH_BYTES: Final = 64 << 10
+"""Bytes of lines that are written at a time."""
 
 
 class LineHandler(logging.Handler):
-    """Writes lines to a stream from a thread of its own; see the module.
-
-    A stream without a file descriptor (in memory) is written to at once.
-    """
+    """Writes lines to the file descriptor of a stream, from a thread of its own. A stream without a file descriptor
+    (one in memory) is written to at once, in the caller's thread."""
 
     def __init__(self, stream: TextIO) -> None:
         super().__init__()
         self._stream = stream
         self._fd = _descriptor_of(stream)
-        # Reentrant: the collector may run anywhere, and what it finalises may log.
+        # Reentrant: the garbage collector may run at any point, and a finalizer may log.
         self._changed = threading.Condition(threading.RLock())
         self._lines: deque[bytes] = deque()
         self._bytes = 0
@@ -39,6 +44,7 @@ class LineHandler(logging.Handler):
         self._thread: threading.Thread | None = None
 
     def emit(self, record: logging.LogRecord) -> None:
+        """Queue the line of a record. Never raises for a record that cannot be formatted: that is logged instead."""
         try:
             line = self.format(record)
         except Exception as error:
@@ -50,12 +56,12 @@ class LineHandler(logging.Handler):
             self._put(line.encode("utf-8", "backslashreplace") + b"\n")
 
     def flush(self) -> None:
-        """Wait until what has been logged is written, for `FLUSH_S` at most."""
+        """Blocking: wait until everything logged so far is written, at most `FLUSH_S` seconds."""
         with self._changed:
             self._changed.wait_for(lambda: not self._lines and not self._writing and not self._dropped, FLUSH_S)
 
     def close(self) -> None:
-        """Take no more. What is left is written as long as the process lives; `flush` waits for it."""
+        """Accept no more lines. The thread still writes those that wait; `flush` waits for that."""
         with self._changed:
             self._closed = True
             self._changed.notify_all()
@@ -76,7 +82,7 @@ class LineHandler(logging.Handler):
             self._changed.notify_all()
 
     def _write_all(self) -> None:
-        """The thread. It waits in system calls only, so that the process may end whatever it waits for."""
+        """The thread's function. It is a daemon thread: the process may end while it waits for a reader of stderr."""
         assert self._fd is not None
         while True:
             with self._changed:
@@ -86,7 +92,7 @@ class LineHandler(logging.Handler):
                 if self._lines:
                     batch = self._take()
                 elif self._dropped:
-                    # In the place where they are missing: nothing is taken while there are any.
+                    # This line is in the place of the missing ones: while `_dropped` is set, no line is queued.
                     dropped, self._dropped = self._dropped, 0
                     batch = self._own_line("log_lines_dropped", count=dropped).encode() + b"\n"
                 else:
@@ -95,7 +101,7 @@ class LineHandler(logging.Handler):
             try:
                 _write(self._fd, batch)
             except OSError:
-                pass  # there is nobody to tell
+                pass  # stderr itself fails, so there is no way to report it
 
     def _take(self) -> bytes:
         taken = [self._lines.popleft()]
@@ -127,5 +133,5 @@ def _write(fd: int, data: bytes) -> None:
     while view:
         try:
             view = view[os.write(fd, view) :]
-        except BlockingIOError:  # somebody who shares the terminal has made it so
+        except BlockingIOError:  # another process that shares the terminal has set O_NONBLOCK
             select.select([], [fd], [], 1.0)

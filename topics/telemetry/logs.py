@@ -1,22 +1,22 @@
-"""Logging: one stream on stderr, for people on a terminal and as JSON lines everywhere else.
+"""Logging: one stream on stderr, in a form for people on a terminal and as JSON lines everywhere else.
 
-Records of the standard library (hypercorn, quart, warnings) take the same way out, so that a line is a line whoever
-wrote it. What is logged is events with fields, not prose.
+Events with fields are logged, not prose. Records of the standard library's `logging` (hypercorn, quart, warnings) go
+through the same handler, so that every line has the same form.
 
-What every line keeps to:
+Rules for every line:
 
-- No credentials, although nobody should log them in the first place: keys that hold them are blanked at any depth, and
-  the finished line is searched once more, which covers bytes, representations and tracebacks too. Tracebacks never
-  show local variables: these are headers and payloads.
-- One event is one line; on a terminal only tracebacks have more, and these are indented, so that what begins at the
-  left edge is an event. Control characters out of a request are shown, not obeyed.
-- At most `MAX_LINE` characters: a longer line is cut and says so. Whatever a client can provoke is logged `PER_SECOND`
-  times a second for each event; the next such line says how many were left out (`unlogged`).
-- Writing never holds up the loop. Lines wait in memory for a thread that writes them, `MAX_WAITING` bytes of them at
-  most. When stderr is a pipe that nobody reads, what comes after that is dropped and counted, and the count is logged
-  once somebody reads again (`log_lines_dropped`): a daemon that stands still for its log would be worse. Lines reach
-  stderr within the moment, but a process that is killed at once may take its last few with it. At a normal end, also
-  one by an exception, everything is written first (for at most `FLUSH_S`); before `os._exit` call `flush`.
+- No credentials. No code should log them in the first place. In addition, the values of keys that hold credentials are
+  replaced at any depth, and the finished line is searched, which also covers bytes, `repr` texts and tracebacks.
+  Tracebacks do not show local variables, because these hold headers and payloads.
+- One event is one line. On a terminal only tracebacks have more lines, and these are indented, so that each line at the
+  left edge is an event. Control characters from a request are escaped.
+- A line has at most `MAX_LINE` characters; a longer one is cut and says so. An event that clients can cause is logged
+  at most `PER_SECOND` times a second; the next line of it has the number of those left out (`unlogged`).
+- Writing never blocks the loop. A thread writes the lines, and at most `MAX_WAITING` bytes of them wait in memory. If
+  stderr is a pipe that nobody reads, further lines are dropped, and their number is logged when it is read again
+  (`log_lines_dropped`): the daemon must not stop for its log. Lines are written without delay, but a process that is
+  killed may lose its last few. When the process ends normally or by an exception, all lines are written first (within
+  `FLUSH_S`). Code that calls `os._exit` calls `flush` before.
 """
 
 from __future__ import annotations
@@ -36,9 +36,10 @@ from topics.telemetry.log_lines import HumanRenderer, render_json
 from topics.telemetry.log_writer import LineHandler
 
 PER_SECOND: Final = 10
+"""Lines a second of one event that clients can cause."""
 
 _PROVOKED: Final = ("topics.http", "topics.engine.delivery", "hypercorn", "quart")
-"""Loggers of events that clients can bring about as often as they like. Quart's own lines come from `topics`."""
+"""Loggers of events that clients can cause as often as they like. Quart itself logs as `topics`."""
 
 
 def get_logger(name: str) -> structlog.stdlib.BoundLogger:
@@ -48,10 +49,11 @@ def get_logger(name: str) -> structlog.stdlib.BoundLogger:
 
 
 def setup_logging(level: str, form: str, stream: TextIO | None = None) -> None:
-    """Send everything at or above `level` to `stream` (stderr) as `form`: `human`, `json`, or `auto` by terminal.
+    """Log everything at or above `level` to `stream` (stderr). `form` is `human`, `json`, or `auto`, which is `human`
+    on a terminal.
 
-    May be called again; the last call counts. Without a `stream`, warnings and exceptions that nobody has caught are
-    logged from here on as well, in place of what Python prints.
+    May be called again; the last call counts. Without a `stream`, Python warnings and uncaught exceptions are logged
+    from now on, instead of being printed.
     """
     if stream is None:
         stream = sys.stderr
@@ -81,8 +83,8 @@ def setup_logging(level: str, form: str, stream: TextIO | None = None) -> None:
             earlier.close()
     root.handlers[:] = [handler]
     root.setLevel(level.upper())
-    # An access log line per request would cost more than the request; errors of the framework are still heard. And at
-    # debug the protocols write down what they decode, which is everything that a client sends.
+    # A line of the access log would cost more than the request itself. At the level debug the protocol libraries log
+    # everything that a client sends. Errors of both are still logged.
     for name in ("hypercorn.access", "httpx", "httpcore", "hpack", "h2", "h11", "wsproto"):
         logging.getLogger(name).setLevel(logging.WARNING)
     for name in ("hypercorn.error", "quart.app", "quart.serving"):
@@ -102,14 +104,17 @@ def setup_logging(level: str, form: str, stream: TextIO | None = None) -> None:
 
 
 def flush() -> None:
-    """Wait until everything logged so far is written, but no longer than `FLUSH_S`. Blocking."""
+    """Blocking: wait until everything logged so far is written, but at most `FLUSH_S` seconds."""
     for handler in logging.getLogger().handlers:
         handler.flush()
 
 
 class Sparing(logging.Filter):
-    """Lets `PER_SECOND` lines a second pass of each event that clients can provoke. The first one after that has
-    `unlogged`: how many there would have been in between. Lines of the level debug are wanted, and pass."""
+    """Passes at most `PER_SECOND` lines a second of each event that clients can cause.
+
+    The first line of the event in a later second has the field `unlogged`, the number of lines that were left out.
+    Lines of the level debug all pass: who turns that level on wants them.
+    """
 
     def __init__(self, now: Callable[[], float] = time.monotonic) -> None:
         super().__init__()
@@ -117,10 +122,11 @@ class Sparing(logging.Filter):
         self._seen: dict[tuple[str, object], list[float]] = {}
 
     def filter(self, record: logging.LogRecord) -> bool:
+        """Return True if the record is to be logged."""
         if record.levelno <= logging.DEBUG or not (record.name == "topics" or record.name.startswith(_PROVOKED)):
             return True
         event = record.msg
-        # By the place in the code and not by the text, of which there may be any number.
+        # Records of the standard library count by their place in the code: their texts may all be different.
         what = event.get("event") if isinstance(event, dict) else (record.pathname, record.lineno)
         now = self._now()
         seen = self._seen.setdefault((record.name, what), [now, 0.0])
@@ -137,7 +143,7 @@ class Sparing(logging.Filter):
 
 
 def _log_strays() -> None:
-    """Log warnings, and exceptions that nobody has caught, so that they are lines as well."""
+    """Log Python warnings and uncaught exceptions as events."""
     log = get_logger("topics.stray")
 
     def uncaught(kind: type[BaseException], error: BaseException, where: TracebackType | None) -> None:
