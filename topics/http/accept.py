@@ -1,16 +1,19 @@
-"""Accept headers: what a client would rather have (RFC 9110, 12.4 and 12.5), once for all of them."""
+"""Reading Accept and Accept-Encoding headers (RFC 9110, 12.4 and 12.5)."""
 
 from __future__ import annotations
 
 from typing import Final
 
 MOST_ITEMS: Final = 200
+"""A header with more items and parameters is ignored."""
 
 
 def qualities(header: bytes) -> dict[bytes, float]:
-    """The quality of each item of an Accept or Accept-Encoding header, 0 where it cannot be read; of an item that
-    stands there twice, the better one. Names are in lower case. A header of more than `MOST_ITEMS` has none that count:
-    over HTTP/2 a reference of a byte may stand for thousands."""
+    """The quality (`q`) of each item of a header, by its name in lower case.
+
+    A quality that cannot be read is 0. If an item is there twice, the better quality counts. A header with more than
+    `MOST_ITEMS` yields nothing: over HTTP/2 a reference of one byte may stand for a header of thousands of items.
+    """
     found: dict[bytes, float] = {}
     if header.count(b",") + header.count(b";") >= MOST_ITEMS:
         return found

@@ -1,4 +1,4 @@
-"""The ASGI application, for the daemon and for tests."""
+"""Making the ASGI application, for the daemon and for tests."""
 
 from __future__ import annotations
 
@@ -9,6 +9,6 @@ from topics.telemetry.audit_log import AuditLog
 
 
 def make_app(engine: Engine, keyring: Keyring | None = None, audit: AuditLog | None = None) -> Gate:
-    """The application that serves `engine` to the holders of `keyring` (default: the keys of its settings). May be
-    called, and serve, before the engine is ready."""
+    """The application that serves `engine` to clients with the keys of `keyring` (default: those of its settings). It
+    may serve before the engine is ready: it refuses most calls then."""
     return Gate(engine, keyring, audit)

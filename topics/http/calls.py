@@ -1,4 +1,4 @@
-"""One request on its way through the gate, and what may come back: the types that the gate and both planes share."""
+"""One request on its way through the gate, and its answer: the types that the gate and the handlers share."""
 
 from __future__ import annotations
 
@@ -31,61 +31,63 @@ Send = Callable[[Message], Awaitable[None]]
 JSON: Final = b"application/json"
 
 PROMPT_ANSWER: Final = 64 << 10
-"""An answer of at most this is out of our hands at once: its request is over before it is sent, so that whoever asks
-again on seeing it finds the place free. A longer one keeps its place until its reader has taken it, and is refused if
-there is no room for it."""
+"""Bytes of an answer that fits into the buffers of the system, so that sending it does not wait. Its request is over
+before it is sent: a client that sends its next request on seeing the answer finds its place free. A longer answer keeps
+its place until it has been sent, and is refused if there is no memory for it."""
 
 encode: Final = msgspec.json.Encoder().encode
 
 
 class ClientGone(Exception):
-    """The client went away before it was answered. Nobody is to be told."""
+    """The client went away before it was answered, so there is nobody to answer."""
 
 
 @dataclass(slots=True)
 class Response:
-    """An answer in full. The gate adds what every response has."""
+    """A complete answer. The gate adds the headers that every answer has."""
 
     status: int
     body: bytes
     content_type: bytes = JSON
     headers: list[tuple[bytes, bytes]] = field(default_factory=list)
     undelivered: Callable[[], None] | None = None
-    """Called if the client is gone before all of it was sent: what it was given goes to others."""
+    """Called if the client is gone before all of the answer was sent, to give back what the answer gives the client
+    (leased jobs)."""
 
 
 class OpenAnswer(ABC):
-    """An answer that is sent while it is made. The gate calls `run` and then, whatever happens, `close`."""
+    """An answer that is sent while it is made: a stream or an export. The gate calls `run` and then, whatever happens,
+    `close`."""
 
     key: Key
     in_flight = False
-    """Whether its request counts as one in progress of its key until the end."""
+    """True if its request counts as one in progress of its key until the end of the answer."""
 
     @property
     @abstractmethod
     def shows(self) -> tuple[KeyScope, Iterable[str]]:
-        """What its key has to be good for: scopes, and the topics that it is about."""
+        """The scopes that its key must have, and the topics that the key must cover."""
 
     @abstractmethod
     async def run(self) -> None:
-        """Send it, until it ends by itself, the client leaves (`ClientGone`), or it is aborted."""
+        """Send the answer until it ends. Raises ClientGone if the client has left or the connection was aborted."""
 
     @abstractmethod
     def withdraw(self) -> None:
-        """Its key is not good for it any more: it ends."""
+        """End the answer, because its key no longer allows it."""
 
     @abstractmethod
     def close(self) -> None:
-        """It has ended."""
+        """Give back what the answer has taken, after it has ended."""
 
 
 def json_response(value: Any, status: int = 200) -> Response:
-    """A response of JSON."""
+    """An answer with `value` as JSON."""
     return Response(status, encode(value))
 
 
 def error_response(error: ApiError) -> Response:
-    """The error envelope (`docs/spec/api.md` section 1)."""
+    """The answer for an error: the error envelope (`docs/spec/api.md` section 1)."""
     body = {"error": {"code": error.code, "message": error.message, "detail": error.detail}}
     headers = [(name.lower().encode(), value.encode()) for name, value in error.headers.items()]
     if error.retry_after_s is not None:
@@ -94,12 +96,13 @@ def error_response(error: ApiError) -> Response:
 
 
 def with_line_end(response: Response) -> bytes:
-    """The body of an answer as it goes out: JSON ends with a line end, so that a shell's prompt has its own line."""
+    """The body of an answer as it is sent. JSON gets a line end, so that the prompt of a shell is on a line of its
+    own."""
     return response.body + b"\n" if response.content_type == JSON and response.body else response.body
 
 
 def append_answer(result: AppendResult, performance: Performance, *, return_seqs: bool) -> bytes:
-    """What an append is answered with, over whatever connection (`docs/spec/api.md` section 4)."""
+    """The JSON answer to an append, for HTTP and for WebSockets (`docs/spec/api.md` section 4)."""
     return encode(
         AppendAnswer(
             topic=result.topic,
@@ -116,7 +119,7 @@ def append_answer(result: AppendResult, performance: Performance, *, return_seqs
 
 
 class Call:
-    """One request. Made by the gate; `route`, `params` and `body` are set by the time a plane sees it."""
+    """One request. The gate makes it, and sets `route`, `params`, `key` and `body` before a handler gets it."""
 
     __slots__ = (
         "answer_charged",
@@ -146,7 +149,7 @@ class Call:
         self.receive = receive
         self.send = send
         self.started_ns = started_ns
-        # Of repeated fields the last one counts, but for lists (Accept, Accept-Encoding), which are joined.
+        # Of a repeated field the last one counts. Accept and Accept-Encoding are lists, which are joined.
         self.headers: dict[bytes, bytes] = {}
         for name, value in scope["headers"]:
             name = name.lower()
@@ -154,43 +157,48 @@ class Call:
             self.headers[name] = value if earlier is None else earlier + b", " + value
         self.request_id = ""
         self.answer_headers: list[tuple[bytes, bytes]] = []
-        """What every answer to it carries."""
+        """Headers of every answer to this request."""
         self.key: Key = OPEN
         self.grant = _OPEN_GRANT
-        """What the call needs its key for."""
+        """The scopes and names for which the call needs its key."""
         self.audited = False
-        """Whether the audit log gets a line of it."""
+        """True if the call gets a line in the audit log."""
         self.entered = False
-        """Whether it counts as a request in progress of its key."""
+        """True while it counts as a request in progress of its key."""
         self.waits = False
-        """Whether it has asked to wait for something."""
+        """True if the request has asked to wait, so that it may take long."""
         self.route: Route | None = None
         self.params: Mapping[str, str] = {}
         self.body = b""
         self.body_complete = False
-        """Everything that the client will send has been received."""
+        """True if the whole body has been received."""
         self.charge: Callable[[int], None] = _uncharged
-        """Told how many bytes its key has moved, where neither body nor answer is there as a whole."""
+        """Called with the bytes that were received or sent, to count them for the key. The gate itself counts bodies
+        and answers that are in memory as a whole."""
         self.held = 0
         """Bytes of the body that count against the budget of all requests."""
         self.answer_charged = 0
-        """Bytes of the answer that are charged to the connection while it is made."""
+        """Bytes of the answer that are charged to the connection while the answer is made."""
         self.perf = Performance()
 
     def gathered(self, size: int) -> None:
-        """So many bytes of the answer are there, or will be at once. Raises 429 if it is a large one that there is no
-        room for (`topics.http.connections.unsent_bytes`). For calls that change nothing."""
+        """Charge the connection with `size` bytes of the answer, which are in memory or are about to be. For calls that
+        change nothing.
+
+        Raises `429 throttled` if the answer is large and there is no room for it (`connections.unsent_bytes`).
+        """
         if size > PROMPT_ANSWER and size > self.answer_charged:
             refused = self.connection.why_not(size, self.key.digest, self.answer_charged)
             if refused is not None:
                 try:
                     raise refused
                 finally:
-                    del refused  # or it and what was gathered would hold each other, until the collector comes
+                    del refused  # else the error and this frame would refer to each other until a collection
             self.charge_answer(size)
 
     def charge_answer(self, size: int) -> None:
-        """From here on so many bytes of the answer are charged; 0: it is not there, or is charged while it is sent."""
+        """Set the bytes of the answer that are charged to the connection while the answer is made. 0 when it is
+        dropped, or when sending begins, which charges by itself."""
         if self.answer_charged:
             self.connection.give_back_charge(self.answer_charged, self.key.digest)
         self.answer_charged = size
@@ -199,25 +207,28 @@ class Call:
 
     @property
     def method(self) -> str:
+        """The HTTP method."""
         method: str = self.scope["method"]
         return method
 
     @property
     def query(self) -> bytes:
+        """The query as it was sent, still percent-encoded."""
         query: bytes = self.scope["query_string"]
         return query
 
     def performance(self, now_ns: int) -> Performance:
-        """The `performance` block, with the time since the request began."""
+        """The `performance` object of the answer, with the time from the beginning of the request to `now_ns`."""
         self.perf.server_total_ms = round((now_ns - self.started_ns) / 1e6, 3)
         return self.perf
 
     async def while_connected(self, function: Callable[[], Awaitable[T]]) -> T:
-        """Await `function()`, cancelling it and raising `ClientGone` when the client goes away.
+        """Await `function()`, and return its result or raise its exception. If the client goes away, `function` is
+        cancelled and ClientGone is raised.
 
-        For waits without side effects. Raises 401 or 403 when the key of the call is withdrawn meanwhile. A client that
-        has only ended its side of an HTTP/1.1 connection may still be answered (`may_be_answered`), but is not waited
-        for.
+        For waits without side effects. Raises `401 unauthorized` or `403 forbidden` if the key of the call is withdrawn
+        meanwhile. A client that has only shut down its side of an HTTP/1.1 connection counts as gone, but may still be
+        answered (`may_be_answered`).
         """
         self.waits = True
         failure: Exception | None = None
@@ -230,7 +241,7 @@ class Call:
 
         with interruptible():
             async with trio.open_nursery() as nursery:
-                # The reader that would tell of the client's end may be paused.
+                # The connection's reader may be paused and would not see the client leave.
                 with self.connection.ends_wait(nursery.cancel_scope):
                     nursery.start_soon(watch, nursery.cancel_scope)
                     try:
@@ -243,25 +254,25 @@ class Call:
             try:
                 raise failure
             finally:
-                del failure  # it holds this frame, and what was gathered for the answer
+                del failure  # else it and this frame would refer to each other, and keep the answer's data
         if not answered:
             raise ClientGone
         return result
 
     @property
     def connection(self) -> Connection:
-        """What it came over."""
+        """The connection on which the request came."""
         connection: Connection = self.scope["state"]["connection"]
         return connection
 
     def may_be_answered(self) -> bool:
-        """Return True if a client that is gone may only have ended its side, and may still read an answer."""
+        """Return True if a client that seems to be gone may only have shut down its side, and may read an answer."""
         connection = self.connection
         return self.scope["http_version"] != "2" and connection.has_left and not connection.is_broken
 
 
 def _uncharged(size: int) -> None:
-    """Nobody counts."""
+    """Count nothing; for calls without a key."""
 
 
 _OPEN_GRANT: Final = Grant(OPEN)

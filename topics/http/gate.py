@@ -1,9 +1,10 @@
-"""What every request passes, whichever plane answers it.
+"""The steps that every request goes through, whichever handler answers it.
 
-Theory of operation. A request goes through the steps of `Gate._answer` in order: route, phase of the daemon, body,
-handler. Each may refuse by raising `ApiError`; `Gate._handle` turns that, and every exception that nobody thought of,
-into the error envelope. Whatever happens, the body is received to its end (see `reading`), what it held is given back,
-and the request is counted once. Nothing is sent before an answer is complete, so there is always exactly one.
+Theory of operation. `Gate._answer` takes a request through its steps in order: route, phase of the daemon, key, body,
+handler. Each step may refuse it by raising `ApiError`. `Gate._handle` makes the error envelope of that, and of every
+unexpected exception. In any case the body is received to its end (`requests.body_reader`), the memory that it held is
+given back, and the request is counted once. Nothing is sent before the answer is complete, so there is exactly one
+answer. Streams and exports are the exception: they are sent as they are made.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from __future__ import annotations
 import re
 import secrets
 import zlib
-from contextlib import nullcontext
+from contextlib import closing, nullcontext
 from functools import partial
 from typing import Final
 
@@ -63,13 +64,13 @@ from topics.telemetry.logs import get_logger
 log = get_logger(__name__)
 
 UNMATCHED: Final = "unmatched"
-"""The `route` label of what no route fits, so that a scanner cannot make labels."""
+"""The `route` label of requests without a route, so that a scanner cannot create labels."""
 
 CLIENT_GONE: Final = 499
-"""The `status` label of a request whose client left before there was an answer (nginx's number)."""
+"""The `status` label of a request whose client left before there was an answer (as nginx counts it)."""
 
 GZIP_FROM: Final = 1024
-"""Below about a KiB, gzip saves less than a packet."""
+"""Bytes from which on an answer is compressed. Below, gzip saves less than a packet."""
 
 _OWN_LIMITS: Final = frozenset(
     {
@@ -81,19 +82,23 @@ _OWN_LIMITS: Final = frozenset(
         "rate_per_key",
     }
 )
-"""Limits that are kept here, and not by the engine, which counts its own refusals."""
+"""Limits whose refusals are counted here. The engine counts the refusals of the others."""
 
 COUNTED_FROM: Final = 4 << 10
-"""What an answer over HTTP/1.1 has to have to be counted while it waits to be sent."""
+"""Bytes from which on an answer over HTTP/1.1 is counted while it waits to be sent."""
 
 _GZIP_LEVEL: Final = 1
+
 _GZIP_STEP: Final = 128 << 10
+"""Bytes that are compressed in one step of the loop, about a millisecond."""
+
 _UNWATCHED: Final = nullcontext()
 _REQUEST_ID: Final = re.compile(rb"[\x21-\x7e]{1,128}")
 
 
 class Gate:
-    """The ASGI application."""
+    """The ASGI application: one for the daemon. `keyring` are the valid keys (default: those of the settings); `audit`
+    is the audit log, if there is one."""
 
     def __init__(self, engine: Engine, keyring: Keyring | None = None, audit: AuditLog | None = None) -> None:
         self._engine = engine
@@ -118,7 +123,7 @@ class Gate:
             raise NotImplementedError(scope["type"])
 
     def refusal(self) -> ApiError | None:
-        """Why the daemon takes no requests now, if it does not."""
+        """The error with which the daemon refuses requests in its present phase; None if it accepts them."""
         status = self._engine.status
         if status.phase == "ready":
             return None
@@ -208,8 +213,8 @@ class Gate:
             )
 
     def _no_room(self, call: Call, response: Response) -> Response | None:
-        """The 429 in place of a large answer that there is no room for, of a call that changes nothing or can be taken
-        back."""
+        """The 429 to be sent instead of a large answer for which there is no memory; None if the answer may be sent.
+        Only for calls that change nothing or whose change can be taken back."""
         repeatable = call.method == "GET" or response.undelivered is not None or _label(call) == "diff_post"
         if len(response.body) <= PROMPT_ANSWER or not repeatable or call.answer_charged:
             return None
@@ -222,24 +227,24 @@ class Gate:
         return error_response(error)
 
     def _leave(self, call: Call) -> None:
-        """The request of a key is not in progress any more. May be repeated."""
+        """Count a request of a key as no longer in progress. May be repeated."""
         if call.entered:
             call.entered = False
             self.access.leave(call.key)
 
     async def _show(self, stream: OpenAnswer) -> None:
-        try:
-            with self.access.showing(stream):
-                await stream.run()
-        except ClientGone:
-            pass
-        except Exception:
-            log.exception("stream_failed")
-        finally:
-            stream.close()
+        """Send a stream or an export to its end, and close it."""
+        with closing(stream):
+            try:
+                with self.access.showing(stream):
+                    await stream.run()
+            except ClientGone:
+                pass
+            except Exception:
+                log.exception("stream_failed")
 
     async def _record(self, call: Call, status: int, code: str = "") -> None:
-        """Leave an audited call's line in the audit log. It is answered only after that."""
+        """Write the line of an audited call to the audit log. The call is answered only after that."""
         if call.audited:
             await self._write_audit(self._audit_entry(call, status, code))
 
@@ -269,7 +274,7 @@ class Gate:
         )
 
     def _count_refusal(self, error: ApiError) -> None:
-        """Refusals that the engine does not know of."""
+        """Count a refusal that the engine does not count."""
         if error.code in ("unauthorized", "forbidden"):
             self.figures.unauthorized[error.code] += 1
         limit = error.detail.get("limit")
@@ -277,6 +282,7 @@ class Gate:
             self.figures.throttled[limit] += 1
 
     async def _answer(self, call: Call) -> Response | OpenAnswer:
+        """Take a request through its steps. Raises ApiError if one of them refuses it, and ClientGone."""
         if call.scope["http_version"] == "2":
             await call.connection.until_room()
         refusal = self.refusal()
@@ -302,7 +308,7 @@ class Gate:
             return await self._carry_out(call, found)
 
     async def _carry_out(self, call: Call, found: Found) -> Response | OpenAnswer:
-        """Read the body of a call that was let in, and have it answered."""
+        """Read the body of a call that was let in, and call its handler."""
         if found.route.body is Body.NONE:
             await self._reader.skip_body(call)
         elif found.route.body is Body.JSON_OR_LINES and is_lines(call):
@@ -316,7 +322,8 @@ class Gate:
         return await self._control.handle(call, found.plain_path())
 
     def _let_in(self, call: Call, found: Found) -> None:
-        """Check who asks and whether they may, before anything is read. Raises 400, 401, 403 and 429."""
+        """Find the key of a call and check that it allows the call, before the body is read. Raises ApiError (400, 401,
+        403, 429)."""
         route = found.route
         key = call.key = self.access.identify(route, call.headers, call.query)
         if not key.digest:
@@ -337,29 +344,29 @@ class Gate:
         call.charge = partial(self.access.charge, key)
 
     async def _send(self, call: Call, response: Response) -> None:
-        # A client that waits for 100 Continue sends no body after its answer, or one that is for nobody.
+        """Send an answer: compress it if the client accepts that, and receive the rest of the body."""
+        # A client that waits for 100 Continue may send no body once it has the answer, so its body is not waited for.
         unasked = waits_for_continue(call.send)
         if not call.body_complete and not unasked and has_small_rest(call):
             await discard_body(call, SMALL_BODY, SMALL_BODY_S)
         body = with_line_end(response)
-        response.body = b""  # whoever holds the response does not hold a second copy
+        response.body = b""  # else an uncompressed copy would stay in memory while the answer is sent
         headers = [(b"content-type", response.content_type), *response.headers, *call.answer_headers]
         if len(body) >= GZIP_FROM:
             headers.append((b"vary", b"accept-encoding"))
             if accepts_gzip(call.headers.get(b"accept-encoding", b"")):
                 if len(body) > PROMPT_ANSWER:
-                    call.charge_answer(len(body))  # others have their turn, and may compress as well
+                    call.charge_answer(len(body))  # compressing lets other tasks run, which must see these bytes
                 body = await _gzip(body)
                 headers.append((b"content-encoding", b"gzip"))
         headers.append((b"content-length", b"%d" % len(body)))
         if call.key.digest:
             self.access.charge(call.key, len(body))
-        # Without its whole body the answer goes out while the client may still be sending, and the connection ends
-        # after it.
+        # The client may still be sending its body; then the connection is closed after the answer.
         if not call.body_complete and call.scope["http_version"] != "2":
             headers.append((b"connection", b"close"))
         connection: Connection = call.scope["state"]["connection"]
-        # On HTTP/1.1 a small answer is for the kernel to wait with.
+        # A small answer over HTTP/1.1 fits into the socket's buffer, so that nothing has to wait for its reader.
         http2 = call.scope["http_version"] == "2"
         timed = len(body) > SMALL_BODY or http2 or not call.body_complete
         counted = timed or len(body) > COUNTED_FROM
@@ -377,6 +384,7 @@ class Gate:
                 connection.abort()
 
     async def _open_websocket(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Accept or refuse a WebSocket, serve it to its end, and count it as a request."""
         connection: Connection = scope["state"]["connection"]
         await receive()
         began = self._engine.clock.perf_ns()
@@ -417,7 +425,8 @@ class Gate:
             self.figures.count(label, status, (self._engine.clock.perf_ns() - began) / 1e6 if status != 101 else 0.0)
 
     def _let_socket_in(self, route: Route, headers: dict[bytes, bytes], query: bytes) -> Key:
-        """Whose socket it is; each of its commands is checked by itself. Raises 401, 403 and 429."""
+        """The key of a socket that may be opened. Each of its commands is checked later. Raises ApiError (401, 403,
+        429)."""
         key = self.access.identify(route, headers, query)
         if key.digest:
             self.access.check_rate(key)
@@ -447,14 +456,14 @@ def _request_id(headers: dict[bytes, bytes]) -> str:
 
 
 def _from_werkzeug(error: HTTPException) -> ApiError:
-    """What Quart refuses by itself. The gate has matched the route, so this is about the request's form."""
+    """The error for a request that Quart itself refuses because of its form."""
     code = {404: "not_found", 405: "method_not_allowed", 413: "payload_too_large", 415: "unsupported_media_type"}
     status = error.code or 500
     return ApiError(code.get(status, "invalid_request" if status < 500 else "internal"), error.name)
 
 
 def accepts_gzip(accept_encoding: bytes) -> bool:
-    """Whether an Accept-Encoding allows gzip and does not prefer `identity` to it (RFC 9110, 12.5.3)."""
+    """Return True if an Accept-Encoding allows gzip and does not prefer `identity` (RFC 9110, 12.5.3)."""
     if not accept_encoding:
         return False
     quality = qualities(accept_encoding)
@@ -463,7 +472,7 @@ def accepts_gzip(accept_encoding: bytes) -> bool:
 
 
 async def _gzip(body: bytes) -> bytes:
-    """Compress in steps of about a millisecond, with a look at the others between them."""
+    """Compress in steps of about a millisecond, and let other tasks run between them."""
     compressor = zlib.compressobj(_GZIP_LEVEL, zlib.DEFLATED, 31)
     pieces: list[bytes] = []
     for start in range(0, len(body), _GZIP_STEP):

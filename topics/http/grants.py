@@ -1,8 +1,8 @@
-"""What a running call needs its key for, so that it ends when the key is not good for that any more.
+"""The scopes and names for which a running call needs its key, so that the call ends when the key loses one of them.
 
-The gate opens a `Grant` for each call with a key, and each command of a socket; whoever finds more names in a body adds
-them with `check_name`. `topics.http.access.key_access` withdraws the grants that a reload of the keys no longer allows,
-and then every wait of the call ends (`topics.runtime.withdrawal`).
+The gate makes a `Grant` for each call with a key, and the WebSocket handler one for each command. Handlers that find
+more names in a body add them with `check_name`. When the keys are reloaded, `topics.http.access.key_access` withdraws
+the grants that the new keys do not allow; then every wait of such a call ends (`topics.runtime.withdrawal`).
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from topics.runtime.withdrawal import Withdrawal
 
 
 class Grant:
-    """The rights that one call uses; where there are no keys nothing is kept. Checks raise `403 forbidden`."""
+    """The rights that one call uses. Without keys nothing is recorded."""
 
     __slots__ = ("_names", "_scopes", "key", "withdrawal")
 
@@ -27,21 +27,22 @@ class Grant:
 
     @property
     def shows(self) -> tuple[Scope, Iterable[str]]:
-        """What its key has to be good for: scopes, and names."""
+        """The scopes that the call needs, and the names of the topics and routers that it is about."""
         return self._scopes, self._names
 
     def check_scope(self, needed: Scope) -> None:
-        """The call needs this scope as well."""
+        """Check that the key has a scope that the call needs, and record it. Raises `403 forbidden`."""
         self.key.check_scope(needed)
         if self.key.digest:
             self._scopes |= needed
 
     def check_name(self, name: str, field: str = "topic") -> None:
-        """The call is about this name as well."""
+        """Check that the key covers a name that the call is about, and record it. Raises `403 forbidden`; `field` is
+        the field of the request that has the name."""
         self.key.check_name(name, field)
         if self.key.digest:
             self._names.append(name)
 
     def withdraw(self, reason: ApiError) -> None:
-        """Its key is not good for it any more: what it waits for ends with `reason`."""
+        """End the waits of the call with `reason`, because its key no longer allows it."""
         self.withdrawal.end(reason)

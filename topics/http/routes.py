@@ -1,7 +1,7 @@
-"""The routes: one table, which the gate matches against and the planes take their handlers' names from.
+"""The table of routes. The gate finds the route of a request in it.
 
-A new route is one line here and one handler of that name in its plane. 404, 405 with `Allow`, readiness, access,
-content types, what is audited and the `route` label of the metrics follow from the table.
+A new route is one line in the table and one handler of that name in its plane. The answers 404 and 405 (with `Allow`),
+readiness, access, content types, auditing and the `route` label of the metrics follow from the table.
 """
 
 from __future__ import annotations
@@ -18,28 +18,30 @@ from topics.errors import ApiError, invalid
 from topics.log.names import check_router_name, check_topic_name
 
 MAX_SEGMENT: Final = 4096
-"""Bytes of a segment that are decoded; a name of 255 characters has 765 at most, and what is cut is no name either."""
+"""Bytes of a path segment that are decoded. The longest name has 255 characters, which are 765 bytes when all are
+percent-encoded. A longer segment is no valid name, cut or not."""
 MAX_LOGGED: Final = 300
-"""Bytes of a parameter that is not checked yet; a good name has 255."""
+"""Characters of an unchecked parameter that are logged. A valid name has at most 255."""
 
 
 class Plane(Enum):
-    """Who answers: thin ASGI handlers, or the Quart-Trio application (`docs/spec/runtime.md` section 3)."""
+    """Which code answers: ASGI handlers (`data_plane`) or the Quart-Trio application (`control_plane`); see
+    `docs/spec/runtime.md` section 3."""
 
     DATA = "data"
     CONTROL = "control"
 
 
 class Body(Enum):
-    """What a call takes as its body."""
+    """What a call accepts as its body."""
 
     NONE = "none"
     JSON = "json"
     """JSON of at most `TOPICS_MAX_CALL_BYTES`."""
     NAMES = "names"
-    """JSON that may hold more names than that."""
+    """JSON that may be longer, because it lists names."""
     JSON_OR_LINES = "json or lines"
-    """JSON of at most `TOPICS_MAX_BODY_BYTES`, or NDJSON of any length, which its handler reads by itself."""
+    """JSON of at most `TOPICS_MAX_BODY_BYTES`, or NDJSON of any length, which the handler reads piece by piece."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,18 +53,18 @@ class Route:
     template: str
     plane: Plane
     needs: Scope | None
-    """What a key has to have for it; None: everybody may call it, unless `TOPICS_PROBE_AUTH` is set."""
+    """The scopes that a key must have. None: no key is needed, unless `TOPICS_PROBE_AUTH` is set."""
     body: Body = Body.NONE
     always_open: bool = False
-    """Answers in every phase of the daemon, before it is ready and while it drains."""
+    """The call is answered in every phase of the daemon, also before it is ready and while it drains."""
     token_in_query: bool = False
-    """Whether `?token=` does as well as a header: for browsers, which cannot set one on a stream or a socket."""
+    """The key may be in `?token=` instead of a header: browsers cannot set a header on a stream or a socket."""
     audited: bool = False
-    """Whether the audit log has a line of each call."""
+    """The audit log has a line of each call."""
     is_about_all: bool = False
-    """Whether it concerns all topics alike, so that keys which are bound to prefixes may not call it."""
+    """The call concerns all topics, so that keys with prefixes may not make it."""
     is_page: bool = False
-    """Whether it is for people who look at it in a browser, and may come by a link from anywhere."""
+    """The answer is a page for people, who may come by a link from any other page."""
     label: str = field(init=False)
     """The `route` label of the metrics."""
 
@@ -109,7 +111,7 @@ ROUTES: Final[tuple[Route, ...]] = (
     Route("docs", "GET", "/v0/docs", _CONTROL, ANY_KEY, is_page=True),
 )
 
-# How each kind of path parameter is checked. A bad name is 400 wherever it appears.
+# The check for each kind of path parameter. A bad name is answered with 400 on every route.
 _CHECKS: Final[Mapping[str, Callable[[str], str]]] = {
     "topic": check_topic_name,
     "router": check_router_name,
@@ -120,22 +122,22 @@ _CHECKS: Final[Mapping[str, Callable[[str], str]]] = {
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """A route and what the path held in the places of its parameters."""
+    """The route of a request, and the values of the parameters in its path."""
 
     route: Route
     _segments: list[bytes]
     _names: dict[str, bytes]
 
     def params(self) -> dict[str, str]:
-        """The parameters, checked. Raises `400 invalid_request` naming the one that is wrong."""
+        """The parameters, checked. Raises `400 invalid_request` with the name of the wrong one."""
         return {name: _CHECKS[name](_text(value, name)) for name, value in self._names.items()}
 
     def unchecked(self) -> dict[str, str]:
-        """The parameters as far as a log wants them, whatever they are."""
+        """The parameters without a check, cut to a length that can be logged."""
         return {name: value[:MAX_LOGGED].decode("utf-8", "replace") for name, value in self._names.items()}
 
     def plain_path(self) -> str:
-        """The path without any encoding, for Quart; `params` has been called."""
+        """The decoded path, for Quart. Call it after `params`, which has checked that it is valid UTF-8."""
         return "/" + "/".join(segment.decode() for segment in self._segments)
 
 
@@ -166,21 +168,21 @@ class RouteTable:
             shape.methods[route.method] = route
         self._longest = max(len(shape.segments) for shape in shapes.values())
         self._by_length: dict[int, list[_Shape]] = {}
-        # Fixed segments go before parameters, whatever the order of the table.
+        # Shapes with fewer parameters are tried first, whatever the order of the table.
         for shape in sorted(shapes.values(), key=lambda shape: shape.segments.count(None)):
             self._by_length.setdefault(len(shape.segments), []).append(shape)
 
     def find(self, method: str, raw_path: bytes) -> Found:
-        """The route of `method` on a raw (still percent-encoded) path.
+        """The route for a method and a raw (still percent-encoded) path.
 
-        Raises `404 not_found` and `405 method_not_allowed` with `Allow`.
+        Raises `404 not_found`, or `405 method_not_allowed` with an `Allow` header.
         """
         if not raw_path.startswith(b"/"):
             raw_path = _origin_form(raw_path)
-        # One more than the longest route has: what is left of a path with more is not taken apart.
+        # A path with more segments than the longest route is not split any further.
         segments = raw_path[1:].split(b"/", self._longest)
         if b"%" in raw_path and len(segments) <= self._longest:
-            # Decoded after the split: an encoded slash is part of a name (and makes it a bad one), not a separator.
+            # Decoded after the split: an encoded slash is no separator but part of a name, which makes the name bad.
             segments = [unquote_to_bytes(segment[:MAX_SEGMENT]) for segment in segments]
         for shape in self._by_length.get(len(segments), ()):
             if not shape.fits(segments):
@@ -196,7 +198,7 @@ class RouteTable:
         raise ApiError("not_found", "there is no such route")
 
     def methods(self, raw_path: bytes) -> list[str]:
-        """What a path may be called with; empty if there is no such route."""
+        """The methods that are allowed on a path; empty if there is no such route."""
         try:
             self.find("", raw_path)
         except ApiError as error:
@@ -205,7 +207,7 @@ class RouteTable:
 
 
 def _origin_form(target: bytes) -> bytes:
-    """The path of an absolute-form target (`GET http://host/path`), which a server has to take (RFC 9112, 3.2.2)."""
+    """The path of an absolute-form target (`GET http://host/path`), which a server must accept (RFC 9112, 3.2.2)."""
     scheme, separator, rest = target.partition(b"://")
     if separator and scheme.isalpha():
         return b"/" + rest.partition(b"/")[2]

@@ -1,5 +1,5 @@
-"""Who asks, and from where.
+"""Access control.
 
 key_access   the key of a request, its rights and its limits
-origins      pages of browsers
+origins      requests that pages of other origins make a browser send
 """

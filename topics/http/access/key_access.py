@@ -1,7 +1,8 @@
-"""Who asks, what they may do, and how much of it (`docs/spec/api.md` section 12, `docs/design/guardrails.md`).
+"""The key of a request, what it may do, and how much it may use (`docs/spec/api.md` section 12,
+`docs/design/guardrails.md`).
 
-The gate asks here before it reads a body, and hands on `call.key`; names that stand in bodies are checked by those who
-decode them. Where there are no keys everybody is `OPEN`, and nothing is counted.
+The gate calls `identify` before it reads a body, and sets `call.key`. Handlers check the names that they find in
+bodies. If the daemon has no keys, every client has the key `OPEN`, and nothing is counted.
 """
 
 from __future__ import annotations
@@ -23,27 +24,28 @@ from topics.runtime.withdrawal import CURRENT
 
 
 class Shown(Protocol):
-    """A stream or socket that is open."""
+    """An open stream or socket."""
 
     key: Key
 
     def withdraw(self) -> None:
-        """Its key is not good for it any more: it ends."""
+        """End the stream or socket, because its key no longer allows it."""
 
     @property
     def shows(self) -> tuple[Scope, Iterable[str]]:
-        """What its key has to be good for: scopes, and the topics that it is about."""
+        """The scopes that its key must have, and the topics that the key must cover."""
 
 
 class Ended(NamedTuple):
-    """How much a reload of the keys has ended."""
+    """How many streams (and sockets) and how many calls a reload of the keys has ended."""
 
     streams: int
     calls: int
 
 
 class Access:
-    """See the module."""
+    """The valid keys, the requests in progress and the rate of each, and the streams and calls to be ended when a key
+    is withdrawn."""
 
     def __init__(self, settings: Settings, clock: Clock, keyring: Keyring) -> None:
         self._settings = settings
@@ -54,10 +56,10 @@ class Access:
         self._shown: dict[Shown, None] = {}
         self._granted: dict[Grant, None] = {}
 
-    # -- who ---------------------------------------------------------------------------------------------------------
+    # -- keys --------------------------------------------------------------------------------------------------------
 
     def identify(self, route: Route, headers: Mapping[bytes, bytes], query: bytes) -> Key:
-        """The key of a request to `route`. Raises `401 unauthorized`."""
+        """The key of a request to `route`; `OPEN` if none is needed. Raises `401 unauthorized`."""
         if not self._keyring or (route.needs is None and not self._settings.probe_auth):
             return OPEN
         token = _bearer(headers)
@@ -70,27 +72,29 @@ class Access:
 
     @property
     def has_keys(self) -> bool:
-        """Whether there is access control."""
+        """Return True if the daemon has keys, that is, access control."""
         return bool(self._keyring)
 
     def share(self) -> float:
-        """How much of what all share one key may take, 0..1: the whole as long as there is no other."""
+        """The share of a common limit that one key may take, 0 to 1 (`TOPICS_KEY_SHARE`); 1 if there is one key
+        only."""
         share = self._settings.key_share
         return share if share and len(self._keyring) > 1 else 1.0
 
     def name_of(self, key: Key) -> str:
-        """How logs call whoever asks: `unknown` where there are keys and it is not known which one."""
+        """The name of a key in the audit log; `unknown` for a request without a valid key."""
         return "unknown" if self._keyring and key is OPEN else key.name
 
     def current(self, key: Key) -> Key:
-        """What a key that was valid may do by now. Raises `401 unauthorized`."""
+        """The key as it is now, after reloads: its scopes and prefixes may have changed. Raises `401 unauthorized` if
+        it has been withdrawn."""
         current = self._keyring.current(key)
         if current is None:
             raise _unauthorized(known=True)
         return current
 
     def replace(self, keyring: Keyring) -> Ended:
-        """From now on these keys are valid. Streams, sockets and calls that theirs could not begin any more end."""
+        """Replace the valid keys. Streams, sockets and calls that their key no longer allows are ended."""
         self._keyring = keyring
         for digest in [digest for digest in self._buckets if keyring.current(Key(digest, Scope(0), ())) is None]:
             del self._buckets[digest]
@@ -105,7 +109,7 @@ class Access:
         return Ended(len(withdrawn), calls)
 
     def _refusal(self, key: Key, scopes: Scope, names: Iterable[str]) -> ApiError | None:
-        """Why a key that was valid is not good for this any more: 401 or 403; None if it still is."""
+        """The 401 or 403 if the key, as it is now, does not allow these scopes and names; None if it does."""
         try:
             current = self.current(key)
             current.check_scope(scopes)
@@ -117,12 +121,12 @@ class Access:
 
     @property
     def calls(self) -> int:
-        """Calls with a key that are running."""
+        """How many calls with a key are running."""
         return len(self._granted)
 
     @contextmanager
     def granting(self, grant: Grant) -> Iterator[None]:
-        """While a call runs, its waits end when its key is withdrawn (`topics.runtime.withdrawal`)."""
+        """Put around a running call: its waits end when its key is withdrawn (`topics.runtime.withdrawal`)."""
         if not grant.key.digest:
             yield
             return
@@ -136,7 +140,7 @@ class Access:
 
     @contextmanager
     def showing(self, shown: Shown) -> Iterator[None]:
-        """While a stream or socket is open, it ends when its key is withdrawn."""
+        """Put around an open stream or socket: it is ended when its key is withdrawn."""
         self._shown[shown] = None
         if self._refusal(shown.key, *shown.shows) is not None:  # withdrawn while it was being opened
             shown.withdraw()
@@ -145,10 +149,11 @@ class Access:
         finally:
             del self._shown[shown]
 
-    # -- how much ----------------------------------------------------------------------------------------------------
+    # -- limits ------------------------------------------------------------------------------------------------------
 
     def enter(self, key: Key) -> None:
-        """One more request of this key; `leave` follows. Raises `429 throttled`."""
+        """Count one more request in progress of this key; call `leave` at its end. Raises `429 throttled` at the rate
+        of the key and at `TOPICS_MAX_INFLIGHT_PER_KEY`."""
         if not key.digest:
             return
         self.check_rate(key)
@@ -158,7 +163,7 @@ class Access:
         self._in_flight[key.digest] += 1
 
     def leave(self, key: Key) -> None:
-        """The request is over."""
+        """Count one request in progress less."""
         if not key.digest:
             return
         self._in_flight[key.digest] -= 1
@@ -166,7 +171,7 @@ class Access:
             del self._in_flight[key.digest]
 
     def check_rate(self, key: Key) -> None:
-        """One more request, or command of a socket. Raises `429 throttled`."""
+        """Count a request, or a command on a socket, against the rate of the key. Raises `429 throttled`."""
         rate = self._settings.rate_per_key
         if not key.digest or not any(rate):
             return
@@ -178,7 +183,7 @@ class Access:
             raise throttled("rate_per_key", rate.requests or rate.bytes, retry_after_ms=wait_ms)
 
     def charge(self, key: Key, size: int) -> None:
-        """The key has moved so many bytes."""
+        """Count bytes that were received from or sent to clients with this key against its rate."""
         bucket = self._buckets.get(key.digest)
         if bucket is not None:
             bucket.charge(size)
@@ -190,7 +195,7 @@ def _unauthorized(*, known: bool) -> ApiError:
 
 
 def _bearer(headers: Mapping[bytes, bytes]) -> bytes | None:
-    """The token of an Authorization header; None where there is no such header. One of another scheme is no key."""
+    """The token of an Authorization header: None if there is no such header, empty if it has another scheme."""
     value = headers.get(b"authorization")
     if value is None:
         return None
@@ -199,7 +204,8 @@ def _bearer(headers: Mapping[bytes, bytes]) -> bytes | None:
 
 
 def _query_token(query: bytes) -> bytes | None:
-    """`token=` of a query; given twice it is none. A `+` is a plus: no key has a space."""
+    """The value of `token=` in a query: None if there is none, empty if there are several. A `+` means a plus, because
+    no key has a space."""
     tokens = [part[6:] for part in query.split(b"&") if part.startswith(b"token=")]
     if not tokens:
         return None

@@ -1,10 +1,10 @@
-"""Pages of other origins (`TOPICS_CORS_ORIGINS`, `docs/spec/api.md` section 12): what a browser may send and show them.
+"""Requests that web pages of other origins make a browser send (`TOPICS_CORS_ORIGINS`, `docs/spec/api.md` section 12).
 
-Theory of operation. Where there are no keys, nothing but the browser tells a page of a stranger from the owner of the
-machine, so `check` refuses every request that a stranger's page can make a browser send. There are two ways to send
-one. A page can ask for an address of the daemon: then the browser says in `Sec-Fetch-Site` that the page is of another
-site or origin, or at least in `Origin`. Or the name of the page's own host can be pointed at 127.0.0.1 after the page
-was loaded (DNS rebinding): then everything is of one origin for the browser, and only `Host` shows the stranger's name.
+Theory of operation. Without keys, only what the browser says tells a page of a stranger from the owner of the machine,
+so `check` refuses every request that such a page can cause. There are two ways to cause one. A page can request a URL
+of the daemon. Then the browser says in `Sec-Fetch-Site`, or at least in `Origin`, that the page is of another site or
+origin. Or the DNS name of the page's own host can be changed to 127.0.0.1 after the page was loaded (DNS rebinding).
+Then page and daemon have the same origin for the browser, and only `Host` shows the stranger's name.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from topics.errors import ApiError, shown
 from topics.http.calls import Response
 
 PREFLIGHT_S: Final = 600
-"""How long a browser may remember what it was told."""
+"""How long a browser may keep the answer to a preflight request, seconds."""
 
 _REQUEST_HEADERS: Final = (
     b"authorization, content-type, content-encoding, idempotency-key, last-event-id, topics-strict, x-request-id"
@@ -34,8 +34,8 @@ _MAX_HOST: Final = 300
 
 
 class Origins:
-    """The origins that are let. `hosts` are the names that `Host` may have beside `localhost` and addresses; None:
-    any."""
+    """The origins whose pages may use the daemon (`allowed`), and the names that `Host` may have beside `localhost` and
+    addresses (`hosts`; None: any name)."""
 
     def __init__(self, allowed: tuple[str, ...], hosts: Iterable[str] | None = None) -> None:
         self._names = None if hosts is None else frozenset({"localhost", *hosts})
@@ -47,7 +47,7 @@ class Origins:
         return origin is not None and (self._any or origin.lower() in self._allowed)
 
     def headers(self, headers: Mapping[bytes, bytes]) -> Headers:
-        """What an answer to a request with these headers carries besides."""
+        """The CORS headers of the answer to a request with these headers."""
         if not self._allowed:
             return []
         vary: Headers = [(b"vary", b"origin")]
@@ -57,8 +57,8 @@ class Origins:
         return [(b"access-control-allow-origin", origin), (b"access-control-expose-headers", _EXPOSED), *vary]
 
     def preflight(self, method: str, headers: Mapping[bytes, bytes], allow: str) -> Response | None:
-        """The answer to a browser that asks beforehand whether it may use one of the methods `allow`; None for any
-        other request."""
+        """The answer to a preflight request (CORS) for a path with the methods `allow`; None for any other request, and
+        for an origin that is not allowed."""
         if method != "OPTIONS" or b"access-control-request-method" not in headers:
             return None
         if not self._allows(headers.get(b"origin")):
@@ -74,8 +74,11 @@ class Origins:
         )
 
     def check(self, method: str, headers: Mapping[bytes, bytes], *, is_page: bool = False) -> None:
-        """Refuse what a page of a stranger has a browser send, where no key tells whether it may. `is_page`: the route
-        may be visited from anywhere, by a link that opens it in place of the page. Raises `403 forbidden`."""
+        """Refuse a request that a page of another origin may have caused; for a daemon without keys.
+
+        `is_page`: the route may be opened by a link on any page, because the answer then takes the place of that page.
+        Raises `403 forbidden`.
+        """
         host = headers.get(b"host", b"")
         if len(host) > _MAX_HOST or not self._is_ours(host):
             raise ApiError(
@@ -93,7 +96,8 @@ class Origins:
             raise _foreign({"origin": shown(origin)})
 
     def _is_our_host(self, host: bytes) -> bool:
-        """Whether a `Host` (with or without a port) names the machine itself. No browser leaves it out."""
+        """Return True if a `Host` (with or without a port) names this machine. It may be empty: every browser sends
+        one."""
         if self._names is None or not host:
             return True
         name = host.decode("latin-1").lower()
@@ -104,7 +108,7 @@ class Origins:
 
 
 def _is_visit(method: str, headers: Mapping[bytes, bytes]) -> bool:
-    """Whether somebody follows a link, so that the answer takes the place of the page and the page does not see it."""
+    """Return True if somebody follows a link, so that the answer replaces the page and the page cannot read it."""
     return (
         method == "GET"
         and headers.get(b"sec-fetch-mode") == b"navigate"
@@ -121,4 +125,4 @@ def _is_address(text: str) -> bool:
 
 
 def _foreign(detail: dict[str, str]) -> ApiError:
-    return ApiError("forbidden", "a page of another origin may not do this, where there are no keys", detail=detail)
+    return ApiError("forbidden", "a page of another origin may not do this on a daemon without keys", detail=detail)

@@ -1,4 +1,4 @@
-"""How many bytes of what clients send may be in memory at once (`TOPICS_MAX_INFLIGHT_BYTES`)."""
+"""A limit on the bytes of request bodies in memory at once (`TOPICS_MAX_INFLIGHT_BYTES`)."""
 
 from __future__ import annotations
 
@@ -8,10 +8,8 @@ import trio
 
 
 class ByteBudget:
-    """Bytes that all requests together may hold.
-
-    First come, first served, so that a large body is not starved by small ones.
-    """
+    """The bytes that all requests together hold: `used`, at most `limit`. Requests that wait get bytes in the order of
+    their coming, so that small bodies do not starve a large one."""
 
     def __init__(self, limit: int) -> None:
         self.limit = limit
@@ -19,14 +17,15 @@ class ByteBudget:
         self._waiting: deque[tuple[int, trio.Event]] = deque()
 
     def try_take(self, size: int) -> bool:
-        """Take `size` bytes if they are there and nobody is waiting."""
+        """Take `size` bytes if they are free and nobody waits. Return True if they were taken."""
         if self._waiting or self.used + size > self.limit:
             return False
         self.used += size
         return True
 
     async def take(self, size: int, timeout_s: float) -> bool:
-        """Take `size` bytes, waiting at most `timeout_s`. False, and nothing taken, if they did not become free."""
+        """Take `size` bytes, and wait for them at most `timeout_s` seconds. Return False if they did not become free;
+        then, and when it is cancelled, nothing is taken."""
         if self.try_take(size):
             return True
         entry = (size, trio.Event())
@@ -45,7 +44,7 @@ class ByteBudget:
         return entry[1].is_set()
 
     def give_back(self, size: int) -> None:
-        """Return what was taken."""
+        """Give back `size` bytes that were taken."""
         self.used -= size
         assert self.used >= 0, "given back more than was taken"
         self._serve_waiting()

@@ -1,8 +1,8 @@
-"""What one key may take of what all share: bytes in memory (`TOPICS_KEY_SHARE`).
+"""The share of the common byte budget that one key may take (`TOPICS_KEY_SHARE`).
 
-Without it a key whose holder means harm, or has lost control of a program, takes the whole of a cap of the daemon, and
-everybody else is refused. Streams and sessions have the same share (`topics.engine.delivery.connection_places`,
-`topics.engine.delivery.watch_sessions`).
+Without it, a hostile or broken client with one key could take the whole budget, and all others would be refused. The
+same share applies to streams (`topics.engine.delivery.connection_places`) and to sessions
+(`topics.engine.delivery.watch_sessions`).
 """
 
 from __future__ import annotations
@@ -15,7 +15,8 @@ from topics.http.budgets.byte_budget import ByteBudget
 
 
 class ByteShares:
-    """The shares of a budget. `share` says how much of it one key may take now, 0..1."""
+    """The shares of the budget `total`. `share` returns the share that one key may take now, 0 to 1; but each key may
+    take `least` bytes."""
 
     def __init__(self, total: ByteBudget, least: int, share: Callable[[], float]) -> None:
         self.total = total
@@ -24,19 +25,19 @@ class ByteShares:
         self._own: dict[bytes, ByteBudget] = {}
 
     def of(self, owner: bytes) -> OwnedBudget:
-        """What the key of this digest takes from; an empty one, for who has none, is bounded by the whole only."""
+        """The budget of the key with this digest. For an empty digest (no key) it is the whole."""
         if not owner:
             return OwnedBudget(self.total, None)
         own = self._own.get(owner)
         if own is None:
             own = self._own[owner] = ByteBudget(0)
-        # One body has to fit, and a reload of the keys may have changed how many there are.
+        # Set each time: a reload may have changed the number of keys, and with it the share.
         own.limit = max(self._least, int(self.total.limit * self._share()))
         return OwnedBudget(self.total, own)
 
 
 class OwnedBudget:
-    """A budget as one owner sees it: what is taken counts for the owner and for all."""
+    """The budget of one owner. Bytes that are taken count for the owner and for all."""
 
     __slots__ = ("_own", "_total")
 
@@ -46,11 +47,11 @@ class OwnedBudget:
 
     @property
     def limit(self) -> int:
-        """What the owner may take at most."""
+        """How many bytes the owner may take in all."""
         return self._total.limit if self._own is None else min(self._own.limit, self._total.limit)
 
     def try_take(self, size: int) -> bool:
-        """Take `size` bytes if they are there and nobody is waiting."""
+        """Take `size` bytes if they are free and nobody waits. Return True if they were taken."""
         if self._own is None:
             return self._total.try_take(size)
         if not self._own.try_take(size):
@@ -61,7 +62,8 @@ class OwnedBudget:
         return False
 
     async def take(self, size: int, timeout_s: float) -> bool:
-        """Take `size` bytes, waiting at most `timeout_s`. False, and nothing taken, if they did not become free."""
+        """Take `size` bytes, and wait for them at most `timeout_s` seconds. Return False if they did not become free;
+        then, and when it is cancelled, nothing is taken."""
         if self._own is None:
             return await self._total.take(size, timeout_s)
         began = trio.current_time()
@@ -76,7 +78,7 @@ class OwnedBudget:
         return taken
 
     def give_back(self, size: int) -> None:
-        """Return what was taken."""
+        """Give back `size` bytes that were taken."""
         self._total.give_back(size)
         if self._own is not None:
             self._own.give_back(size)

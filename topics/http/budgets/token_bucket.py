@@ -1,4 +1,4 @@
-"""How much one API key may use: a token bucket (`docs/design/guardrails.md`). Pure."""
+"""The rate of one API key, in requests and bytes a second: a token bucket (`docs/design/guardrails.md`). Pure."""
 
 from __future__ import annotations
 
@@ -10,23 +10,24 @@ _SECOND_NS: Final = 1_000_000_000
 
 
 class Bucket:
-    """Requests and bytes, one second's worth of each at most.
+    """Holds requests and bytes, at most those of one second.
 
-    A request is let in while a whole request and any byte are left; what it turns out to weigh is charged afterwards,
-    and may leave a debt that the time to come pays off.
+    A request is admitted if a whole request and any byte are left. Its bytes are charged afterwards, when they are
+    known. This may leave a debt, which is paid off as time passes.
     """
 
     __slots__ = ("_bytes", "_filled_ns", "_rate", "_requests")
 
     def __init__(self, rate: Rate, now_ns: int) -> None:
         self._rate = rate
-        # In billionths: at one request a second, a nanosecond brings one. Whole numbers lose nothing by rounding.
+        # In billionths, so that each nanosecond adds a whole number and nothing is lost by rounding.
         self._requests = rate.requests * _SECOND_NS
         self._bytes = rate.bytes * _SECOND_NS
         self._filled_ns = now_ns
 
     def admit(self, now_ns: int) -> int:
-        """Let one request in now: 0, or in how many milliseconds it may be tried again."""
+        """Admit one request at `now_ns`. Returns 0, or, if it is not admitted, after how many milliseconds it may be
+        tried again."""
         self._fill(now_ns)
         wait_ns = 0
         if self._rate.requests and self._requests < _SECOND_NS:
@@ -39,7 +40,7 @@ class Bucket:
         return 0
 
     def charge(self, size: int) -> None:
-        """A request that was let in has moved so many bytes."""
+        """Charge the bytes of a request that was admitted."""
         self._bytes -= size * _SECOND_NS
 
     def _fill(self, now_ns: int) -> None:

@@ -1,11 +1,11 @@
-"""Sockets and protocols, below the meaning of any request.
+"""Sockets and protocols; what a request means is decided elsewhere.
 
-server           listening, accepting, draining
-protocols/       HTTP/1.1, HTTP/2 and WebSockets: hypercorn with what it lacks
-hosts            hosts and targets of requests: which are well formed
-connection       one accepted connection
-hangups          peers that have ended their side
-unsent_bytes     bytes of answers that wait to be sent
-message_buffer   a WebSocket message while its fragments come in
-patience         how long is waited for the rest of a body
+server                 listening, accepting, draining
+protocols/             HTTP/1.1, HTTP/2 and WebSockets: subclasses of hypercorn's protocols
+hosts                  which hosts and targets of requests are well formed
+connection             one accepted connection
+hangups                noticing peers that have shut down their side
+unsent_bytes           a bound on the bytes of answers that wait to be sent
+message_buffer         collecting the fragments of a WebSocket message
+patience               how long a client may take over a body or a message
 """

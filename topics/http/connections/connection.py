@@ -1,8 +1,8 @@
-"""One accepted connection: what streams and sockets may do with it beside their protocol.
+"""One accepted connection: what handlers may do with it beside the protocol that it speaks.
 
-Frames of live delivery go to the socket past hypercorn (`topics.http.handlers.transports` says why). So that what
-hypercorn sends never stands in the middle of one, a frame that is partly out is known here, and `between_frames` waits
-for its end.
+Frames of live delivery are written to the socket directly, not through hypercorn (`topics.http.handlers.transports`
+says why). Data of hypercorn must not be sent in the middle of such a frame, so this module knows when a frame has been
+sent only in part, and `between_frames` waits for its end.
 """
 
 from __future__ import annotations
@@ -23,28 +23,29 @@ from topics.errors import ApiError
 from topics.http.budgets.byte_shares import OwnedBudget
 from topics.http.connections.unsent_bytes import COPIED_BYTES, STREAM_BYTES, UnsentBytes, on_stream
 
-# On a stream, one that is connected and does not read is dealt with by the stream (`topics.engine.delivery.outbox`),
-# which wants to tell it so; the kernel counts a closed window like a peer that vanished.
+# TCP_USER_TIMEOUT of a connection with a stream. The kernel treats a peer that does not read like one that is gone, so
+# this is longer than the time after which the outbox (`topics.engine.delivery.outbox`) tells such a peer and ends it.
 STREAM_USER_TIMEOUT_MS: Final = 40_000
 
-# A reader of an answer has a minute, and a second for each 16 KiB of it and of what else is on its way: ten minutes for
-# a maximal page. And of what it is owed it has to take some KiB in each minute.
+# The reader of an answer has a minute, and a second for each 16 KiB that its connection owes: ten minutes for the
+# largest page of records. In each minute it must accept `PROGRESS_BYTES`.
 ANSWER_S: Final = 60.0
 ANSWER_BYTES_PER_S: Final = 16 << 10
 PROGRESS_S: Final = 60.0
 PROGRESS_BYTES: Final = 16 << 10
 
-# A peer that has acknowledged nothing for so long, something sent to it and keep-alive probes included, has vanished.
+# A peer that has not acknowledged sent data or keep-alive probes for this time has vanished.
 VANISHED_MS: Final = 22_000
 
-# In the kernel's `struct tcp_info` (Linux 4.1 and later): `tcpi_unacked`, packets that are on their way;
-# `tcpi_last_ack_recv`, ms since the peer was last heard of; `tcpi_bytes_acked`.
+# Fields of the kernel's `struct tcp_info` (Linux 4.1 and later): `tcpi_unacked`, the packets on their way;
+# `tcpi_last_ack_recv`, the ms since the last acknowledgement; `tcpi_bytes_acked`.
 _TCP_INFO_BYTES: Final = 192
 _UNACKED: Final = slice(24, 28)
 _LAST_ACK_MS: Final = slice(56, 60)
 _BYTES_ACKED: Final = slice(120, 128)
 
-# How many bytes a socket has not sent yet (Linux's linux/sockios.h), and up to how many it is given more.
+# The ioctl for the bytes that a socket has not sent yet (linux/sockios.h), and the number from which on no more frames
+# are written to it.
 _SIOCOUTQNSD: Final = 0x894B
 _DIRECT_UNSENT: Final = 16 << 10
 
@@ -92,55 +93,56 @@ class Connection:
     ) -> None:
         self._stream = stream
         self.lock = lock
-        """Held by whoever sends."""
+        """Held by the task that sends."""
         self._answering = answering
-        """Those of all connections that are sending an answer that counts, this one among them while it does."""
+        """The connections (of all) that are sending a counted answer; `answering` adds and removes this one."""
         self._sending = 0
-        """How many those are of this one."""
+        """How many counted answers this connection is sending."""
         self._answers: dict[object, float] = {}
-        """Until when each of the answers that are timed has to be out."""
+        """The deadline of each timed answer (Trio's clock)."""
         self._earliest = math.inf
-        """Of those times the first, or one before it."""
+        """The earliest of these deadlines, or an earlier time."""
         self.owed = 0
-        """Bytes of answers that are gathered or sent."""
+        """Bytes of answers that are being made or sent."""
         self._unsent_bytes = unsent
         self._room = trio.lowlevel.ParkingLot()
         self._held_up = 0
-        """Requests that wait until less is owed."""
+        """How many requests wait until fewer bytes are owed."""
         self._open_streams = 0
         """HTTP/2 streams, as counted in `UnsentBytes.open_streams`."""
         self.progress: Callable[[], int] = self.acked
-        """Counts bytes of answers that the peer has taken."""
+        """Returns how many bytes of answers the peer has accepted."""
         self._progress = self._moved = 0
         self._progress_at = self._moved_at = 0.0
-        """When it had last taken `PROGRESS_BYTES` more, and when anything at all."""
+        """When the peer had last accepted `PROGRESS_BYTES` more, and when it had last accepted anything."""
         self._partial: trio.Event | None = None
-        """Set while a frame is partly sent past hypercorn."""
+        """Not None while a directly written frame has been sent only in part; set at its end."""
         self._direct_bytes = 0
-        """Sent past hypercorn since the socket was asked how much of it has left."""
+        """Bytes written directly since the socket was last asked for its unsent bytes."""
         self._direct_ended = False
+        """No more frames may be written directly."""
         self.streams = False
-        """Whether it carries a stream or a socket, or did."""
+        """True if the connection carries, or has carried, a stream or a WebSocket."""
         self.has_left = False
-        """The peer sends nothing any more: it has gone, or has shut down its side."""
+        """The peer sends nothing any more: it is gone, or has shut down its side."""
         self.is_broken = False
-        """The peer cannot be sent anything any more."""
+        """Nothing can be sent to the peer any more."""
         self._waits: dict[trio.CancelScope, None] = {}
-        """What waits on behalf of the peer, and ends when it leaves."""
+        """Waits on behalf of the peer, which end when it leaves."""
         self.cancel_scope = trio.CancelScope()
         self.peer: tuple[str, int] | None = None
         self._budget: OwnedBudget | None = None
         self._budget_wait_s = 0.0
         self._held = 0
-        """Bytes of messages of its WebSockets, in part or waiting to be carried out."""
+        """Bytes of WebSocket messages that are incomplete or wait to be carried out."""
 
     def allow_slow_reader(self) -> None:
-        """From here on a peer that is there and does not read is the application's business."""
+        """The handler itself will deal with a peer that does not read, so give the kernel's timeout more time."""
         self.streams = True
         try:
             self._stream.socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, STREAM_USER_TIMEOUT_MS)
         except OSError:
-            pass  # it is gone already
+            pass  # the connection is closed already
 
     # -- the peer's end ------------------------------------------------------------------------------------------------
 
@@ -149,11 +151,11 @@ class Connection:
         return self._stream.socket.fileno()
 
     def peer_left(self, *, broken: bool) -> None:
-        """The peer has ended its side; `broken`: by a reset, or it was found to be gone. May be repeated.
+        """The peer has shut down its side. `broken`: by a reset, or it was found to be gone. May be repeated.
 
-        Whatever waits for something on the peer's behalf ends: there is no telling a peer that has gone from one that
-        only sends no more. Requests that do not wait are answered. A broken connection with a stream or a socket is
-        closed at once, as its reader may be paused.
+        Every wait on behalf of the peer ends, because a peer that is gone looks the same as one that only sends no
+        more. Requests that do not wait are still answered. A broken connection with a stream or a socket is closed at
+        once, because its reader may be paused.
         """
         self.has_left = True
         if broken and not self.is_broken:
@@ -165,7 +167,7 @@ class Connection:
 
     @contextmanager
     def ends_wait(self, scope: trio.CancelScope) -> Iterator[None]:
-        """Meanwhile `scope` is cancelled when the peer leaves, or at once if it has left."""
+        """Put around a wait: `scope` is cancelled when the peer leaves, or at once if it has left."""
         self._waits[scope] = None
         if self.has_left:
             scope.cancel()
@@ -177,12 +179,12 @@ class Connection:
     # -- TCP -----------------------------------------------------------------------------------------------------------
 
     def acked(self) -> int:
-        """Bytes that the peer's side has acknowledged so far: what grows while it takes anything at all."""
+        """How many bytes the peer has acknowledged so far; 0 if the socket is closed."""
         return int.from_bytes(self._info()[_BYTES_ACKED], sys.byteorder)
 
     def has_vanished(self) -> bool:
-        """Whether the peer has gone without a word. One that is there acknowledges what is sent to it, or at least, if
-        it does not read, that it was asked to."""
+        """Return True if the peer is gone without having closed the connection. A peer that is there acknowledges data
+        or, if it does not read, the probes of its closed window."""
         info = self._info()
         silent_ms = int.from_bytes(info[_LAST_ACK_MS], sys.byteorder)
         return silent_ms >= VANISHED_MS and int.from_bytes(info[_UNACKED], sys.byteorder) > 0
@@ -190,13 +192,13 @@ class Connection:
     # -- messages of WebSockets ---------------------------------------------------------------------------------------
 
     def bound_messages(self, budget: OwnedBudget, wait_s: float) -> None:
-        """From here on messages count against `budget`, for whose room is waited so long. That of the first WebSocket
-        of a connection is that of all of them."""
+        """Count WebSocket messages against `budget` from now on; a message waits for room in it for `wait_s` seconds.
+        All WebSockets of a connection use the budget of the first one."""
         if self._budget is None:
             self._budget, self._budget_wait_s = budget, wait_s
 
     async def hold(self, size: int) -> bool:
-        """Take in so many bytes of a message; False if there is no room for them."""
+        """Count `size` bytes of a message. Return False if there is no room for them."""
         assert self._budget is not None
         if not await self._budget.take(size, self._budget_wait_s):
             return False
@@ -204,7 +206,7 @@ class Connection:
         return True
 
     def give_back(self, size: int) -> None:
-        """They are not needed any more. After `end_messages` nothing is left to be given back."""
+        """Give back `size` bytes that `hold` has counted, at most as many as are left."""
         size = min(size, self._held)
         self._held -= size
         if size:
@@ -212,19 +214,20 @@ class Connection:
             self._budget.give_back(size)
 
     def end_messages(self) -> None:
-        """The connection is gone, with all that was taken in for it."""
+        """Give back all bytes of messages, because the connection is gone."""
         self.give_back(self._held)
 
     # -- answers -------------------------------------------------------------------------------------------------------
 
     @contextmanager
     def answering(self, size: int, key: bytes = b"", *, stream: bool = False, timed: bool = True) -> Iterator[None]:
-        """Around sending an answer of `size` bytes to a client of this key; `stream`: on an HTTP/2 stream of its own.
+        """Put around sending an answer of `size` bytes to a client with the key of this digest.
 
-        They count as unsent meanwhile (`topics.http.connections.unsent_bytes`), and if the answer is `timed` a peer
-        that takes too long over it is cut off (`is_too_slow`). Answers of one HTTP/2 connection are sent by turns, so
-        each has the time of all that are on their way when it begins. Those that begin later give it none: otherwise an
-        answer that nobody takes would be held for as long as others are.
+        Meanwhile the bytes count as unsent (`topics.http.connections.unsent_bytes`). `stream`: the answer is sent on an
+        HTTP/2 stream, whose memory counts as well. `timed`: the connection is aborted if the peer takes too long over
+        the answer (`is_too_slow`). The answers of an HTTP/2 connection are sent in turns, so each has the time of all
+        answers that are being sent when it begins. Later ones add no time: otherwise an answer that the peer does not
+        read could be held for as long as others come.
         """
         answer = object()
         charged = on_stream(size) if stream else size
@@ -254,8 +257,11 @@ class Connection:
             self.give_back_charge(charged, key)
 
     def charge(self, size: int, key: bytes = b"") -> None:
-        """So many bytes of an answer are in memory, or will be at once. Never fails: who may be refused asks `why_not`.
-        Stalled readers are cut off for it if memory is short. Has to be given back."""
+        """Count `size` bytes of an answer that is in memory or is about to be; `give_back_charge` has to follow.
+
+        Never refuses: callers that may be refused ask `why_not` first. If memory is short, stalled readers lose their
+        connections.
+        """
         if self._unsent_bytes is not None:
             if self._unsent_bytes.is_short_of(size):
                 self._unsent_bytes.make_room(self._answering, size, trio.current_time())
@@ -263,7 +269,7 @@ class Connection:
         self.owed += size
 
     def give_back_charge(self, size: int, key: bytes = b"") -> None:
-        """They have been sent or dropped, or are charged in another way."""
+        """Count `size` bytes as sent, dropped, or charged otherwise."""
         self.owed -= size
         if self._unsent_bytes is not None:
             self._unsent_bytes.give_back(size, key)
@@ -274,15 +280,17 @@ class Connection:
 
     @property
     def taken(self) -> int:
-        """Bytes that the connection is charged with: what it owes, and requests that wait for room."""
+        """The bytes that the connection is charged with: those that it owes, and those of requests that wait for
+        room."""
         return self.owed + self._held_up * STREAM_BYTES
 
     def has_room(self) -> bool:
-        """Return True if less is owed than a connection may owe."""
+        """Return True if the connection owes less than it may owe."""
         return self._unsent_bytes is None or self.owed < self._unsent_bytes.limit_per_connection
 
     async def until_room(self) -> None:
-        """Wait until a request may be handled although other answers are on their way."""
+        """Wait until the connection owes so little that another request may be handled. Cancellation has no other
+        effect."""
         while not self.has_room():
             self._hold_up(1)
             try:
@@ -301,14 +309,14 @@ class Connection:
                 self._unsent_bytes.give_back(STREAM_BYTES, b"")
 
     def has_streams(self, count: int) -> None:
-        """So many HTTP/2 streams are open on it."""
+        """Set the number of HTTP/2 streams that are open on the connection."""
         if self._unsent_bytes is not None:
             self._unsent_bytes.open_streams += count - self._open_streams
         self._open_streams = count
 
     def is_full(self) -> bool:
-        """Return True if another HTTP/2 stream is to be refused: so many requests wait for room, or the daemon has no
-        memory for more than one on each connection."""
+        """Return True if another HTTP/2 stream must be refused: too many requests wait for room, or the daemon has
+        memory for only one stream on each connection."""
         unsent = self._unsent_bytes
         if unsent is None:
             return False
@@ -318,7 +326,8 @@ class Connection:
         return not self.has_room() and self._held_up * (STREAM_BYTES + COPIED_BYTES) >= unsent.limit_per_connection
 
     def why_not(self, size: int, key: bytes, charged: int = 0) -> ApiError | None:
-        """Return the 429 for an answer of `size` bytes that there is no room for; `charged` of them are charged."""
+        """The 429 for an answer of `size` bytes for which there is no room; None if there is. `charged` of the bytes
+        have been charged already. If memory is short, stalled readers lose their connections."""
         if self._unsent_bytes is None:
             return None
         refused = self._unsent_bytes.why_not(self, size, key, charged)
@@ -327,8 +336,8 @@ class Connection:
         return refused
 
     def is_too_slow(self, now: float) -> bool:
-        """Whether an answer should have been read by now (Trio's clock), or too little was taken in the last minute.
-        To be called every second."""
+        """Return True if an answer has missed its deadline, or the peer has accepted too little in the last minute.
+        Called every second; `now` is Trio's clock."""
         if now >= self._earliest:
             self._earliest = min(self._answers.values(), default=math.inf)
         return now >= self._earliest or (bool(self._answers) and now - self._last_progress(now) >= PROGRESS_S)
@@ -342,7 +351,7 @@ class Connection:
         return self._progress_at
 
     def stalled_s(self, now: float) -> float:
-        """How long the peer has taken nothing of what it is owed, as far as that was looked at."""
+        """For how many seconds the peer has accepted nothing, as far as was observed; `now` is Trio's clock."""
         self._last_progress(now)
         return now - self._moved_at
 
@@ -352,13 +361,15 @@ class Connection:
         except OSError:
             return bytes(_TCP_INFO_BYTES)
 
-    # -- frames past the protocols -------------------------------------------------------------------------------------
+    # -- frames written directly ---------------------------------------------------------------------------------------
 
     def try_send(self, data: bytes) -> int:
-        """Give the socket what it takes now, past hypercorn; how many bytes that was. `send_rest` has to follow a part.
+        """Write to the socket directly, without waiting. Returns how many bytes it has accepted; if that is a part,
+        `send_rest` has to follow.
 
-        Nothing while something else is being sent, or while as much waits in the socket as the kernel would call
-        unwritable (trio sets TCP_NOTSENT_LOWAT): what waits for a slow reader is not to wait there.
+        Nothing is written while another task sends, or while so many bytes wait in the socket that the kernel would
+        call it unwritable (trio sets TCP_NOTSENT_LOWAT): frames for a slow reader wait in the outbox, where they can be
+        dropped.
         """
         fd = self._stream.socket.fileno()
         if fd < 0 or self._direct_ended or self.lock.locked():
@@ -370,7 +381,7 @@ class Connection:
         try:
             taken = os.write(fd, data)
         except OSError:
-            return 0  # full, or broken, which whoever waits for the socket finds out
+            return 0  # the socket is full, or broken, which the next `send_rest` finds out
         self._direct_bytes += taken
         if taken < len(data):
             self._partial = trio.Event()
@@ -381,8 +392,8 @@ class Connection:
         return int.from_bytes(fcntl.ioctl(fd, _SIOCOUTQNSD, bytes(4)), sys.byteorder)
 
     async def send_rest(self, data: bytes) -> None:
-        """Send, past hypercorn, all of `data`; pieces of one frame without anything else between them. Where the
-        connection is broken it is aborted, and this is cancelled with everything else that runs for it."""
+        """Write all of `data` to the socket directly. Nothing else is sent between the pieces of one frame. If the
+        connection is broken, it is aborted, which also cancels this call."""
         if self._partial is None:
             if self._direct_ended:
                 return
@@ -392,34 +403,35 @@ class Connection:
                 with trio.CancelScope(shield=True):
                     await self._stream.send_all(data)
             except (trio.BrokenResourceError, trio.ClosedResourceError):
-                # What was not sent must not be taken for sent: cursors would move, and leases would stay.
+                # The caller must not go on as if the data had been sent: cursors would move, and leases would stay.
                 self.peer_left(broken=True)
                 self.abort()
                 await trio.lowlevel.checkpoint()
 
     def direct_done(self) -> None:
-        """What was sent past hypercorn ends with a whole frame."""
+        """Called when the bytes that were written directly end with a whole frame."""
         partial, self._partial = self._partial, None
         if partial is not None:
             partial.set()
 
     async def between_frames(self) -> None:
-        """Wait until whatever hypercorn sends would not stand in the middle of a frame."""
+        """Wait until no frame is sent only in part, so that hypercorn may send."""
         while self._partial is not None:
             await self._partial.wait()
 
     def stop_direct(self) -> None:
-        """No frame begins any more: the connection's last one is on its way."""
+        """Write no more frames directly, because hypercorn sends the last one."""
         self._direct_ended = True
 
     def end_direct(self) -> None:
-        """Nothing more is sent past hypercorn. With half a frame out the connection is of no use to anybody."""
+        """Nothing more is written directly. If a frame was sent only in part, the connection is aborted, because it
+        cannot be used any more."""
         if self._partial is not None:
             self.abort()
             self.direct_done()
 
     def abort(self) -> None:
-        """Close the socket at once and cancel everything that runs for it; unsent data is dropped. May be repeated."""
+        """Close the socket at once and cancel all tasks of the connection; unsent data is lost. May be repeated."""
         try:
             self._stream.socket.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
         except OSError:

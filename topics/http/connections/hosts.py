@@ -1,9 +1,9 @@
-"""Which values of `Host` (HTTP/2: `:authority`) are one, and what a request target says of it (RFC 9110, 7.2; RFC 9112,
+"""Which values of `Host` (HTTP/2: `:authority`) are valid, and the host in a request target (RFC 9110, 7.2; RFC 9112,
 3.2).
 
-A request with any other value is answered 400 before anybody looks at it: two servers on the way could see different
-hosts in it, and `origins` decides by the host whether a page of a stranger has sent the request. For the same reason
-the host of a target with an authority (`GET http://host/path`) takes the place of the `Host` field.
+A request with an invalid value is answered with 400 before anything else: two servers on the way could see different
+hosts in it, and `topics.http.access.origins` decides by the host whether a page of a stranger has caused the request.
+For the same reason the host of an absolute target (`GET http://host/path`) replaces the `Host` field.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Final, NamedTuple
 
 MOST_PORT: Final = 65535
 
-# A name is what RFC 3986, 3.2.2, allows, but for the comma: it would look like a list.
+# The names that RFC 3986, 3.2.2, allows, without those that have a comma, which would look like a list.
 _HOST: Final = re.compile(
     rb"(?:\[(?P<address>[0-9A-Fa-f:.]+)\]|(?:[A-Za-z0-9._~!$&'()*+;=-]|%[0-9A-Fa-f]{2})+)(?::(?P<port>[0-9]{0,5}))?"
 )
@@ -23,16 +23,17 @@ _ABSOLUTE: Final = re.compile(rb"https?://(?P<host>[^/?#]*)(?P<rest>[/?].*)?", r
 
 
 class Target(NamedTuple):
-    """Where a request goes."""
+    """The parts of a request target."""
 
     path: bytes
-    """With the query."""
+    """The path, with the query."""
     host: bytes | None
-    """None where the target does not say it."""
+    """The host; None if the target is only a path."""
 
 
 def is_host(value: bytes) -> bool:
-    """Return True for a name or an address, with or without a port up to 65535. No host is empty."""
+    """Return True if the value is a host name or an address, with or without a port up to 65535. An empty value is no
+    host."""
     found = _HOST.fullmatch(value)
     if found is None or int(found["port"] or 0) > MOST_PORT:
         return False
@@ -40,7 +41,7 @@ def is_host(value: bytes) -> bool:
 
 
 def read_target(target: bytes) -> Target | None:
-    """The path, and the host if the target has one. None for a target that is no path and no `http` or `https` URI."""
+    """The path and the host of a target; None if it is neither a path nor an `http` or `https` URI."""
     if _SCHEME.match(target) is None:
         return Target(target, None)
     found = _ABSOLUTE.fullmatch(target)

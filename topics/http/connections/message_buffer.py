@@ -1,7 +1,7 @@
-"""A message of a WebSocket as it comes, in fragments: kept as the bytes that were sent.
+"""Collecting the fragments of a WebSocket message, as bytes.
 
-Hypercorn keeps text as text, four bytes for each character, and copies it twice on the way to the application: 60 MB
-with one emoji among them were 575 MB. Nothing here looks at text, so it stays UTF-8, which wsproto has checked.
+Hypercorn collects text as `str`, which may take four bytes for each character, and copies it twice on the way to the
+application: a message of 60 MB with one emoji took 575 MB. Here text stays UTF-8, which wsproto has checked.
 """
 
 from __future__ import annotations
@@ -19,15 +19,15 @@ class MessageBuffer:
         self._is_text = False
 
     def extend(self, event: Message[Any]) -> None:
-        """The next fragment."""
+        """Add the next fragment."""
         self._is_text = isinstance(event.data, str)
         self._bytes += event.data.encode() if isinstance(event.data, str) else event.data
 
     def clear(self) -> None:
-        """What was collected is not needed any more."""
+        """Drop the fragments."""
         self._bytes = bytearray()
 
     def take(self) -> tuple[bytes, bool]:
-        """The message, and whether it is text. Nothing of it is kept here."""
+        """The message, and True if it is text. The buffer is empty afterwards."""
         collected, self._bytes = self._bytes, bytearray()
         return bytes(collected), self._is_text

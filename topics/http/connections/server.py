@@ -1,17 +1,19 @@
-"""Hypercorn on our own sockets: listening, connections, drain. What an HTTP request means is the gate's business.
+"""Listening, accepting connections and draining them. `topics.http.gate` decides what a request means.
 
-Hypercorn is used for its protocols (h11, h2, WebSocket) and not for its process: `serve` accepts by itself, so that
+Of hypercorn only the protocols (h11, h2, WebSocket) are used, not its process. `serve` itself accepts connections, so
+that
 
-- one connection's failure is that connection's end, logged, and never the daemon's;
-- a connection can be dropped at once (`Connection.abort`), which is the only cure for a peer that does not read,
+- the failure of a connection ends that connection, is logged, and never ends the daemon;
+- a connection can be aborted at once (`Connection.abort`). There is no other remedy against a peer that does not read,
   because hypercorn shields its sends from cancellation;
-- clients have no more connections than leave the daemon the descriptors it needs itself, idle ones make way for new
-  ones, and whoever takes too long
-  over a head or an answer loses its connection (over a body: `topics.http.requests.body_reader`);
-- a drain has two steps, `Server.stop_accepting` and, at the deadline, `Server.abort_all`.
+- clients have only so many connections that enough descriptors are left for the daemon, and idle connections are closed
+  for new ones;
+- a client that takes too long over a head or an answer loses its connection (`topics.http.requests.body_reader` does
+  the same for bodies);
+- a drain has two steps: `Server.stop_accepting` and, at the deadline, `Server.abort_all`.
 
-Where hypercorn 0.18 falls short or leaks, a subclass says so and why: of its connections here, of its protocols in
-`topics.http.connections.protocols`.
+Subclasses correct hypercorn 0.18 and say why: here that of its connections, in `topics.http.connections.protocols`
+those of its protocols.
 """
 
 from __future__ import annotations
@@ -49,30 +51,30 @@ log = get_logger(__name__)
 
 BACKLOG: Final = 4096
 
-# A peer that vanished is noticed within 30 s: idle ones by 10 + 3 * 5 s of probes, ones that are being sent to by the
-# user timeout, streams by `_abort_vanished`.
+# A vanished peer is noticed within 30 s: an idle one by 10 + 3 * 5 s of keep-alive probes, one that data is sent to by
+# the user timeout, one with a stream by `_abort_vanished`.
 KEEPALIVE_IDLE_S: Final = 10
 KEEPALIVE_INTERVAL_S: Final = 5
 KEEPALIVE_COUNT: Final = 3
 USER_TIMEOUT_MS: Final = 25_000
 VANISHED_EVERY_S: Final = 5
 
-# A connection without a request is closed after so long; longer than clients and proxies keep theirs (60 s), so that
-# mostly they close first and no request crosses a close.
+# After how long a connection without a request is closed. Clients and proxies usually close theirs after 60 s, so that
+# they close first, and no request is sent on a connection that is being closed.
 KEEP_ALIVE_S: Final = 75
-# A request's head, or whatever else is there in part while there is no request, has to be complete so long after its
-# first byte, however it trickles: enough for 128 KiB over a bad line.
+# How long after its first byte the head of a request (or any other incomplete input between requests) has to be
+# complete: enough for 128 KiB over a bad line.
 HEADER_S: Final = 30
-# Connections accepted at a time: with one for each turn of the loop, a newcomer waits for the requests of all that are
-# there already as often as others are before it.
+# Connections accepted in one step. With one a step, a new connection would have to wait for the requests of all others
+# once for each connection in front of it.
 ACCEPTED_AT_ONCE: Final = 64
-# How long nothing is accepted when there is no descriptor for it.
+# Pause in accepting when there is no free descriptor.
 ACCEPT_AGAIN_S: Final = 0.1
-# A connection that is closed for what was sent on it is read on for so long, so that the refusal arrives.
+# How long input is still read after a connection was closed from this side, so that the peer gets the last answer.
 LINGER_S: Final = 1.0
 LINGER_READS: Final = 64
-# Events a request may have waiting before its connection is not read any more: up to 256 KiB each, outside the budget
-# of bodies.
+# Events of up to 256 KiB each that may wait for the handler of a request before its connection is read no further. They
+# are outside the budget of bodies.
 QUEUED_EVENTS: Final = 4
 
 READ_BYTES: Final = 64 << 10
@@ -80,10 +82,9 @@ BULK_READ_BYTES: Final = 256 << 10
 
 
 def open_listener(host: str, port: int) -> list[socket.socket]:
-    """Listening sockets for every address of `host`, all on one port (`port` 0: one that is free).
+    """Listening sockets for every address of `host`, all on the same port (0: a free one).
 
-    Options are set here once; Linux hands them on to the accepted sockets. Raises OSError if an address cannot be
-    bound.
+    Their options are inherited by the accepted sockets (on Linux). Raises OSError if an address cannot be bound.
     """
     infos = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
     sockets: list[socket.socket] = []
@@ -93,7 +94,7 @@ def open_listener(host: str, port: int) -> list[socket.socket]:
                 listener = socket.socket(family, kind, protocol)
             except OSError as error:
                 if error.errno == errno.EAFNOSUPPORT and len(infos) > 1:
-                    continue  # a name with an IPv6 address on a machine without IPv6
+                    continue  # the name has an IPv6 address, and the machine has no IPv6
                 raise
             sockets.append(listener)
             _set_options(listener, family)
@@ -124,14 +125,14 @@ def _set_options(listener: socket.socket, family: int) -> None:
 
 
 def port_of(sockets: Iterable[socket.socket]) -> int:
-    """The port that `open_listener` got."""
+    """The port on which these sockets of `open_listener` listen."""
     port: int = next(iter(sockets)).getsockname()[1]
     return port
 
 
 def hypercorn_config(settings: Settings) -> Config:
-    """Every limit and timeout of the framework that a client could notice, none of them tighter than
-    `docs/spec/api.md`."""
+    """The configuration of hypercorn: its limits and timeouts that a client could notice. None is tighter than
+    `docs/spec/api.md` allows."""
     config = Config()
     config.h2_max_concurrent_streams = MAX_STREAMS
     config.h2_max_header_list_size = MAX_HEADER_BYTES
@@ -148,31 +149,31 @@ def hypercorn_config(settings: Settings) -> Config:
 
 
 class Server:
-    """What `serve` reports when it has started."""
+    """The connections of a running `serve`, and the ways to end them. `most` is how many there may be; None for no
+    bound."""
 
     def __init__(self, most: int | None = None) -> None:
         self.most = most
-        """How many connections there may be; None for no bound."""
         self.connections: set[Connection] = set()
         self.starting = 0
-        """Accepted connections that are not among those yet."""
+        """Accepted connections that are not in `connections` yet."""
         self.answering: set[Connection] = set()
-        """Those that are sending an answer."""
+        """The connections that are sending an answer."""
         self.idle: dict[Connection, None] = {}
-        """Those without a request, the one that has been idle longest first."""
+        """The connections without a request, the longest idle one first."""
         self.evicted = 0
-        """Idle connections closed to make room for new ones, since that was last logged."""
+        """How many idle connections were closed for new ones since that was last logged."""
         self.refused = 0
-        """Connections closed at once for being too many, since that was last logged."""
+        """How many new connections were closed, because there were too many, since that was last logged."""
         self.refused_total = 0
-        """The same since the start."""
+        """How many new connections were closed since the start."""
         self.not_accepted: OSError | None = None
-        """Why nothing could be accepted, since that was last logged."""
+        """Why a connection could not be accepted, if that has not been logged yet."""
         self._accepting = trio.CancelScope()
 
     def has_room(self) -> bool:
-        """Return True if one more connection may be accepted. Where there are too many, the one that has been idle
-        longest is closed for it: otherwise a crowd that asks for nothing would keep everybody out."""
+        """Return True if one more connection may be accepted. If there are too many, the longest idle one is closed for
+        it: otherwise clients that ask for nothing could keep all others out."""
         if self.most is None or len(self.connections) + self.starting < self.most:
             return True
         for connection in self.idle:
@@ -183,16 +184,17 @@ class Server:
         return False
 
     def forget(self, connection: Connection) -> None:
-        """It is gone. May be repeated."""
+        """Remove a connection that is gone. May be repeated."""
         self.connections.discard(connection)
         self.idle.pop(connection, None)
 
     def stop_accepting(self) -> None:
-        """Close the listening sockets and idle connections; requests in flight finish, then their connections close."""
+        """Close the listening sockets and the idle connections. Requests in progress finish, then their connections
+        are closed."""
         self._accepting.cancel()
 
     def abort_all(self) -> None:
-        """Drop every connection that is still open."""
+        """Abort every connection that is still open."""
         for connection in list(self.connections):
             connection.abort()
 
@@ -204,10 +206,9 @@ async def serve(
     *,
     task_status: trio.TaskStatus[Server] = trio.TASK_STATUS_IGNORED,
 ) -> None:
-    """Serve `app` on `sockets`, which are closed at the end. Reports a `Server` once it accepts.
+    """Serve `app` on `sockets`, which are closed at the end. Reports a `Server` when it has begun to accept.
 
-    Returns after `Server.stop_accepting`, when the last connection is gone. Cancellation aborts all connections at
-    once.
+    Returns after `Server.stop_accepting`, when the last connection is gone. Cancellation aborts all connections.
     """
     server = Server(process_limits.most_connections(process_limits.file_limit()))
     config = hypercorn_config(settings)
@@ -267,8 +268,8 @@ async def _abort_when_cancelled(server: Server) -> None:
 
 
 async def _look_after(server: Server, unsent: UnsentBytes) -> None:
-    """Every second: cut off who has vanished or is too slow, log what would be too much to log each time, and give
-    memory back to the system after much of it was freed."""
+    """Every second: abort connections whose peers have vanished or are too slow, log counts of events that are too many
+    to log each, and return freed memory to the system."""
     part = 0
     while True:
         await trio.sleep(1)
@@ -292,10 +293,11 @@ async def _look_after(server: Server, unsent: UnsentBytes) -> None:
 
 
 def _abort_vanished(server: Server, part: int) -> None:
-    """Look at a part of the connections with streams every second, and at each of them every `VANISHED_EVERY_S`.
+    """Abort connections with streams whose peers have vanished. Looks at a part of the connections in each call, so
+    that each is looked at every `VANISHED_EVERY_S` calls.
 
-    The kernel would take longer: data that is not acknowledged ends the probes by which it keeps an idle connection
-    alive, and its own patience with that has to be longer than what a stream has with a reader who is there.
+    The kernel would take longer: unacknowledged data stops its keep-alive probes, and its timeout for such data
+    (`STREAM_USER_TIMEOUT_MS`) has to be longer than what a stream allows a slow reader.
     """
     for connection in list(server.connections):
         if connection.streams and id(connection) // 64 % VANISHED_EVERY_S == part and connection.has_vanished():
@@ -304,10 +306,10 @@ def _abort_vanished(server: Server, part: int) -> None:
 
 
 async def _accept(server: Server, listener: socket.socket, start: Callable[[socket.socket], None]) -> None:
-    """Accept connections for ever, start those that there is room for and close the others at once.
+    """Accept connections until cancelled. Start those for which there is room, and close the others at once.
 
-    They are not left in the kernel's queue: there they would look accepted to their clients, and those that are
-    wanted would wait behind them.
+    The others are not left in the kernel's queue: to their clients they would seem to be accepted, and later ones would
+    wait behind them.
     """
     with listener:
         while True:
@@ -317,7 +319,7 @@ async def _accept(server: Server, listener: socket.socket, start: Callable[[sock
                     accepted, _ = listener.accept()
                 except (BlockingIOError, ConnectionAbortedError):
                     break
-                except OSError as error:  # no descriptor, no memory, or what else the network has to say
+                except OSError as error:  # no descriptor, no memory, or an error of the network
                     server.not_accepted = error
                     await trio.sleep(ACCEPT_AGAIN_S)
                     break
@@ -330,11 +332,11 @@ async def _accept(server: Server, listener: socket.socket, start: Callable[[sock
 
 
 class _TCPServer(TCPServer):
-    """A connection whose tasks end with it, with one keep-alive timer for its whole life.
+    """A connection whose tasks end with it, and which has one keep-alive timer for its whole life.
 
-    Hypercorn (trio) starts a task for the timer after every request, which is a fifth of the cost of a small one;
-    leaves it running when the peer has closed, which would hold the descriptor for `KEEP_ALIVE_S`; and starts it again
-    when a request that was in flight is answered.
+    Hypercorn's own class starts a task for the timer after every request, which is a fifth of the cost of a small
+    request. It leaves that task running when the peer has closed the connection, which holds the descriptor for
+    `KEEP_ALIVE_S`, and starts it again when a request in progress is answered.
     """
 
     protocol: Protocols
@@ -356,7 +358,7 @@ class _TCPServer(TCPServer):
         self._send_failed = False
         self._idle = True
         self._in_head = False
-        """There is no request, but a part of something."""
+        """There is no request, but incomplete input, such as a part of a head."""
         self._idle_until = trio.current_time() + KEEP_ALIVE_S
         self._idle_scope = trio.CancelScope(deadline=self._idle_until)
 
@@ -393,9 +395,10 @@ class _TCPServer(TCPServer):
             await self._close()
 
     async def _read_data(self) -> None:
-        """Hand on what the client sends. In a body, a read that was filled is followed by a larger one: fewer events.
+        """Read from the socket and give the data to the protocol.
 
-        Never in a head: h11 looks at its size only while it is not complete.
+        Within a body, a read that was filled is followed by a larger one, which makes fewer events. Within a head reads
+        stay small, because h11 checks the size of a head only while it is incomplete.
         """
         size = READ_BYTES
         while True:
@@ -405,7 +408,7 @@ class _TCPServer(TCPServer):
                 self._connection.peer_left(broken=True)
                 break
             except trio.BusyResourceError:
-                break  # it is being closed behind an answer, which reads what still comes
+                break  # `_close` reads the rest of the input after an answer
             if not data:
                 self._connection.peer_left(broken=False)
             try:
@@ -440,12 +443,11 @@ class _TCPServer(TCPServer):
                 else:
                     await super().protocol_send(event)
             except trio.BusyResourceError:
-                pass  # the reader is closing the connection, for what was sent on it, while an answer was on its way
+                pass  # the reader is closing the connection while this answer was being sent
 
     async def _send_raw(self, data: bytes) -> None:
-        """Send. When that fails, the streams of the connection are told, by a task of its own: hypercorn tells them
-        while it holds the lock, and waits there for ever if a stream's queue is full and its application is the one
-        that sends."""
+        """Send data. If that fails, a task of its own tells the streams of the connection. Hypercorn would tell them
+        while it holds the lock, and wait for ever if the queue of a stream is full and its handler is the sender."""
         async with self.send_lock:
             try:
                 with trio.CancelScope(shield=True):
@@ -459,16 +461,16 @@ class _TCPServer(TCPServer):
             self._task_group.spawn(self.protocol.handle, Closed())
 
     def _watch_head(self) -> None:
-        """Start the clock when something is there in part, and stop it when that is complete (an HTTP/2 frame may be
-        without a request). What trickles in between moves nothing."""
+        """Set the deadline for incomplete input when its first bytes are there, and remove it when the input is
+        complete. Bytes in between do not move it."""
         in_head = self.protocol.has_part()
         if in_head != self._in_head:
             self._in_head = in_head
             self._idle_scope.deadline = trio.current_time() + HEADER_S if in_head else self._idle_until
 
     async def _close_when_idle(self) -> None:
-        """Close after `KEEP_ALIVE_S` without a request, after `HEADER_S` with a part of one, and in a drain as soon as
-        there is none."""
+        """Close the connection after `KEEP_ALIVE_S` without a request, after `HEADER_S` with an incomplete head, and in
+        a drain as soon as there is no request."""
         with self._idle_scope:
             await self.context.terminated.wait()
             if not self._idle:
@@ -480,8 +482,8 @@ class _TCPServer(TCPServer):
                 await self._initiate_server_close()
 
     async def _close(self) -> None:
-        # What the peer still sends is read for a moment: input that is left unread would reset the connection, and the
-        # reset overtakes what was sent last, which may be the refusal that it needs to see.
+        # Input is read for a moment more: unread input makes the kernel reset the connection, and the reset may
+        # overtake the last answer, which may be a refusal that the peer has to see.
         try:
             await self.stream.send_eof()
             with trio.move_on_after(LINGER_S):

@@ -1,11 +1,11 @@
-"""The calls.
+"""The handlers of the calls.
 
-data_plane      append, read, queues and streams, without Quart
-control_plane   everything else, with Quart
+data_plane      append and read; the table of the handlers that are called without Quart
+control_plane   the calls that go through Quart: topics, routers, deletion of records, the daemon itself
 bulk            exports and ingests
 stages          stages and their commits
-queues          claim, ack, nack, extend, and `/work`
+queues          claim, ack, nack, extend, and the stream `/work`
 streams         server-sent events
 websocket       the WebSocket
-transports      how frames get from an outbox to a connection
+transports      sending frames from an outbox on a connection
 """

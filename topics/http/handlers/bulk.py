@@ -1,10 +1,10 @@
 """Bulk transfer over HTTP: exports, and ingests of NDJSON (`docs/spec/pipeline.md` section 1, `docs/design/bulk.md`).
 
-Theory of operation. Neither is ever in memory as a whole. An export is asked for its next slice when the socket has
-taken the one before. An ingest reads the upload piece by piece; while one batch commits, the next is read and decoded,
-and then nothing is read until that one has its seqs, so that the client waits for the log and not the log's memory for
-the client. Each batch is an append like any other. What a slice holds is `topics.engine.operations.export`'s business,
-where a batch ends that of `lines`.
+Theory of operation. Neither an export nor an upload is ever in memory as a whole. The next slice of an export is made
+when the socket has accepted the one before. An ingest reads the upload piece by piece. While one batch is committed,
+the next is read and decoded; then nothing more is read until the first has its seqs. So the client waits for the log,
+and its upload does not fill the memory. Each batch is an ordinary append. `topics.engine.operations.export` makes the
+slices, and `topics.http.requests.line_batches` decides where a batch ends.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ ARROW_TYPE: Final = b"application/vnd.apache.arrow.stream"
 
 
 class Bulk:
-    """The handlers."""
+    """The handlers of exports and ingests."""
 
     def __init__(self, engine: Engine, figures: RequestFigures) -> None:
         self._engine = engine
@@ -59,13 +59,13 @@ class Bulk:
         else:
             made = LinesFormat()
         export = await self._engine.exports.open(topic, request)
-        # Where not even the beginning can be read, there is an error to answer with.
+        # The first slice is read before the answer begins, so that a failure can be answered with an error.
         first = await call.while_connected(export.next_slice)
         self._figures.exports[_name_of(kind), "true" if request.include_data else "false"] += 1
         return ExportAnswer(call, topic, export, first, made, self._figures.exported[_name_of(kind)])
 
     async def _format_of(self, accept: bytes | None) -> bytes:
-        """What an export is sent as. Raises 406 if nothing that is to be had does."""
+        """The content type of an export. Raises `406 not_acceptable` if the client accepts none that is available."""
         kinds = wanted(accept)
         if kinds[:1] == [ARROW_TYPE] and not await self._arrow.is_there():
             kinds.remove(ARROW_TYPE)
@@ -85,44 +85,48 @@ class Bulk:
 
 
 class Format(Protocol):
-    """How one export looks on the wire."""
+    """Encodes one export for the wire."""
 
     @property
-    def content_type(self) -> bytes: ...
+    def content_type(self) -> bytes:
+        """The `Content-Type` of the answer."""
+        ...
 
     def piece(self, piece: Slice) -> bytes:
-        """A slice; empty if there is nothing to be said."""
+        """The bytes of a slice; empty if there is nothing to send for it."""
 
     def end(self, end: End) -> bytes:
-        """What the export ends with."""
+        """The last bytes of the export."""
 
 
 class LinesFormat:
-    """NDJSON: a line for each record and each gap, and a last one."""
+    """NDJSON: a line for each record and each gap, and a last line `$end`."""
 
     content_type = LINES_TYPE
 
     def piece(self, piece: Slice) -> bytes:
+        """The lines of a slice, that of a gap first."""
         lines = piece.lines + b"\n" if piece.lines else b""
         if piece.tombstone is not None:
             lines = b'{"$tombstone":%b}\n%b' % (encode(piece.tombstone), lines)
         return lines
 
     def end(self, end: End) -> bytes:
+        """The line `$end`."""
         return encode({"$end": end._asdict()}) + b"\n"
 
 
 class Arrow:
-    """`topics.http.answers.arrow_stream`, if pyarrow is installed. It is loaded when an export first wants it, in a
-    thread, since that takes most of a second."""
+    """The module `topics.http.answers.arrow_stream`, if pyarrow is installed. It is imported in a thread when an export
+    first asks for Arrow, because that takes most of a second."""
 
     def __init__(self) -> None:
         self._there: bool | None = None
-        """None: nobody has asked yet."""
+        """Whether it could be imported; None before the first try."""
         self._module: Any = None
 
     async def is_there(self) -> bool:
-        """Whether exports can be Arrow streams."""
+        """Return True if exports can be Arrow streams."""
         if self._there is None:
             try:
                 self._module = await trio.to_thread.run_sync(_load_arrow)
@@ -132,6 +136,7 @@ class Arrow:
         return self._there
 
     def stream(self, request: ExportRequest) -> Format:
+        """The encoder of one export. Call it only if `is_there`."""
         stream: Format = self._module.ArrowStream(request)
         return stream
 
@@ -143,7 +148,8 @@ def _load_arrow() -> Any:
 
 
 class ExportAnswer(OpenAnswer):
-    """An export on its way. One that cannot be finished ends without its last line, and its transfer unfinished."""
+    """An export that is being sent. If it fails on the way, it ends without its last line, and the HTTP transfer is
+    left unfinished."""
 
     in_flight = True
 
@@ -162,9 +168,11 @@ class ExportAnswer(OpenAnswer):
 
     @property
     def shows(self) -> tuple[Scope, Iterable[str]]:
+        """The scope READ, and the topic."""
         return Scope.READ, (self._topic,)
 
     async def run(self) -> None:
+        """Send the export. Raises ClientGone if the client has left."""
         call = self._call
         self._connection.allow_slow_reader()
         with self._scope:
@@ -182,10 +190,11 @@ class ExportAnswer(OpenAnswer):
             await call.send({"type": "http.response.body", "body": b"", "more_body": False})
 
     def withdraw(self) -> None:
+        """Break the export off."""
         self._scope.cancel()
 
     def close(self) -> None:
-        """Nothing is left of it."""
+        """Do nothing: an export takes nothing that has to be given back."""
 
     async def _send_all(self) -> None:
         piece, self._first = self._first, None
@@ -198,7 +207,7 @@ class ExportAnswer(OpenAnswer):
         await self._send(self._format.end(self._export.end))
 
     async def _send(self, body: bytes) -> None:
-        """A reader has a minute, and a second for each KiB, for each slice."""
+        """Send one slice, and count it. `Connection.answering` bounds the time that the reader has for it."""
         with self._connection.answering(len(body), stream=self._call.scope["http_version"] == "2"):
             await self._call.send({"type": "http.response.body", "body": body, "more_body": True})
         self._figures.bytes += len(body)
@@ -206,8 +215,8 @@ class ExportAnswer(OpenAnswer):
 
 
 def wanted(accept: bytes | None) -> list[bytes]:
-    """The formats that an Accept header takes, the better one first; the most specific range decides (RFC 9110,
-    12.5.1). NDJSON if it does not care."""
+    """The formats that an Accept header allows, the preferred one first. The most specific range decides (RFC 9110,
+    12.5.1). NDJSON is first if the header prefers neither."""
     if accept is None or not accept.strip():
         return [LINES_TYPE, ARROW_TYPE]
     found = qualities(accept)
@@ -220,7 +229,7 @@ def _first_of(found: dict[bytes, float], names: Iterable[bytes]) -> float:
 
 
 def _name_of(kind: bytes) -> str:
-    """What the metrics call a format."""
+    """The name of a format in the metrics."""
     return "arrow" if kind == ARROW_TYPE else "ndjson"
 
 
@@ -228,7 +237,7 @@ def _name_of(kind: bytes) -> str:
 
 
 class _Refused(Exception):
-    """Why a line, or the batch that begins with it, was not taken."""
+    """A line, or the batch that begins with it, was refused."""
 
     def __init__(self, line: int, error: ApiError) -> None:
         super().__init__(error.message)
@@ -237,7 +246,8 @@ class _Refused(Exception):
 
 
 class Ingest:
-    """One upload. Whatever refuses it says in `detail` how far it has come: `line`, `committed`, `last_seq`."""
+    """One upload. Every error that refuses it says in `detail` how far it has come: `line`, `committed`,
+    `last_seq`."""
 
     def __init__(self, engine: Engine, call: Call, body: BodyStream) -> None:
         self._engine = engine
@@ -250,24 +260,27 @@ class Ingest:
         self._strict = False
         self._key: str | None = None
         self._begun = 0
-        """Batches that were given to the engine."""
+        """How many batches were given to the engine."""
         self._idle = trio.Event()
-        """No batch is on its way."""
+        """Set while no batch is being appended."""
         self._idle.set()
         self._decoded = self._on_its_way = 0
-        """Bytes of the batch that waits for it, and of the one that is."""
+        """Bytes of the decoded batch that waits, and of the batch that is being appended."""
         self._failure: Exception | None = None
-        """Of a batch; none follows it."""
+        """The failure of a batch; no batch is appended after it."""
         self._reading = trio.CancelScope()
-        """Nobody waits for more of what is not going to be taken."""
+        """Cancelled when a batch has failed, because the rest of the upload is not needed then."""
         self._first: AppendResult | StageResult | None = None
         self._last: AppendResult | StageResult | None = None
         self._committed = 0
         self._deduped = 0
 
     async def run(self) -> Response:
-        """Take it to its end. Raises 400, 404, 422, 429 and 503, and `ClientGone`: then what would have been an
-        unfinished batch is dropped, because a repeat of the upload finds finished ones only."""
+        """Read and append the whole upload.
+
+        Raises ApiError (400, 404, 422, 429, 503), and ClientGone if the client leaves. Then the last batch, if it is
+        incomplete, is not appended: a repeated upload recognises complete batches only.
+        """
         try:
             self._query = append_requests.decode_ingest_query(self._call.query, self._engine.settings)
             self._strict = is_strict(self._call.headers)
@@ -282,8 +295,9 @@ class Ingest:
         return self._answer()
 
     def _broken_by(self, cap_records: int, cap_bytes: int) -> Batches:
-        """Batches that such caps allow, as of now: an upload that comes again has to break into the same ones, whatever
-        is done to the topic meanwhile. A stage has none: those of its topic hold for all that is published."""
+        """Divides the upload into batches that the caps of the topic allow (0: no cap). The caps are read once, so that
+        a later change of them does not change the batches. For a stage no caps are given, because those of its topic
+        apply to the commit."""
         settings = self._engine.settings
         return Batches(
             min(BATCH_RECORDS, cap_records or BATCH_RECORDS, settings.max_batch_records),
@@ -299,7 +313,7 @@ class Ingest:
                     await self._read_all(nursery)
             except Exception as error:
                 failure = error
-        # What comes first in the upload is what went wrong first.
+        # The failure of a batch is reported rather than one of reading, which is further on in the upload.
         if self._failure is not None:
             raise self._failure
         if failure is not None:
@@ -321,7 +335,7 @@ class Ingest:
             raise ApiError("shutting_down", "the daemon is stopping", retry_after_s=5)
 
     async def _begin(self, nursery: trio.Nursery, batch: Batch) -> None:
-        """Decode a batch, and append it when the one before it is through."""
+        """Decode a batch, wait until the one before it has been appended, and begin to append it."""
         settings, query = self._engine.settings, self._query
         try:
             plain = append_requests.decode_plain(batch.items, settings) if batch.plain else None
@@ -333,7 +347,7 @@ class Ingest:
             raise _Refused(batch.numbers[bad.index], error) from None
         request.node = query.node
         request.disable_backpressure = query.disable_backpressure
-        # A topic that is deleted meanwhile is not made again by what follows.
+        # Only the first batch may create the topic: one that is deleted during the upload stays deleted.
         request.create = query.create if self._begun == 0 else False
         if self._key is not None:
             request.idempotency_key = f"{self._key}/{self._begun}"
@@ -378,7 +392,7 @@ class Ingest:
         self._body.keep(self._batches.held + self._decoded + self._on_its_way)
 
     def _placed(self, error: ApiError, line: int) -> ApiError:
-        """An error with how far the upload has come. What is in a stage has no seqs yet."""
+        """The error, with the line and with how far the upload has come. Records in a stage have no seqs yet."""
         detail: dict[str, Any] = {**error.detail, "line": line, "committed": self._committed}
         if self._query.stage is None:
             detail["last_seq"] = self._last.last_seq if isinstance(self._last, AppendResult) else 0
@@ -413,7 +427,7 @@ class Ingest:
 
 
 def _add(total: Performance, one: Performance) -> None:
-    """What a batch has cost on top of those before it."""
+    """Add the times of one batch to those of the whole upload."""
     for name in ("wal_append_ms", "fsync_ms", "throttle_wait_ms"):
         cost = getattr(one, name)
         if cost is not UNSET:

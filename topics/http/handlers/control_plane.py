@@ -1,8 +1,8 @@
-"""The Quart-Trio application: everything that is not called often enough to need handlers of its own.
+"""The Quart-Trio application: the calls that are not made so often that Quart's cost matters.
 
-The gate has matched the route, read the body and checked the names before Quart sees a request; Quart's answer goes
-back to the gate, which adds what every response has. Failures are not answered here: they are carried out of Quart as
-they are.
+The gate has found the route, read the body and checked the names before Quart gets a request. Quart's answer goes back
+to the gate, which adds the headers of every answer. Exceptions are carried out of Quart unchanged, and the gate answers
+them.
 """
 
 from __future__ import annotations
@@ -53,7 +53,8 @@ _FAILURE: Final = "topics.failure"
 
 
 class ControlPlane:
-    """Runs calls through Quart. `refusal` is the gate's verdict on the phase of the daemon, which `ready` reports."""
+    """Answers calls through Quart. `refusal` returns the error with which the gate refuses requests in the present
+    phase of the daemon; `ready` reports it."""
 
     def __init__(self, engine: Engine, exposition: Exposition, refusal: Callable[[], ApiError | None]) -> None:
         self._engine = engine
@@ -63,7 +64,7 @@ class ControlPlane:
 
     def _make_app(self) -> QuartTrio:
         app = QuartTrio("topics", static_folder=None)
-        # The gate has limited the body; a request may take as long as it takes.
+        # The gate limits bodies. There is no limit on the time of a request.
         app.config.update(MAX_CONTENT_LENGTH=None, BODY_TIMEOUT=None, RESPONSE_TIMEOUT=None)
         views: Mapping[str, View] = {
             "put_topic": self.put_topic,
@@ -99,11 +100,11 @@ class ControlPlane:
         return app
 
     async def handle(self, call: Call, path: str) -> Response:
-        """Answer a matched call; `path` is decoded and checked. Raises whatever its view raises."""
+        """Answer a call whose route is known. `path` is the decoded path. Raises what the view raises."""
         scope = {**call.scope, "path": path, "raw_path": path.encode(), "root_path": ""}
         scope[_CALL] = call
-        # The gate has taken the encoding off.
-        # Quart builds a URL of the host, and fails on some that are allowed (`x..y`).
+        # Without the fields about framing and encoding, because the body is here decoded. With another Host, because
+        # Quart makes a URL of it and fails on some valid ones (`x..y`).
         kept = [(name, value) for name, value in call.scope["headers"] if name.lower() not in _FRAMING]
         scope["headers"] = [(b"host", b"localhost"), *(field for field in kept if field[0].lower() != b"host")]
         sent = False
@@ -111,7 +112,7 @@ class ControlPlane:
         async def receive() -> Message:
             nonlocal sent
             if sent:
-                # Never a disconnect: what a call has begun it finishes, whoever is still there.
+                # Never a disconnect: a call finishes what it has begun, even if the client has left.
                 await trio.sleep_forever()
             sent = True
             return {"type": "http.request", "body": call.body, "more_body": False}
@@ -156,12 +157,12 @@ class ControlPlane:
         return json_response(TopicStateAnswer(**asdict(state), performance=self._performance()))
 
     async def list_topics(self) -> Response:
-        """`GET /v0/topics`. What it shows is as it was before its own touch, if it was asked for one."""
+        """`GET /v0/topics`. With `touch` the topics are touched after their state was read for the answer."""
         page = topic_requests.decode_list_query(_query())
         topics, more = await self._engine.topic_states.page(page.prefix, page.after, page.page_size, _call().key)
         if page.touch:
             for entry in topics:
-                with suppress(ApiError):  # it may be gone by now
+                with suppress(ApiError):  # the topic may have been deleted meanwhile
                     await self._engine.topic_states.of(entry.topic, touch=True)
         cursor = topic_requests.TOPIC_CURSORS.encode(topics[-1].topic) if more and topics else UNSET
         return json_response(TopicListAnswer(topics=topics, next_cursor=cursor, performance=self._performance()))
@@ -229,7 +230,8 @@ class ControlPlane:
         return json_response(RouterDeletedAnswer(router=router, deleted=deleted, performance=self._performance()))
 
     def _check_ends(self, router: str, patch: RouterPatch | None = None) -> None:
-        """Whether the key covers both ends of a router, as they are and as they are to be. Raises 403."""
+        """Check that the key covers the source and the target of a router, the present ones and those of `patch`.
+        Raises `403 forbidden`."""
         grant = _call().grant
         if patch is not None:
             for field, name in (("source", patch.source), ("dest", patch.dest)):
@@ -239,18 +241,18 @@ class ControlPlane:
             grant.check_name(name, field)
 
     def _hide_names(self, detail: dict[str, Any]) -> None:
-        """Leave out of a refusal what only keys with other prefixes may see."""
+        """Remove names from the `detail` of an error that the key of the call does not cover."""
         if not all(_call().key.covers(topic) for topic in detail.get("cycle", ())):
             del detail["cycle"]
         if not all(self._is_visible(router) for router in detail.get("routers", ())):
             del detail["routers"]
 
     def _is_visible(self, router: str) -> bool:
-        """Whether the key covers a router and both its ends."""
+        """Return True if the key covers a router, its source and its target."""
         return all(_call().key.covers(name) for name in (router, *(self._engine.routers.ends(router) or ())))
 
     async def _visible_routers(self, topic: str) -> set[str] | None:
-        """The routers of a topic that the key covers; None where it covers all."""
+        """The routers of a topic that the key covers; None if it covers every name."""
         key = _call().key
         if not key.prefixes:
             return None
@@ -267,7 +269,7 @@ class ControlPlane:
     # ----------------------------------------------------------------------------
 
     async def root(self) -> Response:
-        """`GET /`: for somebody who has only the address."""
+        """`GET /`: the addresses of the documentation and of the most important calls."""
         answer = RootAnswer(
             service="topics",
             version=__version__,
@@ -280,12 +282,12 @@ class ControlPlane:
         return json_response(answer)
 
     async def health(self) -> Response:
-        """`GET /v0/health`: the process answers."""
+        """`GET /v0/health`: says that the process answers."""
         uptime = self._engine.clock.monotonic_ms() - self._engine.status.started_ms
         return json_response(HealthAnswer(status="ok", version=__version__, uptime_ms=uptime))
 
     async def ready(self) -> Response:
-        """`GET /v0/ready`: the daemon takes requests."""
+        """`GET /v0/ready`: says whether the daemon accepts requests."""
         refusal = self._refusal()
         if refusal is not None:
             raise refusal

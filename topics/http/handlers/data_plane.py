@@ -1,6 +1,5 @@
-"""Append, stages, diff, queues and streams: what is called most or lasts longest, answered without Quart.
-
-Quart costs 0.3 ms a request (`docs/spec/runtime.md` section 3), which is as much as everything else that happens here.
+"""The calls that are made most often or last longest: append, stages, diff, queues and streams. They do not go through
+Quart, which takes 0.3 ms a request (`docs/spec/runtime.md` section 3), as much as all the rest of such a call.
 """
 
 from __future__ import annotations
@@ -76,18 +75,18 @@ class DataPlane:
         return await self._diff(call, read_requests.decode_read(call.body, self._engine.settings))
 
     async def diff_get(self, call: Call) -> Response:
-        """`GET /v0/topics/{topic}/diff`: the same, as query parameters."""
+        """`GET /v0/topics/{topic}/diff`: the same read, described by query parameters."""
         return await self._diff(call, read_requests.decode_read_query(call.query, self._engine.settings))
 
     async def ws(self, call: Call) -> Response:
-        """`GET /v0/ws` by a client that does not ask for a WebSocket; the gate opens those."""
+        """`GET /v0/ws` without an upgrade to WebSocket: refused. The gate opens WebSockets."""
         raise invalid("Upgrade", "must be websocket")
 
     async def _diff(self, call: Call, request: ReadRequest) -> Response:
         topic = call.params["topic"]
         request.gathered = call.gathered
         if request.wait_ms:
-            # Nobody keeps a place for a client that has left.
+            # While the read waits, the client may leave; then the wait ends.
             try:
                 result = await call.while_connected(lambda: self._engine.reads.read(topic, request, call.perf))
             except ClientGone:
@@ -101,19 +100,19 @@ class DataPlane:
 
 
 def check_config_access(grant: Grant, patch: TopicConfigPatch) -> None:
-    """Whether the key of a call may send a config with an append. Raises 403."""
+    """Check that the key of a call allows a config in an append. Raises `403 forbidden`."""
     grant.check_scope(Scope.ADMIN)
     check_dead_letter(grant, patch)
 
 
 def check_dead_letter(grant: Grant, patch: TopicConfigPatch) -> None:
-    """Whether the key of a call covers the topic that a config sends dead letters to. Raises 403."""
+    """Check that the key of a call covers the dead letter topic of a config. Raises `403 forbidden`."""
     if isinstance(patch.dead_letter, str):
         grant.check_name(check_topic_name(patch.dead_letter, "dead_letter"), "dead_letter")
 
 
 def idempotency_header(call: Call) -> str | None:
-    """`Idempotency-Key`. Raises 400."""
+    """The header `Idempotency-Key`; None if there is none. Raises `400 invalid_request`."""
     value = call.headers.get(b"idempotency-key")
     if value is None:
         return None
@@ -124,7 +123,7 @@ def idempotency_header(call: Call) -> str | None:
 
 
 def _diff_answer(result: ReadResult, performance: Performance) -> bytes:
-    # Put together from bytes: the records were encoded when they were committed.
+    # Formatted from bytes: the records were encoded when they were committed, and are not decoded again.
     return (
         b'{"topic":"%b","epoch":%d,"records":[%b],"next_from_seq":%d,"head_seq":%d,"earliest_seq":%d,'
         b'"caught_up":%b,"tombstone":%b,"lag":%d,"performance":%b}'

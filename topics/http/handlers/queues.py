@@ -22,11 +22,11 @@ from topics.http.requests.watch_requests import DEFAULT_HEARTBEAT_MS
 from topics.model import ClaimResult, HeldResult, Job
 
 RETRY_S: Final = 1.0
-"""Pause of a stream after the disk has not answered, or while nothing can be claimed."""
+"""Pause of a `/work` stream after a read has failed, or while nothing can be claimed, seconds."""
 
 
 class Queues:
-    """The handlers."""
+    """The handlers of the calls about queues."""
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
@@ -36,7 +36,7 @@ class Queues:
         engine, topic = self._engine, call.params["topic"]
         request = decode_claim(call.body, engine.settings)
         if request.wait_ms or engine.queues.has_window(topic):
-            # Nobody is given jobs who has left.
+            # While the claim waits, the client may leave; then it must not be given jobs.
             try:
                 result = await call.while_connected(lambda: engine.queues.claim(topic, request, call.perf))
             except ClientGone:
@@ -104,7 +104,7 @@ class Queues:
 
 
 class WorkStream(OpenStream):
-    """A stream of jobs. Its leases end with it."""
+    """A stream of jobs. When it ends, its leases end."""
 
     def __init__(self, engine: Engine, call: Call, work: Work) -> None:
         super().__init__(engine, call)
@@ -114,21 +114,24 @@ class WorkStream(OpenStream):
 
     @property
     def shows(self) -> tuple[Scope, Iterable[str]]:
+        """The scopes READ and WRITE, and the topic."""
         return Scope.READ | Scope.WRITE, (self._work.topic.name,)
 
     def close(self) -> None:
+        """Close the stream and end its leases."""
         super().close()
         self._engine.watching.close_socket(self.outbox)
         self._engine.queues.close_work(self._work)
 
     async def send(self) -> None:
+        """Claim jobs and send them until the outbox is finished."""
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._pump)
             await self.outbox.send_all(DEFAULT_HEARTBEAT_MS / 1000, self.heartbeat)
             nursery.cancel_scope.cancel()
 
     async def _pump(self) -> None:
-        """Claim as long as there is room on the connection."""
+        """Claim jobs whenever the connection has room, and put them into the outbox."""
         name = self._work.topic.name.encode()
         held_up = False
         while await self.outbox.room(STREAM_BYTES):
@@ -149,5 +152,5 @@ class WorkStream(OpenStream):
 
 
 def entry(job: Job) -> bytes:
-    """A job as claims and streams show it, without the opening brace."""
+    """The JSON of a job, as claims and streams show it, without the opening brace."""
     return b'"lease_id":"lease_%016x","deadline":%d,"deliveries":%d,%b' % job[1:]

@@ -1,7 +1,7 @@
-"""Staging over HTTP (`docs/spec/pipeline.md` section 1): appends to a stage, commits, and what is dropped.
+"""Stages over HTTP (`docs/spec/pipeline.md` section 1): appending to a stage, committing stages, deleting one.
 
-What a stage is, and what makes a commit all or nothing, is `topics.engine.operations.stage_lifecycle`'s business.
-Uploads of NDJSON to a stage are `bulk`'s.
+`topics.engine.operations.stage_lifecycle` makes the stages and the atomic commits. `bulk` handles uploads of NDJSON to
+a stage.
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ from topics.model import CheckedAppend, Performance
 
 
 class Staging:
-    """The handlers."""
+    """The handlers of the calls about stages."""
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
 
     async def append(self, call: Call, stage: str, request: CheckedAppend) -> Response:
-        """`POST /v0/topics/{topic}?stage=NAME` of JSON, checked."""
+        """`POST /v0/topics/{topic}?stage=NAME` with JSON; `request` is its body, checked."""
         result = await self._engine.stages.append(call.params["topic"], stage, request, call.perf)
         return stage_response(result.topic, stage, result.count, self._performance(call), created=result.created)
 
@@ -52,6 +52,6 @@ class Staging:
 
 
 def stage_response(topic: str, stage: str, count: int, performance: Performance, *, created: bool) -> Response:
-    """What an append to a stage is answered with. `created`: whether it made the topic."""
+    """The answer to an append to a stage. `created`: the append has created the topic."""
     answer = StageAnswer(topic=topic, stage=stage, count=count, performance=performance)
     return Response(201 if created else 200, encode(answer))

@@ -1,8 +1,8 @@
-"""Server-sent events: opening a watch session, showing it, and streams of one topic (`docs/spec/api.md` section 8).
+"""Server-sent events: opening watch sessions, streams of a session, and streams of one topic (`docs/spec/api.md`
+section 8).
 
-Everything that can be refused is refused before a stream opens, with the error envelope. From then on the task of the
-request does nothing but take frames from its outbox and send them, with a heartbeat when there are none; what the
-frames hold and who gets which is `topics.engine.delivery`'s business.
+Every refusal is answered with the error envelope, before the stream opens. After that the task of the request only
+sends the frames in its outbox, and a heartbeat when there are none. `topics.engine.delivery` makes the frames.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from topics.http.requests.watch_requests import decode_stream, decode_watch
 
 
 class Streams:
-    """The handlers."""
+    """The handlers of watch sessions and streams."""
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
@@ -82,13 +82,14 @@ class Streams:
 
 
 def _last_event_id(call: Call) -> str | None:
-    """An empty one is what a browser has before the first id: none."""
+    """The event id that the client has got last; None if there is none. A browser sends an empty one before the first
+    id."""
     value = call.headers.get(b"last-event-id", b"")
     return value.decode("latin-1") or None
 
 
 class OpenStream(OpenAnswer):
-    """One open stream of events. Raises 429 where there is no place for it."""
+    """One open stream of events. Making it raises `429 throttled` if too many streams and sockets are open."""
 
     outbox: Outbox
 
@@ -100,17 +101,18 @@ class OpenStream(OpenAnswer):
         self._call = call
 
     def close(self) -> None:
-        """The stream has ended; half a frame is on no connection that goes on."""
+        """Give the stream's place back. A connection on which half a frame was sent is aborted."""
         connection: Connection = self._call.scope["state"]["connection"]
         connection.end_direct()
         self.place.close()
 
     def withdraw(self) -> None:
-        """It gets a last frame that says so."""
+        """Send a last frame that says that the key was withdrawn, and end the stream."""
         self.outbox.finish(WITHDRAWN)
 
     async def run(self) -> None:
-        """Send frames until the stream ends by itself, the client leaves (`ClientGone`), or it is aborted."""
+        """Send the head and then frames until the stream ends. Raises ClientGone if the client has left or the stream
+        was aborted."""
         call = self._call
         connection: Connection = call.scope["state"]["connection"]
         connection.allow_slow_reader()
@@ -125,28 +127,30 @@ class OpenStream(OpenAnswer):
 
     @abstractmethod
     async def send(self) -> None:
-        """Send frames until there will be no more."""
+        """Send frames until there will be no more of them."""
 
     def heartbeat(self) -> bytes:
-        """What is sent when nothing else has been for a while."""
+        """The frame that is sent when nothing else was sent for a while."""
         return heartbeat(self._engine.clock.now_ms())
 
 
 class EventStream(OpenStream):
-    """A watch session that is shown."""
+    """The stream of a watch session."""
 
     def __init__(self, engine: Engine, session: Session, call: Call) -> None:
         super().__init__(engine, call)
         self._session = session
 
     def close(self) -> None:
-        """The session has no connection any more."""
+        """Close the stream and detach the session from it."""
         super().close()
         self._engine.watching.disconnect(self._session, self.outbox)
 
     @property
     def shows(self) -> tuple[Scope, Iterable[str]]:
+        """The scope READ, and the topics of the session."""
         return Scope.READ, [feed.name for feed in self._session.feeds]
 
     async def send(self) -> None:
+        """Send the frames of the session until its outbox is finished."""
         await self.outbox.send_all(self._session.heartbeat_ms / 1000, self.heartbeat)

@@ -1,10 +1,9 @@
-"""How frames get from an outbox to a peer: one `topics.engine.delivery.transport.Transport` for each kind of
-connection.
+"""Sending the frames of an outbox: a `topics.engine.delivery.transport.Transport` for each kind of connection.
 
-On HTTP/1.1 the head of a stream goes through hypercorn like any other, and so do the end of it, pings and closes. In
-between, frames go to the socket directly, as chunks of the body or as WebSocket messages: that takes 40 us for each
-watcher, where the way through h11, hypercorn and two locks takes 140. On HTTP/2, where many streams share a connection
-and its windows, and on HTTP/1.0, which has no chunks, they go the way of every other answer.
+On HTTP/1.1 the head of a stream, its end, pings and closes are sent through hypercorn. The frames in between are
+written to the socket directly, as chunks of the body or as WebSocket messages. This takes 40 us for each watcher;
+through h11, hypercorn and two locks it would take 140 us. On HTTP/2, where many streams share a connection and its
+windows, and on HTTP/1.0, which has no chunks, frames are sent through hypercorn as every other answer is.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ _TEXT: Final = 0x81
 
 
 class _Direct:
-    """Frames that go to the socket as they are."""
+    """Writes frames to the socket directly."""
 
     whole_frames = False
 
@@ -46,14 +45,14 @@ class _Direct:
 
 
 class _Chunks(_Direct):
-    """Events as chunks of an HTTP/1.1 body."""
+    """Sends events as chunks of an HTTP/1.1 body."""
 
     def wrap(self, stamp: bytes, data: bytes) -> tuple[bytes, bytes]:
         return b"%x\r\n%b" % (len(stamp) + len(data), stamp), b"\r\n"
 
 
 class _Messages(_Direct):
-    """Text messages of a WebSocket, each one frame. Those of a server are not masked."""
+    """Sends text messages on a WebSocket, each as one frame. A server does not mask its frames."""
 
     def wrap(self, stamp: bytes, data: bytes) -> tuple[bytes, bytes]:
         size = len(stamp) + len(data)
@@ -67,7 +66,7 @@ class _Messages(_Direct):
 
 
 class _Asgi:
-    """Frames that go through the server. `scope` is the task's that sends them."""
+    """Sends frames through hypercorn. `scope` is the cancel scope of the task that sends them."""
 
     def __init__(self, send: Send, scope: trio.CancelScope) -> None:
         self._send = send
@@ -80,13 +79,13 @@ class _Asgi:
         return 0
 
     def done(self) -> None:
-        pass  # the server knows what a frame is
+        pass  # hypercorn sends whole frames
 
     def acked(self) -> int:
         return 0
 
     def abort(self) -> None:
-        self._scope.cancel()  # the connection may well carry other streams
+        self._scope.cancel()  # not the connection, which may carry other streams
 
 
 class _AsgiBody(_Asgi):
@@ -104,14 +103,14 @@ class _AsgiMessages(_Asgi):
 
 
 def event_transport(scope: Scope, send: Send, cancel: trio.CancelScope) -> Transport:
-    """For an event stream. `cancel` ends the task that sends."""
+    """The transport of an event stream. `cancel` is the cancel scope of the task that sends."""
     if scope["http_version"] == "1.1":
         return _Chunks(scope["state"]["connection"])
     return _AsgiBody(send, cancel)
 
 
 def message_transport(scope: Scope, send: Send, cancel: trio.CancelScope) -> Transport:
-    """For a WebSocket. `cancel` ends the task that sends."""
+    """The transport of a WebSocket. `cancel` is the cancel scope of the task that sends."""
     if scope["http_version"] == "1.1":
         return _Messages(scope["state"]["connection"])
     return _AsgiMessages(send, cancel)

@@ -1,15 +1,16 @@
 """`GET /v0/ws`: commands and pushes as JSON text messages (`docs/spec/api.md` section 8).
 
-Theory of operation. A socket has two tasks. One reads: it carries out a command at a time, in the order in which they
-came, and stops reading while there is no room for an answer, so that a client that only writes is slowed down by TCP.
-The other sends what is in the outbox, which holds `SLOTS` messages: answers wait for a slot, and a record message is
-not built before there is one. A third pings. What is pushed, and when, is `topics.engine.delivery`'s business, as it is
-for event streams.
+Theory of operation. A socket has three tasks. The first reads. It carries out one command at a time, in the order in
+which they come, and stops reading while there is no room for an answer, so that a client that only writes is slowed
+down by TCP. The second sends the messages in the outbox, which holds `SLOTS` of them: an answer waits for a slot, and a
+message with records is not made before there is one. The third sends pings. `topics.engine.delivery` makes the messages
+with records, as it does for event streams.
 """
 
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Iterable
+from contextlib import closing
 from typing import Any, Final
 
 import msgspec
@@ -40,15 +41,16 @@ from topics.telemetry.logs import get_logger
 log = get_logger(__name__)
 
 SLOTS: Final = 4
-"""Messages that wait to be sent, the one that is being sent included."""
+"""How many messages may wait to be sent, including the one that is being sent."""
 
 MAX_REQUEST_ID: Final = 128 << 10
-"""Bytes of what a command is called, and its answer repeats."""
+"""The longest `request_id` of a command, bytes. The answer repeats it."""
 
 PING_S: Final = 15.0
+"""How often the peer is pinged, seconds."""
 
 CLOSE_CODES: Final = {feeds.TOO_SLOW: 1008, feeds.WITHDRAWN: 1008, feeds.SHUTTING_DOWN: 1001}
-"""How a socket is closed that we end (RFC 6455, 7.4.1)."""
+"""The close code (RFC 6455, 7.4.1) of a socket that the daemon ends."""
 
 
 class _Command(msgspec.Struct):
@@ -93,7 +95,11 @@ RequestId = msgspec.Raw | UnsetType
 
 
 class WebSocket:
-    """One open socket. See the module."""
+    """One WebSocket, from its acceptance to its end.
+
+    `audit` writes a line to the audit log. `on_refused` is called with every error that a command is answered with, to
+    count it. `request_id` is that of the opening request.
+    """
 
     def __init__(
         self,
@@ -119,9 +125,9 @@ class WebSocket:
         self._cancel = trio.CancelScope()
         self.outbox: Outbox
         self._grant = Grant(key)
-        """What the command that is carried out needs its key for."""
+        """The scopes and names for which the current command needs its key."""
         self._held = 0
-        """Bytes of the command that is carried out, which count against the budget of all requests."""
+        """Bytes of the current command that count against the budget of all requests."""
         self._commands: dict[str, Callable[[bytes, RequestId], Awaitable[None]]] = {
             "subscribe": self._subscribe,
             "unsubscribe": self._unsubscribe,
@@ -130,11 +136,10 @@ class WebSocket:
         }
 
     async def run(self) -> None:
-        """Accept, and serve until either side ends it. Raises `ApiError` for a socket that is not accepted."""
+        """Accept the socket and serve it until either side ends it. Raises ApiError if it is not accepted."""
         watching = self._engine.watching
         connection = self._connection
-        place = watching.places.take("ws", self.key.digest)
-        try:
+        with closing(watching.places.take("ws", self.key.digest)):
             connection.allow_slow_reader()
             headers = [(b"x-request-id", self._request_id.encode())]
             await self._send({"type": "websocket.accept", "headers": headers})
@@ -149,8 +154,6 @@ class WebSocket:
             finally:
                 connection.end_direct()
                 watching.close_socket(self.outbox)
-        finally:
-            place.close()
 
     @property
     def _connection(self) -> Connection:
@@ -158,12 +161,12 @@ class WebSocket:
         return connection
 
     def withdraw(self) -> None:
-        """Its key is not good for what it shows any more: it gets a last message that says so, and is closed."""
+        """Send a last message that says that the key was withdrawn, and close the socket."""
         self.outbox.finish(feeds.WITHDRAWN)
 
     @property
     def shows(self) -> tuple[KeyScope, Iterable[str]]:
-        """What its subscriptions need."""
+        """The scope that the subscriptions of the socket need, and their topics."""
         names = [feed.name for feed in self.outbox.feeds]
         return (KeyScope.READ if names else ANY_KEY), names
 
@@ -193,7 +196,7 @@ class WebSocket:
         scope.cancel()
 
     async def _handle(self, raw: bytes | None, *, refused: bool) -> None:
-        """Carry out one command; whatever is wrong with it is told, and the socket stays."""
+        """Carry out one command. An error is answered, and the socket stays open."""
         request_id: RequestId = UNSET
         try:
             if refused:
@@ -219,7 +222,7 @@ class WebSocket:
             await self._refuse(error, request_id)
         except Exception:
             log.exception("command_failed")
-            await self._refuse(ApiError("internal", "the command failed; the socket stays"), request_id)
+            await self._refuse(ApiError("internal", "the command failed; the socket stays open"), request_id)
         finally:
             self._release()
 
@@ -234,7 +237,8 @@ class WebSocket:
         self._connection.give_back(held)
 
     async def _room(self) -> bool:
-        """Wait for room for an answer, without holding what others could use meanwhile."""
+        """Wait for room for an answer; the bytes of the command are given back before, so that others can use them.
+        Return False if nothing can be sent any more."""
         self._release()
         return await self.outbox.room()
 
@@ -311,11 +315,11 @@ class WebSocket:
     async def _append_with_config(
         self, topic: str, request: CheckedAppend, raw: bytes, perf: Performance
     ) -> AppendResult:
-        """It may create a topic, so it is audited like any call that does."""
+        """Append with a config, which may create the topic and is therefore audited. Raises ApiError."""
         config = request.config
         assert config is not None
         began = self._engine.clock.perf_ns()
-        status, code = 499, ""  # unless it gets to its end
+        status, code = 499, ""  # for a call that is cancelled
         try:
             append_requests.check_inline_config(topic, config)
             check_config_access(self._grant, config)
