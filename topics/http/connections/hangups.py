@@ -18,7 +18,8 @@ _EVENTS_AT_ONCE = 256
 
 
 class Hangups:
-    """The sockets whose ends are watched. `run` must be running."""
+    """The sockets whose ends are watched. `run` must be running. `close` it when no connection will be added or removed
+    any more: when a server is cancelled, connections may end later than `run`."""
 
     def __init__(self) -> None:
         self._epoll = select.epoll()
@@ -41,11 +42,14 @@ class Hangups:
 
     async def run(self) -> None:
         """Wait for ends and report them. Runs until cancelled."""
-        with self._epoll:
-            while True:
-                await trio.lowlevel.wait_readable(self._epoll.fileno())
-                for fd, events in self._epoll.poll(0, _EVENTS_AT_ONCE):
-                    connection = self._connections.get(fd)
-                    # The descriptor of an aborted connection may have been reused for another one.
-                    if connection is not None and connection.fileno() == fd:
-                        connection.peer_left(broken=bool(events & select.EPOLLERR))
+        while True:
+            await trio.lowlevel.wait_readable(self._epoll.fileno())
+            for fd, events in self._epoll.poll(0, _EVENTS_AT_ONCE):
+                connection = self._connections.get(fd)
+                # The descriptor of an aborted connection may have been reused for another one.
+                if connection is not None and connection.fileno() == fd:
+                    connection.peer_left(broken=bool(events & select.EPOLLERR))
+
+    def close(self) -> None:
+        """Close the epoll object."""
+        self._epoll.close()

@@ -24,6 +24,7 @@ import math
 import socket
 import sys
 from collections.abc import Callable, Iterable
+from contextlib import closing
 from typing import Any, Final
 
 import trio
@@ -214,7 +215,6 @@ async def serve(
     config = hypercorn_config(settings)
     context = WorkerContext(None)
     wrapped = ASGIWrapper(app)
-    hangups = Hangups()
     unsent = UnsentBytes(settings)
 
     async def handle(accepted: socket.socket) -> None:
@@ -241,23 +241,24 @@ async def serve(
             connection.has_streams(0)
             stream.socket.close()
 
-    async with trio.open_nursery() as watch:
-        watch.start_soon(_abort_when_cancelled, server)
-        watch.start_soon(_look_after, server, unsent)
-        watch.start_soon(hangups.run)
-        async with trio.open_nursery() as connections:
+    with closing(Hangups()) as hangups:
+        async with trio.open_nursery() as watch:
+            watch.start_soon(_abort_when_cancelled, server)
+            watch.start_soon(_look_after, server, unsent)
+            watch.start_soon(hangups.run)
+            async with trio.open_nursery() as connections:
 
-            def start(accepted: socket.socket) -> None:
-                server.starting += 1
-                connections.start_soon(handle, accepted)
+                def start(accepted: socket.socket) -> None:
+                    server.starting += 1
+                    connections.start_soon(handle, accepted)
 
-            with server._accepting:
-                async with trio.open_nursery() as accepting:
-                    for listener in sockets:
-                        accepting.start_soon(_accept, server, listener, start)
-                    task_status.started(server)
-            await context.terminated.set()
-        watch.cancel_scope.cancel()
+                with server._accepting:
+                    async with trio.open_nursery() as accepting:
+                        for listener in sockets:
+                            accepting.start_soon(_accept, server, listener, start)
+                        task_status.started(server)
+                await context.terminated.set()
+            watch.cancel_scope.cancel()
 
 
 async def _abort_when_cancelled(server: Server) -> None:
