@@ -1,8 +1,7 @@
-"""What calls are answered with, as types (`docs/spec/api.md` sections 3 to 11).
+"""The fields of the answers, as types (`docs/spec/api.md` sections 3 to 11).
 
-Some answers are put together from bytes, because the records in them were encoded when they were committed. Their types
-encode nothing; they are what the description of the daemon says of them, and a test decodes real answers with all of
-these types, strictly.
+Some answers are formatted from bytes, because their records were encoded when they were committed. The types of these
+answers are used only for the description of the interface. A test decodes real answers strictly with all of the types.
 """
 
 from __future__ import annotations
@@ -15,13 +14,15 @@ from topics.model import Performance, RouterState, Tombstone, TopicConfig, Topic
 
 
 class ErrorFacts(Struct, kw_only=True):
+    """The content of an error answer (`docs/spec/api.md` section 1)."""
+
     code: str
     message: str
     detail: dict[str, Any]
 
 
 class ErrorAnswer(Struct, kw_only=True):
-    """Every failure."""
+    """The answer to every call that fails."""
 
     error: ErrorFacts
 
@@ -30,6 +31,8 @@ class ErrorAnswer(Struct, kw_only=True):
 
 
 class TopicAnswer(Struct, kw_only=True):
+    """The answer to the PUT of a topic."""
+
     topic: str
     created: bool
     config: TopicConfig
@@ -37,16 +40,22 @@ class TopicAnswer(Struct, kw_only=True):
 
 
 class TopicStateAnswer(TopicState, kw_only=True):
+    """The answer to the GET of a topic."""
+
     performance: Performance
 
 
 class TopicListAnswer(Struct, kw_only=True):
+    """One page of the list of topics. `next_cursor` is missing on the last one."""
+
     topics: list[TopicSummary]
     next_cursor: str | UnsetType = UNSET
     performance: Performance
 
 
 class TopicDeletedAnswer(Struct, kw_only=True):
+    """The answer to the deletion of a topic."""
+
     topic: str
     deleted: bool
     routers_removed: list[str]
@@ -57,7 +66,7 @@ class TopicDeletedAnswer(Struct, kw_only=True):
 
 
 class Record(Struct, kw_only=True):
-    """Put together from bytes (`topics.log.block`)."""
+    """A record in an answer. It is formatted from bytes (`topics.log.block`)."""
 
     seq: int = field(name="$seq")
     ts: int = field(name="$ts")
@@ -68,6 +77,8 @@ class Record(Struct, kw_only=True):
 
 
 class AppendAnswer(Struct, kw_only=True):
+    """The answer to an append of JSON."""
+
     topic: str
     first_seq: int
     last_seq: int
@@ -80,7 +91,7 @@ class AppendAnswer(Struct, kw_only=True):
 
 
 class IngestAnswer(Struct, kw_only=True):
-    """To an append of NDJSON."""
+    """The answer to an append of NDJSON."""
 
     topic: str
     first_seq: int
@@ -94,7 +105,7 @@ class IngestAnswer(Struct, kw_only=True):
 
 
 class StageAnswer(Struct, kw_only=True):
-    """To an append to a stage, of JSON and of NDJSON."""
+    """The answer to an append to a stage, of JSON or of NDJSON."""
 
     topic: str
     stage: str
@@ -103,6 +114,8 @@ class StageAnswer(Struct, kw_only=True):
 
 
 class CommitAnswer(Struct, kw_only=True):
+    """The answer to a commit of stages."""
+
     topic: str
     first_seq: int
     last_seq: int
@@ -112,6 +125,8 @@ class CommitAnswer(Struct, kw_only=True):
 
 
 class StageDeletedAnswer(Struct, kw_only=True):
+    """The answer to the deletion of a stage."""
+
     topic: str
     stage: str
     deleted: bool
@@ -119,7 +134,7 @@ class StageDeletedAnswer(Struct, kw_only=True):
 
 
 class ReadAnswer(Struct, kw_only=True):
-    """Put together from bytes (`data_plane`)."""
+    """The answer to a diff. It is formatted from bytes (`topics.http.handlers.data_plane`)."""
 
     topic: str
     epoch: int
@@ -134,6 +149,8 @@ class ReadAnswer(Struct, kw_only=True):
 
 
 class RecordsDeletedAnswer(Struct, kw_only=True):
+    """The answer to a deletion of records."""
+
     topic: str
     deleted: int
     earliest_seq: int
@@ -147,7 +164,7 @@ class RecordsDeletedAnswer(Struct, kw_only=True):
 
 
 class ClaimedJob(Record, kw_only=True):
-    """Put together from bytes (`queues`)."""
+    """A job in the answer to a claim. It is formatted from bytes (`topics.http.handlers.queues`)."""
 
     lease_id: str
     deadline: int
@@ -155,7 +172,7 @@ class ClaimedJob(Record, kw_only=True):
 
 
 class ClaimAnswer(Struct, kw_only=True):
-    """Put together from bytes (`queues`)."""
+    """The answer to a claim. It is formatted from bytes (`topics.http.handlers.queues`)."""
 
     topic: str
     claimed: list[ClaimedJob]
@@ -165,6 +182,8 @@ class ClaimAnswer(Struct, kw_only=True):
 
 
 class AckAnswer(Struct, kw_only=True):
+    """The answer to an ack."""
+
     topic: str
     acked: int
     skipped: list[int]
@@ -174,6 +193,8 @@ class AckAnswer(Struct, kw_only=True):
 
 
 class NackAnswer(Struct, kw_only=True):
+    """The answer to a nack."""
+
     topic: str
     nacked: int
     skipped: list[int]
@@ -183,6 +204,8 @@ class NackAnswer(Struct, kw_only=True):
 
 
 class ExtendAnswer(Struct, kw_only=True):
+    """The answer to an extension of leases. `deadlines` are ms since the Unix epoch, by seq."""
+
     topic: str
     extended: int
     skipped: list[int]
@@ -194,6 +217,8 @@ class ExtendAnswer(Struct, kw_only=True):
 
 
 class WatchAnswer(Struct, kw_only=True):
+    """The answer to the making of a watch session."""
+
     wid: str
     stream_url: str
     session_ttl_ms: int
@@ -205,17 +230,23 @@ class WatchAnswer(Struct, kw_only=True):
 
 
 class RouterAnswer(RouterState, frozen=True, kw_only=True):
+    """The answer to the PUT (with `created`) and to the GET of a router."""
+
     created: bool | UnsetType = UNSET
     performance: Performance
 
 
 class RouterListAnswer(Struct, kw_only=True):
+    """One page of the list of routers. `next_cursor` is missing on the last one."""
+
     routers: list[RouterState]
     next_cursor: str | UnsetType = UNSET
     performance: Performance
 
 
 class RouterDeletedAnswer(Struct, kw_only=True):
+    """The answer to the deletion of a router."""
+
     router: str
     deleted: bool
     performance: Performance
@@ -225,6 +256,8 @@ class RouterDeletedAnswer(Struct, kw_only=True):
 
 
 class RootAnswer(Struct, kw_only=True):
+    """The answer to `GET /`."""
+
     service: Literal["topics"]
     version: str
     docs: str
@@ -235,31 +268,39 @@ class RootAnswer(Struct, kw_only=True):
 
 
 class HealthAnswer(Struct, kw_only=True):
+    """The answer to `GET /v0/health`."""
+
     status: Literal["ok"]
     version: str
     uptime_ms: int
 
 
 class ReadyAnswer(Struct, kw_only=True):
+    """The answer to `GET /v0/ready` when the daemon is ready."""
+
     status: Literal["ready"]
     wal_replay_complete: bool
     topics: int
 
 
 class ShardPosition(Struct, kw_only=True):
+    """A place in the log of one shard: the ordinal of the first frame of a file, and a byte offset in the file."""
+
     shard: int
     file: int
     offset: int
 
 
 class CheckpointAnswer(Struct, kw_only=True):
+    """The answer to a checkpoint: the files of the data directory that a copy needs, and up to where."""
+
     files: list[str]
     position: list[ShardPosition]
     performance: Performance
 
 
 class Sample(Struct, kw_only=True):
-    """One value of a metric that has labels (`metrics`)."""
+    """One value of a metric that has labels (`topics.http.answers.metrics`)."""
 
     labels: dict[str, str]
     value: float

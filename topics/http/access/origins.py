@@ -27,7 +27,6 @@ _EXPOSED: Final = b"x-request-id, retry-after"
 
 Headers = list[tuple[bytes, bytes]]
 
-
 _FOREIGN: Final = frozenset({b"cross-site", b"same-site"})
 _MAX_HOST: Final = 300
 """Bytes of a `Host`; a name has at most 253, and a port follows it."""

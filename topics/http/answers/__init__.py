@@ -1,7 +1,7 @@
-"""How answers are encoded.
+"""Encoding answers.
 
-sse                  records as server-sent events
-websocket_messages   records as WebSocket messages
-arrow_stream         exports as Arrow
-metrics              figures as text and as JSON
+sse                  frames of live delivery as server-sent events
+websocket_messages   frames of live delivery as WebSocket messages
+arrow_stream         exports as Arrow streams
+metrics              figures as Prometheus text and as JSON
 """

@@ -1,12 +1,12 @@
-"""Exports as Arrow streams (`docs/spec/pipeline.md` section 1): runs of records in, the bytes of record batches out.
+"""Encoding exports as Arrow streams (`docs/spec/pipeline.md` section 1): runs of records become record batches. Gaps
+and the end of the export are batches without rows, with metadata.
 
-Responsible for the columns and for what a batch without rows says. It is the only module of the daemon that needs
-pyarrow, which is not a dependency: whoever wants it imports it where that may fail, and not on the loop, since that
-takes most of a second (`load`).
+This is the only module of the daemon that needs pyarrow, which is an optional dependency. `topics.http.handlers.bulk`
+imports it in a thread, because that takes most of a second (`load`), and handles its absence.
 
-Columns are made without looking at single records: the JSON of a run is cut by Arrow at places that are known. The
-head of a record is as long as its numbers; seqs ascend and times never decrease, so all heads of a batch are equally
-long if the first and the last are, which is nearly always so.
+Columns are made without looking at single records: Arrow cuts the JSON of a run at known places. The length of the head
+of a record depends only on the digits of its seq and its time. Seqs ascend and times never decrease, so if the heads of
+the first and the last record of a batch are equally long, all of them are. That is nearly always so.
 """
 
 from __future__ import annotations
@@ -50,12 +50,12 @@ _METAS: Final = msgspec.json.Decoder(list[dict[str, str]])
 
 
 def load() -> None:
-    """Let pyarrow load what it only loads with first use (pandas, where there is one)."""
+    """Make pyarrow load what it would load on first use (pandas, if it is installed)."""
     pa.array(["x"], pa.string())
 
 
 class ArrowStream:
-    """One export on its way: a `Format` of `bulk`."""
+    """The encoder of one export (a `Format` of `topics.http.handlers.bulk`)."""
 
     content_type = CONTENT_TYPE
 
@@ -65,7 +65,7 @@ class ArrowStream:
         self._writer = pa.ipc.new_stream(self._written, SCHEMA)
 
     def piece(self, piece: Slice) -> bytes:
-        """A part of the stream, and before the first one what all of it begins with."""
+        """The bytes of a slice; the first ones begin with the schema."""
         if piece.tombstone is not None:
             self._say("$tombstone", piece.tombstone)
         if piece.runs:
@@ -73,7 +73,7 @@ class ArrowStream:
         return self._taken()
 
     def end(self, end: End) -> bytes:
-        """The last batch, and what a stream ends with."""
+        """The last batch, and the end of the stream."""
         self._say("$end", end._asdict())
         self._writer.close()
         return self._taken()
@@ -90,7 +90,7 @@ class ArrowStream:
 
 
 def record_batch(runs: Sequence[Run], request: ExportRequest) -> pa.RecordBatch:
-    """Some records as columns; those that are left out hold nulls."""
+    """The record batch of some runs. A column that the request leaves out has nulls."""
     columns = _Columns(runs)
     seq, ts = columns.numbers()
     arrays = [
@@ -109,7 +109,7 @@ def record_batch(runs: Sequence[Run], request: ExportRequest) -> pa.RecordBatch:
 
 
 class _Columns:
-    """The columns of some runs; None for one in which no record has anything."""
+    """Makes the columns of some runs. A method returns None if no record has a value in its column."""
 
     def __init__(self, runs: Sequence[Run]) -> None:
         self._runs = runs
@@ -122,7 +122,7 @@ class _Columns:
         assert last is not None
         widths = [len(first[1]), len(first[2])]
         self._widths = widths if widths == [len(last[1]), len(last[2])] else None
-        """Digits of the seq and the time of each record, if all have as many."""
+        """The number of digits of the seqs and of the times, if they are the same for all records; else None."""
         self._has_nodes = any(run.node_ids is not None for run in runs)
         self._meta_lens: array[int] | None = None
         if any(run.meta_lens is not None for run in runs):
@@ -131,7 +131,7 @@ class _Columns:
                 self._meta_lens.extend(run.meta_lens or array("I", bytes(4 * (len(run.starts) - 1))))
 
     def numbers(self) -> tuple[Any, Any]:
-        """Seqs and times."""
+        """The columns of seqs and of times (ms since the epoch)."""
         if self._widths is None:
             heads = pc.extract_regex(self._records, _HEAD_PATTERN)
             seqs, times = (pc.struct_field(heads, name) for name in ("seq", "ts"))
@@ -143,7 +143,7 @@ class _Columns:
         return seqs.view(pa.string()).cast(pa.int64()), times.view(pa.string()).cast(pa.int64())
 
     def datas(self) -> Any:
-        """The JSON text of `data`."""
+        """The column of the JSON texts of `data`."""
         head: Any
         if self._widths is not None and not self._has_nodes:
             head = _SEQ_AT + _TS_KEY + sum(self._widths)
@@ -151,20 +151,20 @@ class _Columns:
                 return pc.binary_slice(self._records, head + len(_DATA_KEY), -_RECORD_END).view(pa.string())
             head = pa.scalar(head, pa.int32())
         else:
-            # A quote inside of `$node` is escaped, so the first key of this look is the key.
+            # A quote within `$node` is escaped, so the first text that looks like the key is the key.
             head = pc.find_substring(self._records, _DATA_KEY)
         begins = pc.add(pc.add(self._offsets[:-1], head), pa.scalar(len(_DATA_KEY), pa.int32()))
         ends = pc.subtract(self._offsets[1:], pa.scalar(_RECORD_END, pa.int32()))
         if self._meta_lens is not None:
             ends = pc.subtract(ends, _int32(self._meta_lens))
-        # Every second of the places between what is wanted and what is not.
+        # Begin and end of each value, in turn: cut there, every second piece is a value.
         places = array("i", bytes(8 * self.count))
         places[0::2], places[1::2] = _ints(begins), _ints(ends)
         pieces = _binary(_int32(places), self._text)
         return pieces.take(_int32(array("i", range(0, 2 * self.count, 2)))).view(pa.string())
 
     def nodes(self) -> Any | None:
-        """Who wrote each record."""
+        """The column of the nodes (writers)."""
         if not self._has_nodes:
             return None
         column: list[str | None] = []
@@ -177,7 +177,7 @@ class _Columns:
         return pa.array(column, pa.string())
 
     def tags(self) -> Any | None:
-        """The tag of each record."""
+        """The column of the tags."""
         if all(run.tag_starts is None for run in self._runs):
             return None
         nothing = (array("I", bytes(4 * len(run.starts))) for run in self._runs)
@@ -193,7 +193,7 @@ class _Columns:
         return pa.array(distinct, pa.string()).take(known.indices)
 
     def metas(self) -> Any | None:
-        """The `meta` of each record."""
+        """The column of the `meta` maps."""
         if self._meta_lens is None:
             return None
         text, end_of = self._text, _ints(self._offsets[1:])
@@ -215,7 +215,7 @@ class _Columns:
 
 
 def _joined_offsets(runs: Sequence[array[int]]) -> Any:
-    """Where items begin, and the last ends, in the text that some runs make when they are joined."""
+    """The offsets of the items, and the end of the last one, in the joined texts of some runs."""
     begins, ends = array("I"), array("I")
     for starts in runs:
         begins += starts[:-1]
@@ -225,17 +225,17 @@ def _joined_offsets(runs: Sequence[array[int]]) -> Any:
 
 
 def _binary(offsets: Any, text: bytes) -> Any:
-    """Pieces of a text that follow each other."""
+    """The pieces of a text between consecutive offsets."""
     return pa.Array.from_buffers(pa.binary(), len(offsets) - 1, [None, offsets.buffers()[1], pa.py_buffer(text)])
 
 
 def _int32(values: array[int]) -> Any:
-    """Numbers that fit into 31 bits, as a column without a copy."""
+    """A column of numbers that fit into 31 bits, without a copy."""
     return pa.Array.from_buffers(pa.int32(), len(values), [None, pa.py_buffer(values)])
 
 
 def _ints(column: Any) -> array[int]:
-    """The numbers of a column of int32 without nulls."""
+    """The numbers in a column of int32 without nulls."""
     values = array("i")
     values.frombytes(memoryview(column.buffers()[1])[4 * column.offset : 4 * (column.offset + len(column))])
     return values

@@ -1,9 +1,9 @@
-"""Figures for people and machines (`docs/spec/api.md` section 11): what the gate counts, what the engine tells, and
-their two formats.
+"""The metrics (`docs/spec/api.md` section 11): the counts of the gate and the figures of the engine, as Prometheus text
+and as JSON.
 
-Nothing is kept in prometheus-client's registry between scrapes: the engine is read when somebody asks, so that no
-append pays for a metric that nobody looks at. A thousand topics are some 200 KiB of text: they are rendered in steps of
-about a millisecond, with a look at the others between them.
+Nothing is kept in the registry of prometheus-client between scrapes. The engine is asked when a client scrapes, so that
+no append pays for a metric that nobody reads. A thousand topics make some 200 KiB of text. They are rendered in steps
+of about a millisecond, and other tasks run in between.
 """
 
 from __future__ import annotations
@@ -28,54 +28,55 @@ PREFIX: Final = "topics_"
 SLICE: Final = 200
 """Samples that are rendered in one step of the loop."""
 
-# Milliseconds. From an append that is answered out of memory to a long poll that waits its full time.
+# Milliseconds: from an append that is answered from memory to a long poll that waits its full time.
 REQUEST_BOUNDS_MS: Final = (0.5, 1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10_000, 30_000)
 
 
 class Listening(Protocol):
-    """What the server knows of connections."""
+    """The part of `topics.http.connections.server.Server` that the metrics show."""
 
     @property
     def connections(self) -> Sized:
-        """Those that are open."""
+        """The open connections."""
 
     @property
     def refused_total(self) -> int:
-        """How many were closed at once, since there were too many."""
+        """How many new connections were closed since the start, because there were too many."""
 
 
 class ExportFigures:
-    """What exports in one format have come to."""
+    """The totals of all exports in one format."""
 
     def __init__(self) -> None:
         self.seqs = 0
-        """Gone through."""
+        """Seqs that were examined."""
         self.records = 0
+        """Records that were sent."""
         self.bytes = 0
-        """Sent, without what the transfer adds."""
+        """Bytes that were sent, without the chunk heads of the transfer."""
 
 
 class RequestFigures:
-    """What is counted on the way of a request: answers by route and status, how long they took, what was refused before
-    the engine was asked, and the connections that requests come on."""
+    """The counts of the gate: answers by route and status, their times, refusals before the engine was asked, exports,
+    and lines missing in the audit log."""
 
     def __init__(self) -> None:
         self.requests: Counter[tuple[str, int]] = Counter()
         self.duration_ms = Histogram(REQUEST_BOUNDS_MS)
         self.throttled: Counter[str] = Counter()
-        """429 by limit."""
+        """Answers with 429, by the limit."""
         self.unauthorized: Counter[str] = Counter()
-        """401 and 403, by the code of the error."""
+        """Answers with 401 and 403, by the error code."""
         self.exports: Counter[tuple[str, str]] = Counter()
-        """Exports begun, by format and by whether `data` was asked for."""
+        """Exports that were begun, by format and by whether `data` was asked for."""
         self.exported = {name: ExportFigures() for name in ("arrow", "ndjson")}
         self.server: Listening | None = None
-        """Set once it listens."""
+        """Set when the server listens."""
         self.audit_failures = 0
         """Lines of the audit log that could not be written."""
 
     def count(self, route: str, status: int, duration_ms: float) -> None:
-        """One request that is over."""
+        """Count one request that has been answered."""
         self.requests[route, status] += 1
         self.duration_ms.observe(duration_ms)
 
@@ -292,9 +293,9 @@ class Exposition:
         self._requests = requests
 
     async def respond(self, accept: str, key: Key = OPEN) -> Response:
-        """JSON if `Accept` asks for it before plain text, else Prometheus text.
+        """The metrics, as JSON if `Accept` prefers it to plain text, else as Prometheus text.
 
-        What has a name is shown if `key` covers it; totals, which name nobody, are for every key.
+        Topics and routers are shown if `key` covers them. Totals, which have no names, are shown to every key.
         """
         figures = await self._engine.metrics.figures(key)
         as_json = prefers_json(accept)
@@ -309,7 +310,7 @@ class Exposition:
 
 
 class _Only(Collector):
-    """One family, for prometheus-client."""
+    """One family of metrics in the form that prometheus-client renders."""
 
     def __init__(self, family: Metric) -> None:
         self._family = family
@@ -319,7 +320,7 @@ class _Only(Collector):
 
 
 def _text_of(family: Metric) -> Iterator[bytes]:
-    """A family as text, so many samples at a time; what it is called is said once."""
+    """A family as text, in pieces of `SLICE` samples. Its HELP and TYPE lines are only in the first piece."""
     samples = family.samples
     for start in range(0, max(len(samples), 1), SLICE):
         family.samples = samples[start : start + SLICE]
@@ -328,9 +329,9 @@ def _text_of(family: Metric) -> Iterator[bytes]:
 
 
 def _json_of(family: Metric) -> Iterator[bytes]:
-    """A family as members of the JSON form's object: `name: value`, or `name: [{labels, value}]` for what has labels.
+    """A family as members of a JSON object: `name: value`, or `name: [{labels, value}]` if it has labels.
 
-    Names are those of the text, but that the buckets of a histogram stand under its own name.
+    The names are those of the text form, except that the buckets of a histogram have the name of the histogram.
     """
     values: dict[str, Any] = {}
     if not family.samples:
@@ -345,7 +346,7 @@ def _json_of(family: Metric) -> Iterator[bytes]:
 
 
 def prefers_json(accept: str) -> bool:
-    """Whether an Accept header ranks `application/json` above text and wildcards."""
+    """Return True if an Accept header prefers `application/json` to `text/plain` and `text/*`."""
     best = qualities(accept.encode("latin-1", "replace"))
     wanted = best.get(b"application/json", 0.0)
     return wanted > 0 and wanted > max(best.get(kind, 0.0) for kind in (b"text/plain", b"text/*"))

@@ -1,4 +1,4 @@
-"""How live delivery looks as WebSocket messages (`docs/spec/api.md` section 8); `sse` is its counterpart."""
+"""Encoding the frames of live delivery as WebSocket messages (`docs/spec/api.md` section 8)."""
 
 from __future__ import annotations
 
@@ -10,9 +10,10 @@ from topics.model import Tombstone
 
 
 class MessageFormat:
-    """`topics.engine.delivery.feed.Format` as messages."""
+    """Text messages of JSON; `topics.engine.delivery.feed.Format` documents the methods."""
 
     def record(self, topic: str, records: bytes, from_seq: int, to_seq: int, head_seq: int) -> bytes:
+        """The message `record`."""
         return b'{"op":"record","topic":"%b","from_seq":%d,"to_seq":%d,"head_seq":%d,"records":[%b]}' % (
             topic.encode(),
             from_seq,
@@ -22,23 +23,29 @@ class MessageFormat:
         )
 
     def tombstone(self, topic: str, tombstone: Tombstone, reason: str) -> bytes:
+        """The message `tombstone`."""
         return encode({"op": "tombstone", **tombstone_fields(topic, tombstone, reason)})
 
     def caught_up(self, topic: str, head_seq: int) -> bytes:
+        """The message `caught_up`."""
         return encode({"op": "caught_up", "topic": topic, "head_seq": head_seq})
 
     def topic_deleted(self, topic: str, head_seq: int) -> bytes:
+        """The message `topic_deleted`."""
         return encode({"op": "topic_deleted", "topic": topic, "head_seq": head_seq, "reason": "deleted"})
 
     def paced(self, topics: list[str], retry_after_ms: int) -> bytes:
+        """The message `error` with code `throttled`, which does not end the socket."""
         detail = {"retry_after_ms": retry_after_ms, "topics": topics}
         return encode({"op": "error", "code": "throttled", "message": "paced under pressure", "detail": detail})
 
     def held_up(self, topics: list[str], why: str, retry_after_ms: int) -> bytes:
+        """The message `error` with code `not_ready`, which does not end the socket."""
         detail = {"retry_after_ms": retry_after_ms, "topics": topics}
         return encode({"op": "error", "code": "not_ready", "message": why, "detail": detail})
 
     def final(self, why: Ending) -> bytes:
+        """The message `error` after which the socket is closed."""
         return encode({"op": "error", "code": why.code, "message": why.message})
 
 
@@ -46,7 +53,7 @@ MESSAGES: Final = MessageFormat()
 
 
 def tombstone_fields(topic: str, tombstone: Tombstone, reason: str) -> dict[str, object]:
-    """What watchers are told of a gap, over whatever connection."""
+    """The fields that tell watchers of a gap, for events and for messages."""
     return {
         "topic": topic,
         "reason": reason,

@@ -1,8 +1,8 @@
-"""The description of the interface.
+"""The description of the HTTP interface.
 
-document       the OpenAPI document
-description    what each call is for, takes and answers
-field_facts    meaning, range and unit of each field
+document       making the OpenAPI document
+description    the purpose, the parameters and the answers of each call
+field_facts    the meaning, the range and the unit of each field
 docs_page      the page at `/v0/docs`
-strict_names   refusing names that the description does not have
+strict_names   refusing unknown names in requests that ask for it
 """

@@ -1,9 +1,9 @@
-"""What the table of routes does not say of each call: what it is for, what it takes, how it may be answered.
+"""The description of each call: its purpose, its parameters and its answers.
 
-Everything that holds for many calls is left out here, because it follows from the table (`openapi` adds it): names in
-paths, what a key needs, and the failures that come with a body, a key, or the phase of the daemon. Types are those
-that the code decodes and encodes with. Tests compare it with real answers; the query parameters are what
-`topics.http.openapi.strict_names` knows.
+What holds for many calls is not repeated here, because `document` derives it from the table of routes: the names in
+paths, the scopes of a key, and the failures that come with a body, a key, or the phase of the daemon. The types are
+those that the code decodes and encodes with. Tests compare the description with real answers.
+`topics.http.openapi.strict_names` takes the known query parameters from here.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ GROUPS: Final = (TOPICS, RECORDS, LIVE, QUEUES, ROUTERS, DAEMON)
 
 @dataclass(frozen=True, slots=True)
 class Parameter:
-    """One of the query, the headers or the path. `schema` is JSON Schema."""
+    """A parameter in the query, the headers or the path. `schema` is JSON Schema."""
 
     name: str
     text: str
@@ -53,8 +53,8 @@ class Parameter:
 
 @dataclass(frozen=True, slots=True)
 class Body:
-    """A JSON body. Every field of one that is not `required` is optional, so that no body means `{}`. `lines`: an
-    example of the NDJSON that does as well."""
+    """A JSON body. If it is not `required`, all of its fields are optional, and no body means `{}`. `lines` is an
+    example of NDJSON, if the call accepts that too."""
 
     type: Any
     example: Any
@@ -64,7 +64,8 @@ class Body:
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """A success: what it means, and what it holds by content type (a type, one of some types, or None for text)."""
+    """A success: its meaning, and its content by content type (a type, a tuple of possible types, or None for
+    text)."""
 
     text: str
     content: Mapping[str, Any]
@@ -81,14 +82,14 @@ class Operation:
     parameters: tuple[Parameter, ...] = ()
     body: Body | None = None
     codes: tuple[str, ...] = ()
-    """Failures of its own."""
+    """The error codes that do not follow from the table of routes."""
 
 
 # --- parameters ------------------------------------------------------------------------------------------------------
 
 
 def _query_of(kind: type[Struct], *names: str, example: Mapping[str, str] = {}) -> tuple[Parameter, ...]:
-    """Fields of a body as query parameters, for calls that take them there."""
+    """Fields of a body as query parameters, for calls that have them in the query."""
     properties = json.schema_components([kind])[1][kind.__name__]["properties"]
     found = []
     for field in fields(kind):
@@ -103,7 +104,8 @@ def _query_of(kind: type[Struct], *names: str, example: Mapping[str, str] = {}) 
 
 
 def _plain(schema: Mapping[str, Any]) -> dict[str, Any]:
-    """A query parameter is not null, and one that may be an array is one: it can be repeated."""
+    """The schema of a field as that of a query parameter: without null, and always an array if the field may be one,
+    because the parameter can be repeated."""
     choices = [choice for choice in schema.get("anyOf", ()) if choice != {"type": "null"}]
     plain = {name: value for name, value in schema.items() if name != "anyOf" and (name, value) != ("default", None)}
     if choices:
@@ -122,10 +124,10 @@ _PAGE: Final = (
         f"Most entries, clamped to 1..{topic_requests.MAX_PAGE}.",
         {"type": "integer", "default": topic_requests.DEFAULT_PAGE},
     ),
-    Parameter("cursor", "`next_cursor` of the page before.", {"type": "string", "default": ""}),
+    Parameter("cursor", "`next_cursor` of the previous page.", {"type": "string", "default": ""}),
 )
 _LAST_EVENT_ID: Final = Parameter(
-    "Last-Event-ID", "`id` of the last event that was seen, to go on after it.", {"type": "string"}, place="header"
+    "Last-Event-ID", "The `id` of the last event received; the stream continues after it.", {"type": "string"}, "header"
 )
 
 
@@ -146,14 +148,15 @@ _FRAMES: Final = """\
 The answer is a stream of server-sent events that does not end by itself. It begins with `retry: 2000`; a comment
 `: hb <epoch ms>` is sent after `heartbeat_ms` without an event.
 
-- `record`: `{topic, records, from_seq, to_seq, head_seq}`, what there is of `(from_seq, to_seq]`
-- `tombstone`: `{topic, reason, gap_from, gap_to, earliest_seq, head_seq}`, records that are gone
-- `caught-up`: `{topic, head_seq}`, now live
-- `topic-deleted`: `{topic, head_seq, reason}`, the end of that topic
-- `error`: `{code, error, retry_after_ms?, topics?}`; 429 (paced) and 504 (records of `topics` cannot be read now)
-are advisory, others are the end: 408 too slow, 409 taken over, 410 session gone or key withdrawn, 503 shutting down
+- `record`: `{topic, records, from_seq, to_seq, head_seq}`, the records of `(from_seq, to_seq]`
+- `tombstone`: `{topic, reason, gap_from, gap_to, earliest_seq, head_seq}`, these records are gone
+- `caught-up`: `{topic, head_seq}`, every record up to the head has been sent
+- `topic-deleted`: `{topic, head_seq, reason}`, the topic was deleted
+- `error`: `{code, error, retry_after_ms?, topics?}`; after 429 (paced) and 504 (records of `topics` cannot be read
+now) the stream goes on, any other code ends it: 408 too slow, 409 taken over, 410 session gone or key withdrawn, 503
+shutting down
 
-All but `error` carry an `id`. Who comes back with it as `Last-Event-ID` misses nothing."""
+All events but `error` have an `id`. A client that reconnects with it as `Last-Event-ID` misses nothing."""
 
 _OPERATIONS: dict[str, Operation] = {}
 
@@ -161,37 +164,38 @@ _OPERATIONS |= {
     "put_topic": Operation(
         TOPICS,
         "Create or configure a topic",
-        "Creates the topic, with defaults for what the body does not say, or changes the fields that are in the body. "
-        "Unknown fields are refused. Doing the same again changes nothing.",
+        "Creates the topic, with defaults for fields that are not in the body, or changes the fields that are in the "
+        "body. Unknown fields are refused. The same request again changes nothing.",
         {
-            200: Answer("It was there; this is its configuration now.", {JSON: answer_types.TopicAnswer}),
-            201: Answer("It was created.", {JSON: answer_types.TopicAnswer}),
+            200: Answer("The topic existed. The answer has its new configuration.", {JSON: answer_types.TopicAnswer}),
+            201: Answer("The topic was created.", {JSON: answer_types.TopicAnswer}),
         },
-        parameters=(_boolean("create", True, "Whether a missing topic is created; if not, it is a 404."),),
+        parameters=(_boolean("create", True, "Create the topic if it does not exist; if false, answer 404."),),
         body=Body(TopicConfigPatch, {"ttl_ms": 86_400_000, "durability": "fsync"}, required=False),
         codes=("topic_not_found", "topic_exists_incompatible", *_WRITES),
     ),
     "get_topic": Operation(
         TOPICS,
         "State of a topic",
-        "Never creates it.",
-        _ok(answer_types.TopicStateAnswer, "Its state as of now."),
-        parameters=(_boolean("touch", True, "Whether this counts as use of the topic, which may set its priority."),),
+        "The configuration, the seqs and the counters of a topic. Never creates it.",
+        _ok(answer_types.TopicStateAnswer, "The present state."),
+        parameters=(_boolean("touch", True, "Count this as a use of the topic, which may set its priority."),),
         codes=("topic_not_found",),
     ),
     "list_topics": Operation(
         TOPICS,
         "List topics",
-        "In the order of their names, those that the key covers.",
-        _ok(answer_types.TopicListAnswer, "A page of them."),
-        parameters=(_PREFIX, *_PAGE, _boolean("touch", False, "Whether this counts as use of the topics.")),
+        "The topics that the key covers, in the order of their names.",
+        _ok(answer_types.TopicListAnswer, "A page of the list."),
+        parameters=(_PREFIX, *_PAGE, _boolean("touch", False, "Count this as a use of the topics.")),
     ),
     "delete_topic": Operation(
         TOPICS,
         "Delete a topic",
-        "With its records, and every router that touches it. Deleting what is not there is no failure.",
+        "Deletes the topic, its records, and every router from or to it. Deleting a topic that does not exist is no "
+        "failure.",
         _ok(answer_types.TopicDeletedAnswer),
-        parameters=(_boolean("if_empty", False, "Whether live records are a reason to refuse."),),
+        parameters=(_boolean("if_empty", False, "Refuse if the topic has live records."),),
         codes=("topic_not_empty", *_WRITES),
     ),
 }
@@ -200,26 +204,26 @@ _OPERATIONS |= {
     "append": Operation(
         RECORDS,
         "Append records",
-        "All records get contiguous seqs in order, or none is stored. A missing topic is created. "
+        "Either all records are stored, with contiguous seqs in their order, or none is. A missing topic is created. "
         "`data` is any JSON value and is read back byte for byte. A body with `config` needs the scope admin as well."
         f"\n\nA body of `{LINES}` is an upload of any length, one record a line; empty lines are ignored. It is "
         f"stored in batches, each all or none, of {BATCH_RECORDS} records or 1 MiB, or what the topic's caps allow. "
-        "The answer is an `IngestAnswer`. A failure says in `detail` how far it came: `line`, from 1, where it broke, "
-        "`committed` records before that batch, the last of them with `last_seq`. With an `Idempotency-Key` batch i, "
-        "from 0, has the key `KEY/i`, so that the same upload can be repeated. What is no whole batch when the client "
-        "leaves is dropped.\n\n"
-        "With `stage` the records go to a stage of the topic, which is private until a commit publishes it. The answer "
-        "is a `StageAnswer`, and a failure has no `last_seq`.",
+        "The answer is an `IngestAnswer`. A failure says in `detail` how far the upload has come: `line`, from 1, is "
+        "the line that failed, or the first line of the batch that failed; `committed` is the number of records stored "
+        "before it, and `last_seq` the seq of the last of them. With an `Idempotency-Key` the key of batch i, from 0, "
+        "is `KEY/i`, so that the same upload can be repeated. If the client leaves, an incomplete batch is dropped.\n\n"
+        "With `stage` the records are appended to a stage of the topic. Nobody can read them until a commit publishes "
+        "the stage. The answer is a `StageAnswer`, and a failure has no `last_seq`.",
         {
-            200: Answer("They are stored, as safely as the topic's `durability` says.", {JSON: _APPENDED}),
-            201: Answer("The same, and the topic was created.", {JSON: _APPENDED}),
+            200: Answer("The records are stored, as durably as `durability` of the topic says.", {JSON: _APPENDED}),
+            201: Answer("The records are stored, and the topic was created.", {JSON: _APPENDED}),
         },
         parameters=(
-            _boolean("return_seqs", True, "Whether the answer has `seqs`."),
+            _boolean("return_seqs", True, "The answer has `seqs`."),
             *_query_of(append_requests.IngestQuery),
             Parameter(
                 "Idempotency-Key",
-                "As `idempotency_key` in the body, which wins.",
+                "The same as `idempotency_key` in the body, which takes precedence.",
                 {"type": "string", "minLength": 1, "maxLength": append_requests.MAX_IDEMPOTENCY_KEY},
                 place="header",
             ),
@@ -242,9 +246,10 @@ _OPERATIONS |= {
     "commit": Operation(
         RECORDS,
         "Publish stages",
-        "What the stages hold becomes part of the topic, in the order in which they are named, with contiguous seqs: "
-        "all at once or nothing, and once for each key. A stage that was published takes no more.",
-        _ok(answer_types.CommitAnswer, "They are published, as safely as the topic's `durability` says."),
+        "The records of the stages become part of the topic, in the order in which the stages are named, with "
+        "contiguous seqs. Either all are published or none, and only once for each idempotency key. A published stage "
+        "accepts no more records.",
+        _ok(answer_types.CommitAnswer, "The stages are published, as durably as `durability` of the topic says."),
         body=Body(topic_requests.CommitBody, {"stages": ["upload-1", "upload-2"], "idempotency_key": "load-7"}),
         codes=(
             "batch_too_large",
@@ -259,35 +264,35 @@ _OPERATIONS |= {
     "delete_stage": Operation(
         RECORDS,
         "Drop a stage",
-        "With all it holds. Dropping what is not there is no failure.",
+        "Deletes the stage and its records. Dropping a stage that does not exist is no failure.",
         _ok(answer_types.StageDeletedAnswer),
         codes=_WRITES,
     ),
     "diff_post": Operation(
         RECORDS,
         "Read records",
-        "Records after a seq, with an announcement of those that are gone. Read on with `next_from_seq` until "
-        "`caught_up`; with `wait_ms` the call waits at the head for something new.",
-        _ok(answer_types.ReadAnswer, "What there is, as far as it was looked at."),
+        "The records after a seq, and a tombstone for a gap of records that are gone. Continue with `next_from_seq` "
+        "until `caught_up`. With `wait_ms` the call waits at the head for a new record.",
+        _ok(answer_types.ReadAnswer, "The records up to `next_from_seq`."),
         body=Body(read_requests.ReadBody, {"from_seq": 0, "limit": 100}, required=False),
         codes=("topic_not_found",),
     ),
     "diff_get": Operation(
         RECORDS,
         "Read records, by query",
-        "The same as with POST; `node` may be repeated.",
-        _ok(answer_types.ReadAnswer, "What there is, as far as it was looked at."),
+        "The same as with POST. `node` may be repeated.",
+        _ok(answer_types.ReadAnswer, "The records up to `next_from_seq`."),
         parameters=_query_of(read_requests.ReadBody),
         codes=("topic_not_found",),
     ),
     "export": Operation(
         RECORDS,
         "Export records",
-        "All of a range, however large, at the pace of its reader. A line is a record as in a read, or "
-        '`{"$tombstone": {...}}` where records are gone. The last one is `{"$end": {next_from_seq, head_seq, '
+        "All records of a range, however large, at the pace of the reader. Each line is a record as in a read, or "
+        '`{"$tombstone": {...}}` for a gap. The last line is `{"$end": {next_from_seq, head_seq, '
         "earliest_seq, epoch}}`. A transfer without it was cut off, because the topic was deleted, the daemon stopped "
-        "or the client was too slow; it goes on with `from_seq` after the last seq that arrived.\n\n"
-        f"With `Accept: {ARROW}`, and where pyarrow is installed, it is an Arrow stream of batches of at most "
+        "or the client was too slow. Continue with `from_seq` set to the last seq that arrived.\n\n"
+        f"With `Accept: {ARROW}`, and if pyarrow is installed, the answer is an Arrow stream of batches of at most "
         "10,000 rows: `seq` int64, `ts` timestamp in microseconds (UTC), `node`, `tag`, `meta` (map of strings) and "
         "`data`, its JSON text. A gap is a batch without rows whose metadata has it as `$tombstone`; the last batch "
         "has `$end`.",
@@ -298,8 +303,8 @@ _OPERATIONS |= {
     "delete_records": Operation(
         RECORDS,
         "Delete records",
-        "Those present now whose seq is smaller than `before_seq` and that match; one of the two is required. Readers "
-        "are not told.",
+        "Deletes the present records whose seq is smaller than `before_seq` and whose tag matches. One of the two "
+        "conditions is required. Readers get no tombstone for deleted records.",
         _ok(answer_types.RecordsDeletedAnswer),
         body=Body(DeleteRequest, {"before_seq": 2}),
         codes=("topic_not_found", *_WRITES),
@@ -311,16 +316,16 @@ _OPERATIONS |= {
         LIVE,
         "Open a watch session",
         "A session watches many topics over one stream, and outlives its connection. Unknown fields are refused.",
-        _ok(answer_types.WatchAnswer, "Get `stream_url` for the events."),
-        parameters=(_boolean("lenient", False, "Whether unknown topics are left out instead of refused."),),
+        _ok(answer_types.WatchAnswer, "The session. Its events are at `stream_url`."),
+        parameters=(_boolean("lenient", False, "Leave out unknown topics instead of refusing the request."),),
         body=Body(watch_requests.WatchBody, {"topics": {"jobs": {"from_seq": 0}}}),
         codes=("topic_not_found", "throttled"),
     ),
     "watch": Operation(
         LIVE,
         "Events of a session",
-        "A session has one stream at a time; a newer one takes over, and goes on where the older one was. Only the key "
-        f"that opened the session can read it.\n\n{_FRAMES}",
+        "A session has one stream at a time. A newer one takes over and continues where the older one was. Only the "
+        f"key that opened the session can read it.\n\n{_FRAMES}",
         _events("The stream is open."),
         parameters=(_LAST_EVENT_ID,),
         codes=("invalid_request", "not_found", "not_acceptable", "throttled"),
@@ -328,7 +333,7 @@ _OPERATIONS |= {
     "stream": Operation(
         LIVE,
         "Events of one topic",
-        f"Without a session: for `curl -N`, or an `EventSource` of a browser.\n\n{_FRAMES}",
+        f"A stream without a session, for `curl -N` or an `EventSource` of a browser.\n\n{_FRAMES}",
         _events("The stream is open."),
         parameters=(
             *_query_of(WatchStart),
@@ -341,16 +346,16 @@ _OPERATIONS |= {
     "ws": Operation(
         LIVE,
         "Open a WebSocket",
-        "Any key opens it; each command is checked by itself. Messages are JSON texts, one object each, with `op`. "
-        "Commands, each with a `request_id` if you like, and what they are answered with:\n\n"
+        "Any key may open it; the key is checked for each command. Messages are JSON texts, one object each, with "
+        "`op`. The commands, each with an optional `request_id`, and their answers:\n\n"
         "- `subscribe` with `topic` and `from_seq` or `tail`, or `topics` as in a watch session; `node`, `limit`, "
         "`max_batch_bytes`, `include_data`, `include_meta`, `include_tags`: `subscribed` with `topics`\n"
         "- `unsubscribe` with `topic` or `topics`: `unsubscribed` with `topics`\n"
         "- `publish` with `topic`, `return_seqs` and the body of an append: `ack` with the answer of an append\n"
         "- `ping`: `pong`\n\n"
-        "What cannot be carried out is answered by `error` with `code`, `message` and `detail`; the socket stays. "
-        "Pushed are `record`, `tombstone`, `caught_up` and `topic_deleted`, with the fields that the events of a "
-        "stream have. A client that is too slow gets a last `error` before the socket is closed.",
+        "A command that fails is answered by `error` with `code`, `message` and `detail`; the socket stays open. The "
+        "daemon sends `record`, `tombstone`, `caught_up` and `topic_deleted` with the fields of the events of a "
+        "stream. A client that is too slow gets a last `error` before the socket is closed.",
         {101: Answer("The socket is open.", {})},
         codes=("invalid_request", "forbidden", "throttled"),
     ),
@@ -364,15 +369,15 @@ _OPERATIONS |= {
     "claim": Operation(
         QUEUES,
         "Claim jobs",
-        "Leases jobs to `node`. One that is not acked before its lease ends is given to somebody else.",
-        _ok(answer_types.ClaimAnswer, "The jobs; fewer than asked for, or none, is normal."),
+        "Leases jobs to `node`. A job that is not acked before its lease ends can be claimed again.",
+        _ok(answer_types.ClaimAnswer, "The jobs. There may be fewer than asked for, or none."),
         body=Body(queue_requests.ClaimBody, {"node": "worker-1", "max": 10, "wait_ms": 1000}),
         codes=_QUEUE_CODES,
     ),
     "ack": Operation(
         QUEUES,
         "Acknowledge jobs",
-        "They are done: their records are deleted.",
+        "The jobs are done, and their records are deleted.",
         _ok(answer_types.AckAnswer),
         body=Body(queue_requests.HeldBody, _HELD),
         codes=_HELD_CODES,
@@ -380,7 +385,7 @@ _OPERATIONS |= {
     "nack": Operation(
         QUEUES,
         "Give jobs back",
-        "They can be claimed again, at once or after `delay_ms`.",
+        "The jobs can be claimed again, at once or after `delay_ms`.",
         _ok(answer_types.NackAnswer),
         body=Body(queue_requests.NackBody, {**_HELD, "delay_ms": 1000}),
         codes=_HELD_CODES,
@@ -388,7 +393,7 @@ _OPERATIONS |= {
     "extend": Operation(
         QUEUES,
         "Extend leases",
-        "They end `lease_ms` from now.",
+        "The leases end `lease_ms` from now.",
         _ok(answer_types.ExtendAnswer),
         body=Body(queue_requests.ExtendBody, {**_HELD, "lease_ms": 60_000}),
         codes=_HELD_CODES,
@@ -396,9 +401,10 @@ _OPERATIONS |= {
     "work": Operation(
         QUEUES,
         "Stream of jobs",
-        "A stream of server-sent events that leases jobs to this connection, up to `max` at a time, and gives back "
-        "what is not acked when it ends. Each job is one event `job` with its seq as `id`; its data is an entry of "
-        "`claimed` with the `topic`. A comment is sent after 15 s without an event, and an event `error` is the end.",
+        "A stream of server-sent events that leases jobs to this connection, up to `max` at a time. When the stream "
+        "ends, jobs that are not acked can be claimed again. Each job is an event `job` with its seq as `id`; its data "
+        "is an entry of `claimed` with the `topic`. A comment is sent after 15 s without an event. After an event "
+        "`error` with code 504 the stream goes on; any other `error` ends it.",
         _events("The stream is open."),
         parameters=_query_of(queue_requests.ClaimBody, "node", "max", "lease_ms", example={"node": "worker-1"}),
         codes=("not_acceptable", *_QUEUE_CODES),
@@ -409,15 +415,15 @@ _OPERATIONS |= {
     "put_router": Operation(
         ROUTERS,
         "Create or change a router",
-        "A router copies the records of one topic to another. On creation `source` and `dest` are required and the "
-        "rest has its defaults: `preserve_node`, `preserve_tag` and `create_dest` true, `filter` null, `allow_cycle` "
-        "false, `guarantee` `at_least_once`, `from` `tail`. A change keeps what the body does not say, and where the "
-        "router is; the topics cannot be changed. Unknown fields are refused.",
+        "A router copies the records of one topic to another. On creation `source` and `dest` are required, and the "
+        "other fields have defaults: `preserve_node`, `preserve_tag` and `create_dest` true, `filter` null, "
+        "`allow_cycle` false, `guarantee` `at_least_once`, `from` `tail`. A change keeps the fields that are not in "
+        "the body, and the position of the router. The topics cannot be changed. Unknown fields are refused.",
         {
-            200: Answer("It was there; this is what it is now.", {JSON: answer_types.RouterAnswer}),
-            201: Answer("It was created.", {JSON: answer_types.RouterAnswer}),
+            200: Answer("The router existed. The answer has its new state.", {JSON: answer_types.RouterAnswer}),
+            201: Answer("The router was created.", {JSON: answer_types.RouterAnswer}),
         },
-        parameters=(_boolean("create", True, "Whether a missing router is created; if not, it is a 404."),),
+        parameters=(_boolean("create", True, "Create the router if it does not exist; if false, answer 404."),),
         body=Body(
             RouterPatch, {"source": "jobs", "dest": "archive", "filter": ["tag", "Glob", "done*"]}, required=False
         ),
@@ -426,47 +432,47 @@ _OPERATIONS |= {
     "get_router": Operation(
         ROUTERS,
         "State of a router",
-        "Its key has to cover the topics of the router as well.",
-        _ok(answer_types.RouterAnswer, "Its state as of now."),
+        "The key must also cover both topics of the router.",
+        _ok(answer_types.RouterAnswer, "The present state."),
         codes=("router_not_found",),
     ),
     "list_routers": Operation(
         ROUTERS,
         "List routers",
-        "In the order of their names, those that the key covers with both topics.",
-        _ok(answer_types.RouterListAnswer, "A page of them."),
+        "The routers that the key covers, with both topics, in the order of their names.",
+        _ok(answer_types.RouterListAnswer, "A page of the list."),
         parameters=(
             _PREFIX,
-            Parameter("source", "Only those that read this topic.", {"type": "string", **TOPIC}),
-            Parameter("dest", "Only those that write to this topic.", {"type": "string", **TOPIC}),
+            Parameter("source", "Only routers that read this topic.", {"type": "string", **TOPIC}),
+            Parameter("dest", "Only routers that write to this topic.", {"type": "string", **TOPIC}),
             *_PAGE,
         ),
     ),
     "delete_router": Operation(
         ROUTERS,
         "Delete a router",
-        "The copies stay. Deleting what is not there is no failure.",
+        "The copies that it has made stay. Deleting a router that does not exist is no failure.",
         _ok(answer_types.RouterDeletedAnswer),
         codes=_WRITES,
     ),
 }
 
 _HEALTH: Final = Operation(
-    DAEMON, "Health", "Answers as long as the process does.", _ok(answer_types.HealthAnswer, "The process answers.")
+    DAEMON, "Health", "Says that the process answers.", _ok(answer_types.HealthAnswer, "The process answers.")
 )
 _READY: Final = Operation(
     DAEMON,
     "Readiness",
-    "Whether requests are taken.",
-    _ok(answer_types.ReadyAnswer, "They are."),
+    "Says whether the daemon accepts requests.",
+    _ok(answer_types.ReadyAnswer, "The daemon accepts requests."),
     codes=("not_ready", "shutting_down"),
 )
 
 _OPERATIONS |= {
     "root": Operation(
         DAEMON,
-        "Where to go",
-        "The paths to begin with.",
+        "Where to begin",
+        "The paths of the documentation and of the most important calls.",
         _ok(answer_types.RootAnswer, "Paths on this daemon."),
     ),
     "health": _HEALTH,
@@ -477,16 +483,18 @@ _OPERATIONS |= {
         DAEMON,
         "Metrics",
         "Prometheus text, or JSON if `Accept` asks for it: `{name: value}`, and `{name: [{labels, value}]}` for those "
-        "with labels. Figures of single topics and routers are left out where the key does not cover them.",
-        {200: Answer("As of now.", {PROMETHEUS: None, JSON: answer_types.Metrics})},
+        "with labels. Metrics of single topics and routers are left out if the key does not cover them.",
+        {200: Answer("The present values.", {PROMETHEUS: None, JSON: answer_types.Metrics})},
     ),
     "checkpoint": Operation(
         DAEMON,
         "Make a checkpoint",
-        "And keep every file that it names as it is for `hold_ms`, so that a consistent copy of the data directory can "
-        "be taken meanwhile.",
-        _ok(answer_types.CheckpointAnswer, "It is on disk."),
-        parameters=(Parameter("hold_ms", "How long the files are kept.", {"type": "integer", "default": 0, **U64}),),
+        "Makes a checkpoint, and keeps every file that it names unchanged for `hold_ms`, so that a consistent copy of "
+        "the data directory can be made meanwhile.",
+        _ok(answer_types.CheckpointAnswer, "The checkpoint is on disk."),
+        parameters=(
+            Parameter("hold_ms", "How long the files stay unchanged.", {"type": "integer", "default": 0, **U64}),
+        ),
         codes=("read_only",),
     ),
     "openapi": Operation(
@@ -498,7 +506,7 @@ _OPERATIONS |= {
     "docs": Operation(
         DAEMON,
         "This description, for people",
-        "One page, without scripts and without anything from elsewhere.",
+        "One page, without scripts and without resources of other hosts.",
         {200: Answer("The page.", {HTML: None})},
     ),
 }

@@ -1,8 +1,8 @@
-"""The OpenAPI document of the daemon (`docs/spec/api.md` section 11): made from the table of routes, `description` and
-the types.
+"""Making the OpenAPI document of the daemon (`docs/spec/api.md` section 11) from the table of routes, from
+`description` and from the types of requests and answers.
 
-What follows from the table stands in `_codes_of` and `_security_of`. The document is made once, when somebody first
-asks for it, and does not depend on the settings: limits are named with their variables and defaults.
+`_codes_of` and `_security_of` derive error codes and security from the table of routes. The document is made once, when
+a client first asks for it. It does not depend on the settings: limits are given with their variables and defaults.
 """
 
 from __future__ import annotations
@@ -30,15 +30,16 @@ _ABOUT: Final = f"""\
 A persistent, append-only log service on one node.
 
 A topic is a log of records with contiguous seqs, or a queue whose records are jobs. Times are integer milliseconds \
-since the Unix epoch, durations integer milliseconds. Bodies are JSON, `Content-Encoding: gzip` is honoured, and an \
-answer is compressed for whoever accepts it. Unknown fields are ignored, but for those of a topic's configuration, a \
-router and a watch session, which are refused.
+since the Unix epoch, durations integer milliseconds. Bodies are JSON and may have `Content-Encoding: gzip`. An answer \
+is compressed if the client accepts that. Unknown fields are ignored, except in the configuration of a topic, in a \
+router and in a watch session, where they are refused.
 
-Where the daemon has API keys, calls need `Authorization: Bearer KEY`, a key with the scopes that the call names, and \
-names that begin with one of the key's prefixes. Without keys there is no access control.
+If the daemon has API keys, a call needs `Authorization: Bearer KEY`. The key must have the scopes that the call \
+needs, and one of its prefixes must be the beginning of each topic and router that the call names. Without keys there \
+is no access control.
 
-Every failure is `{{"error": {{"code", "message", "detail"}}}}`. Calls that are refused with 429 or 503 say in \
-`Retry-After` when to come again. `X-Request-Id` of a request comes back with its answer, and is in the log.
+Every failure is `{{"error": {{"code", "message", "detail"}}}}`. A call that is refused with 429 or 503 says in \
+`Retry-After` when to try again. The `X-Request-Id` of a request is in its answer and in the log.
 
 This is version {__version__}."""
 
@@ -67,12 +68,12 @@ _PATH_PARAMETERS: Final[Mapping[str, Json]] = {
 
 _HEADERS: Final[Json] = {
     "X-Request-Id": {
-        "description": "What the request said, or else a name of its own.",
+        "description": "The id of the request: the one that it had, or a new one.",
         "required": True,
         "schema": {"type": "string"},
     },
     "Retry-After": {
-        "description": "Seconds until it is worth to try again.",
+        "description": "After how many seconds to try again.",
         "required": True,
         "schema": {"type": "integer", "minimum": 1},
     },
@@ -80,18 +81,18 @@ _HEADERS: Final[Json] = {
 }
 
 _MEANINGS: Final[Mapping[int, str]] = {
-    400: "The request is not as it should be; `detail.field` says where.",
-    401: "The daemon has keys, and this request has none of them.",
-    403: "The key is not good for this.",
+    400: "The request is not valid; `detail.field` says where.",
+    401: "The daemon has keys, and this request has no valid one.",
+    403: "The key does not allow this.",
     404: "It does not exist.",
-    406: "`Accept` excludes what there is.",
-    409: "It does not go with what is there.",
+    406: "`Accept` allows none of the possible content types.",
+    409: "The request conflicts with the present state.",
     413: "The body is too large.",
-    415: "The body has to be `application/json`, or what else the call takes, plain or gzip.",
+    415: "The body must be `application/json`, or another type that the call accepts, plain or gzip.",
     422: "The topic is full, and its `discard` is `reject`.",
     429: "A limit is reached (`detail.limit`, `detail.max`), or there is pressure (`detail.retry_after_ms`).",
     500: "This request failed; the daemon goes on.",
-    503: "Not now.",
+    503: "The daemon cannot do this now.",
 }
 
 
@@ -103,7 +104,7 @@ def document_bytes() -> bytes:
 
 @cache
 def document() -> Json:
-    """The document. Shared: nobody changes it."""
+    """The document. It is shared, so callers must not change it."""
     kinds = list(_types_of(OPERATIONS.values()))
     refs, schemas = msgspec.json.schema_components(kinds, ref_template=_REF)
     schema_of = dict(zip(kinds, refs, strict=True))
@@ -136,7 +137,7 @@ def document() -> Json:
 
 
 def _types_of(operations: Iterable[Operation]) -> dict[Any, None]:
-    """Every type that a body or an answer has, once."""
+    """Every type of a body or an answer, once."""
     found: dict[Any, None] = {ErrorAnswer: None, WatchStart: None}
     for operation in operations:
         if operation.body is not None:
@@ -152,7 +153,7 @@ def _each_of(kinds: Any) -> tuple[Any, ...]:
 
 
 def _with_facts(name: str, schema: Json) -> Json:
-    """A schema of a type, with what its fields mean instead of what the code says of itself."""
+    """The schema of a type, with the meaning of its fields, and without the docstring of the type."""
     kind = DESCRIBED[name]
     known = schema.get("properties", {})
     properties = {}
@@ -177,7 +178,7 @@ class _Operation:
         self._schema_of = schema_of
 
     def render(self, responses: dict[str, Json]) -> Json:
-        """The operation object. Failures go into the shared `responses` and are referred to."""
+        """The operation object. Its failures are added to the shared `responses` and referred to."""
         route, operation = self._route, self._operation
         rendered: Json = {
             "operationId": route.name,
@@ -230,7 +231,7 @@ def _parameter(parameter: Parameter) -> Json:
 
 
 def _security_of(route: Route) -> list[Json]:
-    """Any of these will do. For a call without needs the first is nothing at all."""
+    """The alternative securities of a call. For a call that needs no key the first one is empty."""
     if route.needs is None:
         return [{}, {"bearer": []}]
     words = route.needs.words
@@ -238,7 +239,7 @@ def _security_of(route: Route) -> list[Json]:
 
 
 def _codes_of(route: Route, operation: Operation) -> set[str]:
-    """Every failure that a call may have: its own, and those that it shares with its like."""
+    """The error codes of a call: those in its description, and those that follow from the table of routes."""
     codes = {*operation.codes, "unauthorized", "payload_too_large", "throttled", "internal"}
     if route.needs:
         codes.add("forbidden")
@@ -252,7 +253,7 @@ def _codes_of(route: Route, operation: Operation) -> set[str]:
 
 
 def _failures_of(route: Route, operation: Operation) -> list[tuple[int, list[str]]]:
-    """The codes of a call by their status."""
+    """The error codes of a call, by status."""
     codes = _codes_of(route, operation)
     statuses = sorted({STATUS_OF_CODE[code] for code in codes})
     # In the order in which the contract lists them.

@@ -1,7 +1,7 @@
-"""What the types of bodies and answers cannot say about their fields: meaning, range, unit.
+"""The meaning, the range and the unit of each field of bodies and answers.
 
-Names, types, defaults and what is required come from the types themselves (`topics.model`, `answer_types`, `requests`,
-`queue_requests`, `watch_requests`). A field without a fact here fails a test, so a new one is not forgotten.
+Names, types, defaults, and which fields are required follow from the types (`topics.model`, `answer_types` and the
+modules of `topics.http.requests`). A test fails for a field without a fact.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from topics.runtime.instant import MAX_AHEAD_MS
 
 
 class Fact(NamedTuple):
-    """What a field means, and what narrows its schema."""
+    """The meaning of a field, and additions to its schema."""
 
     text: str
     schema: Mapping[str, Any] = {}
@@ -74,7 +74,7 @@ _MATCH: Final[Mapping[str, Any]] = {
 
 
 def setting(name: str) -> str:
-    """A setting and its default, for a sentence."""
+    """A setting and its default, as a sentence names them."""
     known = SETTINGS[name]
     return f"`{known.variable}` ({known.default})"
 
@@ -88,84 +88,84 @@ def _clamped(text: str, low: int, high: int) -> Fact:
 
 
 def _from_config(text: str) -> str:
-    return f"{text} Absent: what the topic says."
+    return f"{text} Absent: as the topic is configured."
 
 
-# --- by name, wherever it stands -------------------------------------------------------------------------------------
+# --- by name, in any type --------------------------------------------------------------------------------------------
 
 _ANYWHERE: Final[Mapping[str, Fact]] = {
     "topic": Fact("Name of the topic.", TOPIC),
     "router": Fact("Name of the router.", ROUTER),
     "stage": Fact("Name of the stage.", TOPIC),
-    "epoch": _seq("Tells this instance of the topic from earlier ones of its name."),
+    "epoch": _seq("Identifies this instance of the topic, as opposed to earlier ones of the same name."),
     "head_seq": _seq("The last seq that was assigned; 0 if nothing was ever written."),
     "earliest_seq": _seq("The first live seq; `head_seq + 1` if nothing is live."),
-    "next_seq": _seq("What the next record gets: `head_seq + 1`."),
+    "next_seq": _seq("The seq of the next record: `head_seq + 1`."),
     "count": _seq("Live records."),
     "bytes": _seq("Live payload bytes: `data` and `meta` as stored."),
-    "effective_priority": Fact("Its priority in delivery as of now."),
-    "created": Fact("Whether this call created it."),
-    "performance": Fact("What the call cost."),
+    "effective_priority": Fact("The present priority in delivery."),
+    "created": Fact("True if this call created it."),
+    "performance": Fact("The cost of the call."),
     "next_cursor": Fact("Present if another page exists: `cursor` of the next call."),
     "skipped": Fact("Seqs that are not leased to this node, or under another lease.", _SEQS),
     "ready": _seq("Jobs that can be claimed, after the call."),
     "in_flight": _seq("Leased jobs, after the call."),
-    "node": Fact("Name of who calls.", NOT_EMPTY),
-    "lag": _seq("How far it is behind the head."),
+    "node": Fact("The name of the caller.", NOT_EMPTY),
+    "lag": _seq("How many seqs it is behind the head."),
 }
 
 # --- by type ---------------------------------------------------------------------------------------------------------
 
 _CONFIG: Final[Mapping[str, Fact]] = {
     "type": Fact("A log, or a queue whose records are jobs. It cannot be changed later."),
-    "ttl_ms": _seq("Records that are older are expired; 0 is off."),
+    "ttl_ms": _seq("Older records expire; 0 is off."),
     "cap_records": _seq("Most live records; 0 is off."),
     "cap_bytes": _seq("Most live payload bytes; 0 is off."),
     "discard": Fact("On overflow evict the oldest (`old`), or refuse with `422 topic_full` (`reject`)."),
-    "durable": Fact("Shorthand for `durability`: true is `fsync`, false is `disk`; `durability` wins over it."),
+    "durable": Fact("Short for `durability`: true is `fsync`, false is `disk`. `durability` takes precedence."),
     "durability": Fact(
-        "When an append is answered: out of memory, never on disk (`ephemeral`); before it is written (`memory`), once "
-        "it is written (`disk`), once it is synced (`fsync`)."
+        "When an append is answered: at once, and the records are never written (`ephemeral`); before they are written "
+        "(`memory`); when they are written (`disk`); when they are synced (`fsync`)."
     ),
     "priority": _clamped("Manual priority in delivery; null for none.", -1000, 1000),
-    "auto_priority": Fact("Whether recent use sets the priority while `priority` is null."),
+    "auto_priority": Fact("Recent use sets the priority while `priority` is null."),
     "auto_create": Fact("False in the `config` of an append: a missing topic is 404 unless the body says `create`."),
     "idempotency_window_ms": Fact(
         "How long an idempotency key is remembered, at most 7 days.",
         {"minimum": 0, "maximum": MAX_IDEMPOTENCY_WINDOW_MS},
     ),
-    "dedupe_node": Fact("Whether reads can leave out the records of a node."),
+    "dedupe_node": Fact("Reads can leave out the records of a node."),
     "lease_ms": _clamped("Queues: how long a claimed job is leased.", MIN_LEASE_MS, MAX_LEASE_MS),
     "claim_jitter_ms": _clamped("Queues: how long claims are gathered before jobs are given out.", 0, 5000),
     "max_deliveries": _seq("Queues: deliveries after which a job is moved to `dead_letter`; 0 is unlimited."),
-    "dead_letter": Fact("Queues: the topic that gets such jobs, another than this and not `ephemeral`.", TOPIC),
-    "leases_durable": Fact("Queues: whether lease events are synced before anybody sees them."),
+    "dead_letter": Fact("Queues: the topic that gets such jobs. Not this topic, and not `ephemeral`.", TOPIC),
+    "leases_durable": Fact("Queues: lease events are synced before anybody sees them."),
 }
 
 _ROUTER_FIELDS: Final[Mapping[str, Fact]] = {
     "source": Fact("The topic that is read. It is created if it is missing.", TOPIC),
     "dest": Fact("The topic that gets the copies.", TOPIC),
-    "preserve_node": Fact("Whether copies keep the node."),
-    "preserve_tag": Fact("Whether copies keep the tag."),
-    "create_dest": Fact("Whether a missing `dest` is created."),
-    "allow_cycle": Fact("Whether it may close a cycle, or share its `dest` with routers of other sources."),
+    "preserve_node": Fact("Copies keep the node."),
+    "preserve_tag": Fact("Copies keep the tag."),
+    "create_dest": Fact("A missing `dest` is created."),
+    "allow_cycle": Fact("The router may close a cycle, or share its `dest` with routers of other sources."),
     "guarantee": Fact(
-        "`exactly_once`: where several routers lead to `dest`, it takes each record once. One router alone copies "
-        "nothing twice, whatever this says."
+        "`exactly_once`: if several routers lead to `dest`, it gets each record once. A single router never copies a "
+        "record twice, with either value."
     ),
     "from": Fact("Where it begins when it is created: at the head of the source, or at the first live record."),
-    "forwarded_total": _seq("Copies made."),
-    "cursor_seq": _seq("The last seq of the source that it has looked at."),
-    "lag": _seq("Records of the source that it has not looked at yet."),
+    "forwarded_total": _seq("How many copies it has made."),
+    "cursor_seq": _seq("The last seq of the source that it has examined."),
+    "lag": _seq("How many seqs of the source it has not examined yet."),
 }
 
 _RECORD: Final[Mapping[str, Fact]] = {
-    "$seq": _seq("Its number in the topic."),
-    "$ts": _seq("When it was stored, in ms since the epoch."),
-    "$tag": Fact("Its tag, if it has one."),
-    "$node": Fact("Who wrote it, if that was said."),
+    "$seq": _seq("The number of the record in the topic."),
+    "$ts": _seq("When the record was stored, in ms since the epoch."),
+    "$tag": Fact("The tag of the record, if it has one."),
+    "$node": Fact("The node that wrote the record, if the append named one."),
     "data": Fact("The payload, byte for byte as it was written."),
-    "meta": Fact("Its meta, if it has any."),
+    "meta": Fact("The meta of the record, if it has any."),
 }
 
 _WISHES: Final[Mapping[str, Fact]] = {
@@ -176,23 +176,23 @@ _WISHES: Final[Mapping[str, Fact]] = {
         f"{read_requests.MAX_BATCH_BYTES}.",
         U64,
     ),
-    "include_meta": Fact("Whether records have their `meta`."),
-    "include_tags": Fact("Whether records have their `$tag`."),
-    "include_data": Fact("Whether records have their `data`."),
-    "create": Fact("Whether a topic that is not there yet is waited for, instead of a 404. It is not created by this."),
+    "include_meta": Fact("Records have their `meta`."),
+    "include_tags": Fact("Records have their `$tag`."),
+    "include_data": Fact("Records have their `data`."),
+    "create": Fact("Wait for a topic that does not exist yet, instead of a 404. This does not create it."),
 }
 
 _START: Final[Mapping[str, Fact]] = {
     "from_seq": _seq("Records after this seq."),
-    "tail": Fact("Whether to begin at the head; wins over `from_seq`."),
+    "tail": Fact("Begin at the head; `from_seq` does not count then."),
 }
 
 _HELD: Final[Mapping[str, Fact]] = {
-    "node": Fact("Who holds the jobs.", NOT_EMPTY),
+    "node": Fact("The node that has leased the jobs.", NOT_EMPTY),
     "seqs": Fact(
         f"The jobs, at most {setting('max_claim')}; one that is repeated counts once.", {**_SEQS, "minItems": 1}
     ),
-    "lease_ids": Fact("One for each seq: a job whose lease is another is skipped."),
+    "lease_ids": Fact("The lease id for each seq. A job with another lease is skipped."),
     "delay_ms": _clamped("When the jobs can be claimed again.", 0, MAX_AHEAD_MS),
     "lease_ms": _clamped("The leases end this long after the call.", MIN_LEASE_MS, MAX_LEASE_MS),
 }
@@ -205,8 +205,8 @@ _BY_TYPE: Final[Mapping[type[Struct], Mapping[str, Fact]]] = {
         "wal_append_ms": Fact("Writing to the log."),
         "fsync_ms": Fact("Waiting for a sync."),
         "throttle_wait_ms": Fact("Waiting under pressure."),
-        "records_scanned": Fact("Records that were looked at."),
-        "cold_segments_read": Fact("Segments that had to be fetched."),
+        "records_scanned": Fact("Records that were examined."),
+        "cold_segments_read": Fact("Segments that were read from the cold directory."),
     },
     TopicState: {
         "type": Fact("A log or a queue."),
@@ -218,25 +218,25 @@ _BY_TYPE: Final[Mapping[type[Struct], Mapping[str, Fact]]] = {
     },
     TopicSummary: {
         "type": Fact("A log or a queue."),
-        "durable": Fact("Whether appends wait for a sync."),
+        "durable": Fact("True if appends wait for a sync."),
         "durability": Fact("The commit class."),
     },
     QueueState: {
         "ready": _seq("Jobs that can be claimed."),
         "in_flight": _seq("Leased jobs."),
         "delayed": _seq("Jobs that cannot be claimed yet."),
-        "dead_lettered": _seq("Jobs that were moved away, over the life of the topic."),
+        "dead_lettered": _seq("Jobs that were moved to `dead_letter` over the life of the topic."),
     },
     Tombstone: {
         "gap_from": _seq("First seq of the gap."),
         "gap_to": _seq("Last seq of the gap."),
-        "reason": Fact("Why the records are gone. `recreated`: the topic is another instance, 1 to its head."),
-        "missed_estimate": _seq("About how many records were in it."),
+        "reason": Fact("Why the records are gone. `recreated`: the topic was deleted and created again."),
+        "missed_estimate": _seq("About how many records were in the gap."),
     },
     RecordIn: {
         "data": Fact("Any JSON value. It is never parsed, and read back byte for byte."),
         "tag": Fact(f"At most {setting('max_tag_bytes')} bytes.", NOT_EMPTY),
-        "node": Fact(f"Who wrote it; at most {setting('max_node_bytes')} bytes.", NOT_EMPTY),
+        "node": Fact(f"The name of the writer; at most {setting('max_node_bytes')} bytes.", NOT_EMPTY),
         "meta": Fact(
             f"Strings by key; at most {append_requests.MAX_META_KEYS} keys and {setting('max_meta_bytes')}. "
             "Keys that start "
@@ -245,23 +245,23 @@ _BY_TYPE: Final[Mapping[type[Struct], Mapping[str, Fact]]] = {
         ),
     },
     AppendRequest: {
-        "records": Fact(f"At most {setting('max_batch_records')}, stored all or none.", {"minItems": 1}),
+        "records": Fact(f"At most {setting('max_batch_records')}; all are stored, or none.", {"minItems": 1}),
         "node": Fact("The node of records without one.", NOT_EMPTY),
         "idempotency_key": Fact(
             "A repeat within the topic's window appends nothing and gets the first call's seqs.",
             {"minLength": 1, "maxLength": append_requests.MAX_IDEMPOTENCY_KEY},
         ),
-        "create": Fact("Whether a missing topic is created; false: 404."),
+        "create": Fact("Create the topic if it does not exist; if false, answer 404."),
         "config": Fact("Configuration of the topic if this call creates it. Needs the scope admin as well."),
-        "disable_backpressure": Fact("Whether to wait where pressure would give 429."),
+        "disable_backpressure": Fact("Wait under pressure instead of being refused with 429."),
     },
     read_requests.ReadBody: {
         "from_seq": _seq("Records after this seq."),
-        "epoch": _seq("The instance that the reader knows; another one is answered by a tombstone, `recreated`."),
+        "epoch": _seq("The instance that the reader knows. If the topic is another one, there is a tombstone."),
         "limit": Fact(f"Most records; 0 means the default, clamped to {setting('max_limit')}.", U64),
         "node": Fact("Leave out records that these nodes wrote: a name or an array of names."),
-        "include_tags": Fact("Whether records have their `$tag`."),
-        "include_meta": Fact("Whether records have their `meta`."),
+        "include_tags": Fact("Records have their `$tag`."),
+        "include_meta": Fact("Records have their `meta`."),
         "wait_ms": Fact(f"Wait for a record this long if there is none. At most {read_requests.MAX_WAIT_MS}.", U64),
         "max_batch_bytes": Fact(
             "Most bytes, but at least one record; 0 means the default, clamped to "
@@ -271,13 +271,13 @@ _BY_TYPE: Final[Mapping[type[Struct], Mapping[str, Fact]]] = {
     },
     append_requests.IngestQuery: {
         "node": Fact("NDJSON: the node of records without one.", NOT_EMPTY),
-        "create": Fact("NDJSON: whether a missing topic is created; false: 404."),
-        "disable_backpressure": Fact("NDJSON: whether to wait where pressure would give 429."),
-        "stage": Fact("Where the records go instead of the topic, until a commit publishes them.", TOPIC),
+        "create": Fact("NDJSON: create the topic if it does not exist; if false, answer 404."),
+        "disable_backpressure": Fact("NDJSON: wait under pressure instead of being refused with 429."),
+        "stage": Fact("The stage that gets the records, until a commit publishes them.", TOPIC),
     },
     topic_requests.CommitBody: {
         "stages": Fact(
-            f"What is published, in this order; at most {topic_requests.MAX_STAGES}, each once.",
+            f"The stages, in the order of publishing; at most {topic_requests.MAX_STAGES}, each once.",
             {"items": {"type": "string", **TOPIC}, "minItems": 1, "maxItems": topic_requests.MAX_STAGES},
         ),
         "idempotency_key": Fact(
@@ -287,15 +287,15 @@ _BY_TYPE: Final[Mapping[type[Struct], Mapping[str, Fact]]] = {
     },
     read_requests.ExportQuery: {
         "from_seq": _seq("Records after this seq."),
-        "to_seq": _seq("Up to this seq, which is part of it. Absent: the head at the call."),
+        "to_seq": _seq("Up to this seq, inclusive. Absent: the head when the call is made."),
         "from_ts": _seq("Records of this time (ms since the epoch) or later."),
         "to_ts": _seq("Records of this time or earlier."),
         "match": Fact("Records with this tag; with a final `*`, with a tag that begins so.", NOT_EMPTY),
         "node": Fact("Leave out records that these nodes wrote: a name or an array of names."),
-        "include_tags": Fact("Whether records have their `$tag`. `1`, `0`, `true` or `false`."),
-        "include_meta": Fact("Whether records have their `meta`. `1`, `0`, `true` or `false`."),
-        "include_data": Fact("Whether records have their `data`. `1`, `0`, `true` or `false`."),
-        "epoch": _seq("The instance that the reader knows; of another one it gets a tombstone, `recreated`, and all."),
+        "include_tags": Fact("Records have their `$tag`. `1`, `0`, `true` or `false`."),
+        "include_meta": Fact("Records have their `meta`. `1`, `0`, `true` or `false`."),
+        "include_data": Fact("Records have their `data`. `1`, `0`, `true` or `false`."),
+        "epoch": _seq("The instance that the reader knows. Another one is exported whole, after a tombstone."),
     },
     DeleteRequest: {
         "before_seq": _seq("Records with smaller seqs."),
@@ -304,12 +304,16 @@ _BY_TYPE: Final[Mapping[type[Struct], Mapping[str, Fact]]] = {
     RouterPatch: {
         **_ROUTER_FIELDS,
         "filter": Fact(
-            f"What is copied: null for all, or a match: {_MATCH_TEXT}", {"anyOf": [*_MATCH["anyOf"], {"type": "null"}]}
+            f"Which records are copied: null for all, or a match: {_MATCH_TEXT}",
+            {"anyOf": [*_MATCH["anyOf"], {"type": "null"}]},
         ),
     },
-    RouterState: {**_ROUTER_FIELDS, "filter": Fact("What is copied: a match with three elements, or null for all.")},
+    RouterState: {
+        **_ROUTER_FIELDS,
+        "filter": Fact("Which records are copied: a match with three elements, or null for all."),
+    },
     queue_requests.ClaimBody: {
-        "node": Fact("Who claims, and holds what it is given.", NOT_EMPTY),
+        "node": Fact("The node that claims. The jobs are leased to it.", NOT_EMPTY),
         "max": Fact(f"Most jobs, clamped to 1..{setting('max_claim')}."),
         "lease_ms": Fact(
             f"How long the jobs are leased, clamped to {MIN_LEASE_MS}..{MAX_LEASE_MS}. Absent: as the topic says."
@@ -354,80 +358,80 @@ _BY_TYPE: Final[Mapping[type[Struct], Mapping[str, Fact]]] = {
         "last_seq": _seq("Seq of the last record."),
         "seqs": Fact("The seqs of all records, unless `return_seqs` is false.", _SEQS),
         "count": _seq("Records that this call stored; the first call's number if `deduped`."),
-        "created": Fact("Whether this call created the topic."),
-        "deduped": Fact("Whether this was a repeat, and nothing was stored."),
+        "created": Fact("True if this call created the topic."),
+        "deduped": Fact("True if this was a repeat, and nothing was stored."),
     },
     answer_types.IngestAnswer: {
         "first_seq": _seq("Seq of the first record."),
-        "last_seq": _seq("Seq of the last record. Others may have written in between."),
-        "count": _seq("Records that are stored, those of repeated batches included."),
-        "batches": _seq("How many appends that were."),
-        "deduped_batches": _seq("How many of them were repeats, and stored nothing."),
+        "last_seq": _seq("Seq of the last record. Records of other writers may be in between."),
+        "count": _seq("Records of the upload that are stored, including those of repeated batches."),
+        "batches": _seq("Batches of the upload."),
+        "deduped_batches": _seq("Batches that were repeats, and stored nothing."),
     },
-    answer_types.StageAnswer: {"count": _seq("Records in the stage by now.")},
+    answer_types.StageAnswer: {"count": _seq("Records in the stage after the call.")},
     answer_types.CommitAnswer: {
         "first_seq": _seq("Seq of the first record."),
         "last_seq": _seq("Seq of the last record."),
         "count": _seq("Records that were published."),
-        "deduped": Fact("Whether this was a repeat, and nothing was published."),
+        "deduped": Fact("True if this was a repeat, and nothing was published."),
     },
     answer_types.StageDeletedAnswer: {"deleted": Fact("False if there was no such stage.")},
     answer_types.ReadAnswer: {
         "records": Fact("In the order of their seqs."),
-        "next_from_seq": _seq("The last seq that was looked at: `from_seq` of the next read."),
-        "caught_up": Fact("Whether there is no more. An empty `records` does not say so."),
+        "next_from_seq": _seq("The last seq that was examined: `from_seq` of the next read."),
+        "caught_up": Fact("True if there are no more records. `records` may be empty although there are more."),
         "tombstone": Fact("A gap before these records, or null."),
     },
     answer_types.RecordsDeletedAnswer: {"deleted": _seq("Records that were deleted.")},
     answer_types.ClaimedJob: {
-        "lease_id": Fact("Opaque; fences an ack, nack or extend.", {"pattern": "^lease_[0-9a-f]+$"}),
+        "lease_id": Fact("Opaque. Identifies the lease in an ack, nack or extend.", {"pattern": "^lease_[0-9a-f]+$"}),
         "deadline": _seq("When the lease ends, in ms since the epoch."),
-        "deliveries": _seq("How often it was given out, this time included."),
+        "deliveries": _seq("How often the job was leased, including this time."),
     },
     answer_types.ClaimAnswer: {"claimed": Fact("The jobs, by their seqs."), "count": _seq("Jobs in `claimed`.")},
     answer_types.AckAnswer: {"acked": _seq("Jobs that are done, and deleted.")},
     answer_types.NackAnswer: {"nacked": _seq("Jobs that were given back.")},
     answer_types.ExtendAnswer: {
         "extended": _seq("Leases that were extended."),
-        "deadlines": Fact("When they end now, in ms since the epoch, by seq."),
+        "deadlines": Fact("When the extended leases end, in ms since the epoch, by seq."),
     },
     answer_types.WatchAnswer: {
-        "wid": Fact("Name of the session: whoever knows it and has the key can read it."),
-        "stream_url": Fact("Path of its stream."),
-        "session_ttl_ms": _seq("How long it lives without a stream."),
-        "topics": Fact("Where each topic begins."),
+        "wid": Fact("Name of the session. A client needs it, and the same key, to read the session."),
+        "stream_url": Fact("Path of the session's stream."),
+        "session_ttl_ms": _seq("How long the session lives without a stream."),
+        "topics": Fact("The state of each topic, and where its events begin."),
     },
     answer_types.RouterListAnswer: {"routers": Fact("In the order of their names.")},
     answer_types.RouterDeletedAnswer: {"deleted": Fact("False if there was no such router.")},
     answer_types.RootAnswer: {
-        "service": Fact("What listens here."),
-        "version": Fact("Of the daemon."),
-        "docs": Fact("The interface, for people."),
-        "openapi": Fact("The interface, for programs."),
-        "topics": Fact("The list of topics."),
-        "ready": Fact("Whether requests are taken."),
-        "metrics": Fact("Figures."),
+        "service": Fact("The name of the service."),
+        "version": Fact("The version of the daemon."),
+        "docs": Fact("Path of the description for people."),
+        "openapi": Fact("Path of the description for programs."),
+        "topics": Fact("Path of the list of topics."),
+        "ready": Fact("Path of the readiness check."),
+        "metrics": Fact("Path of the metrics."),
     },
     answer_types.HealthAnswer: {
         "status": Fact("The process answers."),
-        "version": Fact("Of the daemon."),
+        "version": Fact("The version of the daemon."),
         "uptime_ms": _seq("Time since the start of the process."),
     },
     answer_types.ReadyAnswer: {
-        "status": Fact("Requests are taken."),
-        "wal_replay_complete": Fact("Always true here."),
-        "topics": _seq("How many there are."),
+        "status": Fact("Requests are accepted."),
+        "wal_replay_complete": Fact("Always true in this answer."),
+        "topics": _seq("The number of topics."),
     },
     answer_types.CheckpointAnswer: {
         "files": Fact("Every file that the checkpoint names, relative to the data directory."),
-        "position": Fact("Where replay begins, shard by shard."),
+        "position": Fact("Where replay begins, for each shard."),
     },
     answer_types.ShardPosition: {
         "shard": _seq("Number of the shard."),
-        "file": _seq("Number of its file."),
-        "offset": _seq("Byte in that file."),
+        "file": _seq("Number of the WAL file."),
+        "offset": _seq("Byte offset in that file."),
     },
-    answer_types.Sample: {"labels": Fact("Values by name."), "value": Fact("As of now.")},
+    answer_types.Sample: {"labels": Fact("Values of the labels, by name."), "value": Fact("The present value.")},
 }  # fmt: skip
 
 _OF_DERIVED: Final[tuple[type[Struct], ...]] = (
@@ -437,11 +441,12 @@ _OF_DERIVED: Final[tuple[type[Struct], ...]] = (
     answer_types.RouterAnswer,
 )
 DESCRIBED: Final[Mapping[str, type[Struct]]] = {kind.__name__: kind for kind in (*_BY_TYPE, *_OF_DERIVED)}
-"""The types by the names that the description calls them."""
+"""The types by their names in the description."""
 
 
 def fact_of(kind: type[Struct], name: str) -> Fact | None:
-    """What is known of a field: as its type says, or what the type derives from, or as the name says anywhere."""
+    """The fact about a field: of its type, or of a type from which that derives, or of the name in any type. None if
+    there is none."""
     for base in kind.__mro__:
         found = _BY_TYPE.get(base, {}).get(name)
         if found is not None:
@@ -450,5 +455,5 @@ def fact_of(kind: type[Struct], name: str) -> Fact | None:
 
 
 def default_on_creation(name: str) -> Any:
-    """What a field of a topic's configuration is if nobody sets it."""
+    """The default of a field in the configuration of a new topic."""
     return next(field.default for field in fields(TopicConfig) if field.encode_name == name)

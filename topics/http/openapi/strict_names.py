@@ -1,10 +1,10 @@
-"""Requests that carry `Topics-Strict: 1`: names that the daemon does not know are refused instead of ignored.
+"""Requests with the header `Topics-Strict: 1`: unknown names are refused instead of ignored.
 
-Without the header an unknown query parameter and an unknown key of an append mean nothing, so that a client may be
-newer than the daemon. A misspelt one is lost just as silently, which is why the project's own clients send the header.
+Without the header, unknown query parameters and unknown keys of an append are ignored, so that a client may be newer
+than the daemon. But a misspelt name is ignored as well. The project's own clients therefore send the header.
 
-Responsible for what a strict request may name, and for the suggestion in the refusal. Where an append is decoded
-strictly is the business of `topics.http.requests`.
+This module knows the names that a strict request may have, and suggests one in the error. `topics.http.requests`
+decodes appends strictly.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ MAX_SHOWN: Final = 100
 
 _VALUES: Final[Mapping[bytes, bool]] = {b"1": True, b"true": True, b"0": False, b"false": False}
 _OF_JSON_APPENDS: Final = frozenset({"return_seqs", "stage"})
-"""The query parameters of an append whose body is JSON: the others are fields of the body there."""
+"""The query parameters of an append whose body is JSON. In such a body the others are fields."""
 
 
 def is_strict(headers: Mapping[bytes, bytes]) -> bool:
-    """Return True if the request asks for it. Raises 400 for a value of the header that is no boolean."""
+    """Return True if the request has the header with the value true. Raises 400 for a value that is no boolean."""
     value = headers.get(HEADER)
     if value is None:
         return False
@@ -42,7 +42,8 @@ def is_strict(headers: Mapping[bytes, bytes]) -> bool:
 
 
 def check_query(route: Route, query: bytes, *, lines: bool = False) -> None:
-    """Refuse a query parameter that the call does not have, with a 400 that names it. `lines`: the body is NDJSON."""
+    """Check that the call has all of these query parameters. Raises a 400 that names an unknown one. `lines`: the body
+    is NDJSON."""
     if not query:
         return
     known = _parameters()[route.name]
@@ -58,8 +59,8 @@ def check_query(route: Route, query: bytes, *, lines: bool = False) -> None:
 
 
 def explained(error: ApiError, path: str = "") -> ApiError:
-    """The refusal of an unknown key of an append, with the known key that is most like it. Others stay as they are.
-    `path` is where the field of the error stands, if it does not say so itself."""
+    """The error about an unknown key of an append, with the most similar known key added. Other errors are returned
+    unchanged. `path` is the place of the field, if the error does not contain it."""
     field = error.detail.get("field")
     if not isinstance(field, str) or not error.message.endswith(": there is no such field"):
         return error
@@ -70,7 +71,7 @@ def explained(error: ApiError, path: str = "") -> ApiError:
 
 
 def unknown(name: str, known: Iterable[str], message: str, path: str = "") -> ApiError:
-    """The refusal of a name. `path` is where it stands."""
+    """The 400 for an unknown name, with the most similar known one. `path` is the place of the name in the request."""
     name = name[:MAX_SHOWN]
     alike = get_close_matches(name, sorted(known), n=1)
     shown = f"{path}.{name}" if path else name

@@ -1,12 +1,12 @@
-"""What requests carry.
+"""Reading, decoding and checking the bodies and queries of requests.
 
-body_reader       bytes of a body, as they come
-json_checks       JSON with errors that name the field, and the limits of every body
-query_strings     parameters of requests
-append_requests   appends and uploads
+body_reader       receiving bodies within the limits on memory and time
+json_checks       decoding JSON with errors that name the field, and the limits for every body
+query_strings     reading query parameters
+append_requests   bodies of appends, lines of uploads
 read_requests     reads and exports
 topic_requests    topics, routers, deletions, commits of stages
-queue_requests    the same for queues
-watch_requests    the same for watches
-line_batches      the lines of an upload, in batches
+queue_requests    claims, acks, nacks, extensions, work streams
+watch_requests    watches, streams and subscriptions
+line_batches      dividing the lines of an upload into batches
 """

@@ -1,10 +1,12 @@
-"""What appends and uploads carry: decoding, and every limit that `docs/spec/api.md` sections 1 and 4 set for records.
+"""Decoding and checking the bodies of appends and the lines of uploads: every limit on records of `docs/spec/api.md`
+sections 1 and 4.
 
-Bytes and query strings in, checked requests of `topics.model` out; no I/O, no engine. A mistake is an `ApiError` that
-names the field. Rules of a topic's configuration are `topics.log.topic_config`'s.
+Bytes and query strings become checked requests of `topics.model`. Nothing here does I/O or calls the engine. A mistake
+raises an `ApiError` that names the field. `topics.log.topic_config` checks the configuration of a topic.
 
-Decisions that the contract leaves open: an empty `tag` or `node` is refused (a read could not tell it from none);
-`data` may nest 512 levels of its own; a lone surrogate escape (`"\\ud800"`) is refused, as it cannot become UTF-8.
+The specification leaves some cases open. An empty `tag` or `node` is refused, because a reader could not tell it from a
+missing one. `data` may nest 512 levels of its own. A lone surrogate escape (`"\\ud800"`) is refused, because it has no
+form in UTF-8.
 """
 
 from __future__ import annotations
@@ -39,21 +41,17 @@ from topics.model import (
 
 MAX_META_KEYS: Final = 64
 
-
 MAX_IDEMPOTENCY_KEY: Final = 256
-
 
 RESERVED_META_PREFIX: Final = "_topics"
 
-
 _RESERVED: Final = RESERVED_META_PREFIX.encode()
-
 
 _LINE_ENDS: Final = bytes.maketrans(b"\r\n", b"  ")
 
 
-# Bodies without unknown keys, which is nearly all of them, can nest too deep in `data` only. So the first attempt
-# forbids unknown keys, and the body as a whole is scanned for its depth only where that fails.
+# A body without unknown keys can nest too deep only in `data`. Nearly all bodies have none. So decoding forbids unknown
+# keys at first; only if that fails is the whole body scanned for its depth.
 class _StrictRecord(RecordIn, forbid_unknown_fields=True, gc=False):
     pass
 
@@ -64,14 +62,13 @@ class _StrictAppend(AppendRequest, kw_only=True, forbid_unknown_fields=True):
 
 _strict_append: Final = msgspec.json.Decoder(_StrictAppend)
 
-
 _lenient_append: Final = msgspec.json.Decoder(AppendRequest)
 
 
-# A body may hold 6 million records of `{"data":1}`, which are 900 MB once they are decoded. So those of a body that may
-# have too many are counted while they are decoded, which takes four times as long.
+# A body may have 6 million records `{"data":1}`, which take 900 MB when they are decoded. So if a body may have too
+# many records, they are counted while they are decoded. That takes four times as long, so other bodies are not counted.
 class _TooManyRecords(Exception):
-    """There are more than there may be."""
+    """A body has more records than are allowed."""
 
 
 class _Counter:
@@ -107,9 +104,7 @@ class _LenientCountedAppend(AppendRequest, kw_only=True):
 
 _strict_counted: Final = msgspec.json.Decoder(_StrictCountedAppend)
 
-
 _lenient_counted: Final = msgspec.json.Decoder(_LenientCountedAppend)
-
 
 _encode: Final = msgspec.json.encode
 
@@ -117,11 +112,11 @@ _encode: Final = msgspec.json.encode
 def decode_append(
     raw: bytes, settings: Settings, header_key: str | None = None, *, strict: bool = False
 ) -> CheckedAppend:
-    """The body of an append (`docs/spec/api.md` section 4). `header_key` is the `Idempotency-Key` header; the body's
-    wins. `strict` refuses unknown keys of it and of its records.
+    """The body of an append, checked (`docs/spec/api.md` section 4).
 
-    Raises 400 `invalid_request`, `batch_too_large` or `record_too_large`. An inline config has its types checked, not
-    its ranges.
+    `header_key` is the `Idempotency-Key` header, which counts if the body has no key. `strict` refuses unknown keys in
+    the body and in its records. Raises 400 `invalid_request`, `batch_too_large` or `record_too_large`. Of an inline
+    config only the types are checked (`check_inline_config` checks the ranges).
     """
     check_utf8(raw)
     maximum = settings.max_batch_records
@@ -160,8 +155,8 @@ def decode_append(
 
 
 def _decode_records(raw: bytes, settings: Settings, *, only_known: bool) -> AppendRequest:
-    """Decode the body of an append; `only_known` refuses unknown keys. Raises 400, and then has made neither many more
-    records than there may be nor a `meta` of many more keys."""
+    """Decode the body of an append; `only_known` refuses unknown keys. Raises 400 before it has made many more records,
+    or a `meta` with many more keys, than are allowed."""
     maximum = settings.max_batch_records
     strict: msgspec.json.Decoder[Any] = _strict_append
     lenient: msgspec.json.Decoder[Any] = _lenient_append
@@ -204,22 +199,19 @@ class _AppendOfMetas(msgspec.Struct):
 
 _metas_of_append: Final = msgspec.json.Decoder(_AppendOfMetas)
 
-
 _meta_of_line: Final = msgspec.json.Decoder(_OnlyMeta)
 
-
 _LARGE_BODY: Final = 256 << 10
-"""Bytes from which on a body is looked at before it is decoded, because of what may come of a `meta`: as many as take
-15 ms. Nearly all bodies are smaller."""
-
+"""Bytes from which on the metas of a body are checked before it is decoded. Decoding the worst body below this takes 15
+ms. Nearly all bodies are smaller."""
 
 _LARGE_LINE: Final = 64 << 10
-"""The same of a line."""
+"""Bytes from which on the meta of a line is checked before the line is decoded."""
 
 
 def _check_keys(field: str, record: _OnlyMeta, settings: Settings) -> None:
-    """Refuse a `meta` that cannot be within its limits, before a key of it is made: it has more quotes than the most
-    keys and values, and all the quotes that may be in these."""
+    """Refuse a `meta` with too many keys before its keys are decoded. A `meta` within the limits has at most four
+    quotes for each key with its value, and `max_meta_bytes` quotes within them."""
     if record.meta is UNSET:
         return
     if bytes(record.meta).count(b'"') > 4 * MAX_META_KEYS + settings.max_meta_bytes:
@@ -227,7 +219,8 @@ def _check_keys(field: str, record: _OnlyMeta, settings: Settings) -> None:
 
 
 _COUNT_FROM: Final = 4
-"""How many times as many objects as records there may be before records are counted while they are decoded."""
+"""If a body may have more objects than this many times the allowed records, its records are counted while they are
+decoded."""
 
 
 def _too_many_records(what: str, maximum: int, **detail: int) -> ApiError:
@@ -239,7 +232,8 @@ def _too_many_records(what: str, maximum: int, **detail: int) -> ApiError:
 
 
 def _check_depth_around_data(raw: bytes, around: int = 3) -> None:
-    """Refuse unknown keys that nest too deep. `data` may be as deep itself, inside `records` and a record."""
+    """Refuse a body that nests too deep outside of `data`. `data` itself may nest `MAX_DEPTH` levels, `around` levels
+    deep in the body."""
     if len(raw) >= DEEP_BYTES and raw.count(b"[") + raw.count(b"{") > MAX_DEPTH and depth_of(raw) > MAX_DEPTH + around:
         raise too_deep("body")
 
@@ -260,7 +254,7 @@ def _record_too_large(i: int, size: int, maximum: int) -> ApiError:
 
 
 class _Extras(NamedTuple):
-    """What records may have beside `data`, column by column; None for a column in which no record has anything."""
+    """The columns of records beside `data`; None for a column for which no record has a value."""
 
     nodes: list[str | None] | None
     tags: list[str | None] | None
@@ -268,7 +262,8 @@ class _Extras(NamedTuple):
 
 
 def _check_extras(raw: bytes, records: list[RecordIn], datas: list[bytes], settings: Settings) -> _Extras:
-    """Check tags, nodes and metas. One look at the body, instead of one at each record, tells which there can be."""
+    """Check tags, nodes and metas, and return them as columns. A search in the body tells which of them it can have,
+    which is faster than looking at each record."""
     escaped = b"\\" in raw
     tags: list[str | None] | None = None
     nodes: list[str | None] | None = None
@@ -283,11 +278,11 @@ def _check_extras(raw: bytes, records: list[RecordIn], datas: list[bytes], setti
 
 
 def _column(name: str, values: list[str | None], maximum: int) -> list[str | None] | None:
-    """Check each value once; None when there is none at all."""
+    """Check the values of a column, each once. Returns None if no record has one."""
     distinct = set(values)
     if distinct == {None}:
         return None
-    sure = maximum // 4  # as many characters always fit, without being encoded
+    sure = maximum // 4  # so many characters always fit, because UTF-8 has at most 4 bytes for each
     if any(value is not None and not 0 < len(value) <= sure for value in distinct):
         for i, value in enumerate(values):
             if value is not None:
@@ -296,7 +291,8 @@ def _column(name: str, values: list[str | None], maximum: int) -> list[str | Non
 
 
 def _metas(records: list[RecordIn], datas: list[bytes], settings: Settings, *, reserved: bool) -> list[bytes] | None:
-    """Each `meta` as compact JSON, checked. `reserved`: the body may hold a reserved key."""
+    """The `meta` of each record as compact JSON, checked; None if no record has one. `reserved`: the body may have a
+    reserved key."""
     max_meta, max_record = settings.max_meta_bytes, settings.max_record_bytes
     metas = [_encode(record.meta) if record.meta else b"" for record in records]
     if not any(metas):
@@ -324,14 +320,15 @@ def _idempotency_key(body: str | None, header: str | None) -> str | None:
 
 
 def check_key(key: str | None, field: str) -> str | None:
-    """An idempotency key, if there is one. Raises 400."""
+    """Check the length of an idempotency key, and return it; None stays None. Raises 400."""
     if key is not None and not 1 <= len(key) <= MAX_IDEMPOTENCY_KEY:
         raise invalid(field, f"must have 1 to {MAX_IDEMPOTENCY_KEY} characters", max=MAX_IDEMPOTENCY_KEY)
     return key
 
 
 def check_inline_config(topic: str, patch: TopicConfigPatch) -> None:
-    """Refuse an append's `config` that could not create `topic`, whether or not the call is going to."""
+    """Check that `topic` could be created with the `config` of an append, even if the append will not create it. Raises
+    400."""
     try:
         resolve_config(None, patch, topic=topic)
     except ApiError as error:
@@ -345,18 +342,15 @@ def check_inline_config(topic: str, patch: TopicConfigPatch) -> None:
 
 _strict_record: Final = msgspec.json.Decoder(_StrictRecord)
 
-
 _lenient_record: Final = msgspec.json.Decoder(RecordIn)
 
-
 _raws: Final = msgspec.json.Decoder(list[msgspec.Raw])
-
 
 _RECORD_FIELD: Final = re.compile(r"records\[(?P<index>\d+)\]\.?")
 
 
 class BadLine(Exception):
-    """Why a line of a batch is no record; `index` counts from 0."""
+    """A line of a batch is no valid record. `index` is its place in the batch, from 0."""
 
     def __init__(self, index: int, error: ApiError) -> None:
         super().__init__(error.message)
@@ -365,22 +359,23 @@ class BadLine(Exception):
 
 
 def longest_line(settings: Settings) -> int:
-    """No record within the limits needs a longer line: nearly everything may be escaped, `data` counts as it comes."""
+    """The longest line that a record within the limits can need, bytes. Texts may be escaped, which takes six bytes for
+    one; `data` counts as it was sent."""
     texts = settings.max_meta_bytes + settings.max_tag_bytes + settings.max_node_bytes
     return settings.max_record_bytes + 6 * texts + _LINE_SLACK
 
 
 _LINE_SLACK: Final = 4096
-"""For keys, and blanks between them."""
+"""Bytes of a line for keys, and for blanks between them."""
 
 
 def decode_plain(values: list[bytes], settings: Settings) -> CheckedAppend | None:
-    """The records of a batch of lines `{"data":VALUE}`, of which only the values are given; None if a value is not
-    exactly one JSON value within the limits: `decode_lines` has to look at the lines.
+    """The records of a batch of lines `{"data":VALUE}`, of which `values` has only the values. Returns None if one of
+    them is not exactly one JSON value within the limits; `decode_lines` then finds the mistake.
 
-    All of them are parsed as one array. Its elements are the values if there are as many, each as long as its value:
-    then nothing is left between them but the commas, so each begins and ends where its value does. The records
-    themselves are not made: columns are all that an append needs.
+    The values are parsed together, as one array. If it has as many elements as there are values, and each is as long as
+    its value, there is nothing between them but the commas, so each element is exactly its value. No record objects are
+    made, because an append needs only columns.
     """
     joined = b",".join(values)
     try:
@@ -403,10 +398,10 @@ def decode_plain(values: list[bytes], settings: Settings) -> CheckedAppend | Non
 
 
 def decode_lines(lines: list[bytes], settings: Settings, *, strict: bool = False) -> CheckedAppend:
-    """The records of a batch, each a line (`docs/spec/pipeline.md` section 1). Raises `BadLine` for the first that is
-    none. `strict` refuses unknown keys.
+    """The records of a batch of lines (`docs/spec/pipeline.md` section 1). `strict` refuses unknown keys. Raises
+    BadLine for the first line that is no valid record.
 
-    Each line is decoded by itself: joined, two wrong lines can make a right one.
+    Each line is decoded by itself, because two wrong lines may be valid JSON when they are joined.
     """
     raw = b"\n".join(lines)
     if not raw.isascii():
@@ -455,7 +450,7 @@ def _decode_line(i: int, line: bytes, strict: bool) -> RecordIn:
 
 
 def _bad_line_of(error: ApiError) -> BadLine:
-    """An error about `records[3].tag` of a batch as one about `tag` of its line."""
+    """Convert an error about `records[3].tag` of a batch into one about `tag` of the line."""
     found = _RECORD_FIELD.match(error.detail["field"])
     assert found is not None
     detail = {**error.detail, "field": error.detail["field"][found.end() :] or "data"}
@@ -464,7 +459,7 @@ def _bad_line_of(error: ApiError) -> BadLine:
 
 
 class IngestQuery(msgspec.Struct, kw_only=True):
-    """What an upload says beside its records, as query parameters: as in the body of an append."""
+    """The query parameters of an upload. They mean the same as the fields in the body of an append."""
 
     node: str | None = None
     create: bool | UnsetType = UNSET
@@ -473,7 +468,7 @@ class IngestQuery(msgspec.Struct, kw_only=True):
 
 
 def decode_ingest_query(query: bytes, settings: Settings) -> IngestQuery:
-    """`node`, `create`, `disable_backpressure` and `stage` of an ingest."""
+    """The query of an upload. Raises 400."""
     values = Query(query)
     node = values.text("node", "") if values.all("node") else None
     if node is not None:
@@ -487,14 +482,14 @@ def decode_ingest_query(query: bytes, settings: Settings) -> IngestQuery:
 
 
 class AppendQuery(NamedTuple):
-    """The parameters of an append of JSON."""
+    """The query parameters of an append of JSON."""
 
     return_seqs: bool = True
     stage: str | None = None
 
 
 def decode_append_query(query: bytes) -> AppendQuery:
-    """`return_seqs` and `stage` of an append."""
+    """The query of an append of JSON. Raises 400."""
     if not query:
         return AppendQuery()
     values = Query(query)

@@ -1,19 +1,18 @@
-"""Reading request bodies: as they come, never more than the limits, and to the end even where nobody wants them any
-more.
+"""Receiving request bodies: within the limits, and always to the end.
 
-Theory of operation. Hypercorn hands a request's body over through a short queue, and its reader blocks while that is
-full. An application that answers and returns with the body unread would leave the reader blocked for ever; one that
-closes the connection with input unread makes the kernel send a reset, which overtakes the answer. So a body is always
-read to its end: kept while it is wanted (`read_body`), dropped afterwards (`discard_body`), and where the end is too
-far off the connection is aborted, which is the only other way out.
+Theory of operation. Hypercorn gives the body of a request to the handler through a short queue, and the reader of the
+connection blocks while the queue is full. If a handler answered without reading the body, the reader would stay blocked
+for ever. If it closed the connection with unread input, the kernel would send a reset, which overtakes the answer. So a
+body is always received to its end: it is kept while it is wanted (`read_body`) and dropped otherwise (`discard_body`).
+If its end is too far off, the connection is aborted, which is the only other way.
 
-A body of lines may be of any length (`BodyStream`): whoever wants it takes it piece by piece, and as long as nobody
-asks for the next one, the queue is full and the client waits.
+A body of lines may have any length (`BodyStream`). The handler takes it piece by piece. Until it asks for the next
+piece, the queue is full and the client waits.
 
-Bodies of all requests together are bounded by a `ByteBudget`. Bytes are taken as they arrive, not as they are
-announced, so that nobody can reserve memory by promising to send something. Two half-read bodies may wait for each
-other; the first whose wait times out is refused and gives back what it held. And bytes that were taken are not held for
-as long as a client likes: one that takes too long over its body is cut off (`_Patience`).
+A `ByteBudget` bounds the bodies of all requests together. Bytes are counted when they arrive, not when they are
+announced, so that nobody can reserve memory with an announcement. Two incomplete bodies may wait for each other; the
+first whose wait times out is refused and gives its bytes back. A client that takes too long over its body is cut off
+(`_Patience`), so that it cannot hold the memory.
 """
 
 from __future__ import annotations
@@ -44,20 +43,21 @@ from topics.telemetry.logs import get_logger
 
 log = get_logger(__name__)
 
-# What is still read of a body that was refused, so that a client which sends first and listens later gets its answer.
+# How much of a refused body is still received, and how long, so that a client that reads only after it has sent all
+# gets its answer.
 DISCARD_BYTES: Final = 256 << 20
 DISCARD_S: Final = 10.0
-# A refused body of at most this is read before the answer, so that the connection can be kept.
+# A refused body of at most this length is received before the answer, so that the connection can be kept.
 SMALL_BODY: Final = 64 << 10
 SMALL_BODY_S: Final = 1.0
 
-# Inflated at a time: about 1 ms of the loop; less where more is done with it at once.
+# Bytes that are inflated in one step of the loop, about 1 ms; fewer if they are also decoded in it.
 _INFLATE_STEP: Final = 256 << 10
 _STREAM_STEP: Final = 64 << 10
-# Input of one step: some hundred members at most.
+# Compressed bytes that are taken in one step: at most some hundred gzip members.
 _INPUT_STEP: Final = 16 << 10
 MAX_EMPTY_MEMBERS: Final = 1000
-# Pieces of a body that are shorter are put together.
+# Shorter pieces of a body are joined.
 _SMALL_PIECE: Final = 4 << 10
 
 JSON_TYPE: Final = b"application/json"
@@ -65,7 +65,8 @@ LINES_TYPE: Final = b"application/x-ndjson"
 
 
 class BodyReader:
-    """Reads the bodies of requests within `TOPICS_MAX_BODY_BYTES` and `TOPICS_MAX_INFLIGHT_BYTES`."""
+    """Receives the bodies of requests within `TOPICS_MAX_BODY_BYTES` and `TOPICS_MAX_INFLIGHT_BYTES`. `share` returns
+    the share of the latter that one key may take, 0 to 1."""
 
     def __init__(self, settings: Settings, share: Callable[[], float] = lambda: 1.0) -> None:
         self._limit = settings.max_body_bytes
@@ -75,11 +76,11 @@ class BodyReader:
         self.shares = ByteShares(self.budget, self._limit, share)
 
     async def read_body(self, call: Call, kind: Body) -> bytes:
-        """The whole JSON body, inflated. What is held is added to `call.held`, and the caller gives it back.
+        """Receive a JSON body and decompress it. `kind` says how long it may be.
 
-        Raises 413, 415 (content type, encoding), 429 (no memory within `TOPICS_ADMISSION_MS`), 400 (bad gzip), and
-        `ClientGone` if the client leaves in the middle or is too slow. `kind` says how long it may be; a call that
-        takes NDJSON as well says so in a 415.
+        The bytes are counted in `call.held`, and the caller gives them back with `release`. Raises 413, 415 (content
+        type or encoding), 429 (no memory within `TOPICS_ADMISSION_MS`), 400 (bad gzip), and ClientGone if the client
+        leaves in the middle or is too slow.
         """
         headers = call.headers
         kinds = (JSON_TYPE, LINES_TYPE) if kind is Body.JSON_OR_LINES else (JSON_TYPE,)
@@ -92,7 +93,7 @@ class BodyReader:
                 raise _too_large(name, limit)
         kept = _Joiner()
         pieces = _Pieces(call, min(_INFLATE_STEP, limit + 1) if gzipped else 0)
-        # Deflate can go on for ever without a byte of output.
+        # Compressed data of any length can have no output at all.
         most_received = limit + (limit >> 3) + SMALL_BODY if gzipped else limit
         while True:
             with interruptible():
@@ -109,7 +110,7 @@ class BodyReader:
         return kept.join()
 
     def _limit_of(self, kind: Body) -> tuple[str, int]:
-        """The limit of a JSON body by its name, and what it is."""
+        """The name of the limit on a JSON body, and its value in bytes."""
         if kind is Body.JSON_OR_LINES:
             return "max_body_bytes", self._limit
         if kind is Body.NAMES:
@@ -117,12 +118,12 @@ class BodyReader:
         return "max_call_bytes", self._call_limit
 
     def stream(self, call: Call) -> BodyStream:
-        """The body of a call that takes it piece by piece. Raises 415 (encoding)."""
+        """The body of a call whose handler takes it piece by piece. Raises 415 for an unknown encoding."""
         return BodyStream(self, call)
 
     async def skip_body(self, call: Call) -> None:
-        """Receive a body that means nothing to the call. Raises 413, 415 for one that is sent and no JSON, and
-        `ClientGone`."""
+        """Receive and drop the body of a call that uses none. Raises 413, 415 (of a POST or PUT, if the body is no
+        JSON), and ClientGone."""
         received = 0
         patience = _Patience(call)
         while not call.body_complete:
@@ -134,17 +135,18 @@ class BodyReader:
                 raise _too_large("max_body_bytes", self._limit)
 
     def release(self, call: Call) -> None:
-        """Give back what the call holds. May be repeated."""
+        """Give back all bytes that the call holds. May be repeated."""
         self.keep(call, 0)
 
     def keep(self, call: Call, size: int) -> None:
-        """Give back all that the call holds but for `size` bytes."""
+        """Give back all but `size` of the bytes that the call holds."""
         if size < call.held:
             self.shares.of(call.key.digest).give_back(call.held - size)
             call.held = size
 
     async def hold(self, call: Call, size: int) -> None:
-        """The call holds so many bytes more. Raises 429."""
+        """Count `size` more bytes that the call holds. Waits for them at most `TOPICS_ADMISSION_MS`; raises `429
+        throttled` if they do not become free."""
         budget = self.shares.of(call.key.digest)
         if not budget.try_take(size):
             with interruptible():
@@ -161,12 +163,13 @@ def _too_large(name: str, limit: int) -> ApiError:
 
 
 def _number(declared: bytes) -> int:
-    """A `Content-Length` of digits; whatever has too many of them is larger than any limit."""
+    """The value of a `Content-Length` of digits. One with too many digits counts as larger than any limit."""
     return int(declared) if len(declared) < 20 else 1 << 64
 
 
 class BodyStream:
-    """A body of any length, inflated, piece by piece. What was taken counts as held until `keep` says otherwise."""
+    """A body of any length, received and decompressed piece by piece. All pieces count as held until `keep` gives some
+    back."""
 
     def __init__(self, reader: BodyReader, call: Call) -> None:
         self._reader = reader
@@ -175,10 +178,10 @@ class BodyStream:
         self._pieces = _Pieces(call, _STREAM_STEP if gzipped else 0)
 
     async def next_piece(self) -> bytes | None:
-        """The next piece, which may be empty; None at the end. Others have had a turn since the last one.
+        """The next piece, which may be empty; None at the end. Other tasks run before it.
 
-        Raises 429 (no memory within `TOPICS_ADMISSION_MS`), 400 (bad gzip), and `ClientGone` if the client leaves in
-        the middle or is too slow.
+        Raises 429 (no memory within `TOPICS_ADMISSION_MS`), 400 (bad gzip), and ClientGone if the client leaves in the
+        middle or is too slow.
         """
         await trio.lowlevel.checkpoint()
         before = self._pieces.received
@@ -190,13 +193,13 @@ class BodyStream:
         return piece
 
     def keep(self, size: int) -> None:
-        """Of all that was taken, so many bytes are still needed."""
+        """Give back all but `size` of the bytes that were taken."""
         self._reader.keep(self._call, size)
 
 
 class _Joiner:
-    """Puts pieces of any length together. An object for each would be many times as large as pieces of a byte or two,
-    so none is kept that is shorter than `_SMALL_PIECE`, but for the last."""
+    """Joins pieces of any length. Pieces shorter than `_SMALL_PIECE` are joined as they come, because an object for
+    each piece of a byte or two would take many times its memory."""
 
     def __init__(self) -> None:
         self.size = 0
@@ -205,7 +208,7 @@ class _Joiner:
 
     @property
     def objects(self) -> int:
-        """How many are kept."""
+        """How many objects are kept."""
         return len(self._pieces) + 1
 
     def add(self, piece: bytes) -> None:
@@ -219,24 +222,25 @@ class _Joiner:
             self._small.clear()
 
     def join(self) -> bytes:
-        """All of them."""
+        """All pieces as one."""
         if self._small:
             self._pieces.append(bytes(self._small))
         return self._pieces[0] if len(self._pieces) == 1 else b"".join(self._pieces)
 
 
 class _Pieces:
-    """A body as it comes, inflated `inflate_step` bytes at a time (0: it is not compressed)."""
+    """The pieces of a body as they come, decompressed `inflate_step` bytes at a time (0: the body is not
+    compressed)."""
 
     def __init__(self, call: Call, inflate_step: int) -> None:
         self.received = 0
-        """Bytes that have come, as they were sent."""
+        """Bytes that have come, before decompression."""
         self._call = call
         self._patience = _Patience(call)
         self._inflater = _Inflater(inflate_step) if inflate_step else None
 
     async def next(self) -> bytes | None:
-        """The next piece; empty where nothing has come of what was received; None at the end."""
+        """The next piece, which is empty if the input so far has no output yet; None at the end."""
         inflater = self._inflater
         if inflater is not None and inflater.pending:
             piece = inflater.next_piece()
@@ -255,19 +259,21 @@ class _Pieces:
 
 
 class _Patience:
-    """How long is waited for a body. Only waiting for the client counts, not what the daemon lets it wait for."""
+    """Bounds the time for which a body is waited for. Only time spent waiting for the client counts, not the time in
+    which the daemon makes the client wait."""
 
     def __init__(self, call: Call) -> None:
         self._call = call
         self._received = 0
         self._seen = 0
-        """Bytes that are known to have come; of an HTTP/2 frame only the whole is received."""
+        """Bytes that are known to have come, including those of an incomplete HTTP/2 frame."""
         self._waited = 0.0
+        """Seconds waited in all."""
         self._quiet = 0.0
-        """Waited since more was seen."""
+        """Seconds waited since the last new byte."""
 
     async def receive_chunk(self) -> bytes:
-        """As `receive_chunk` below. A client that takes too long is cut off, and is gone."""
+        """Like the function `receive_chunk`; a client that takes too long is cut off. Raises ClientGone for it too."""
         while True:
             if (message := receive_nowait(self._call.receive)) is not None:
                 chunk = _chunk_of(self._call, message)
@@ -299,7 +305,7 @@ class _Patience:
 
 
 async def receive_chunk(call: Call) -> bytes:
-    """The next piece of the body, which may be empty; sets `call.body_complete` at the end. Raises `ClientGone`."""
+    """Receive the next piece of a body, which may be empty. Sets `call.body_complete` at the end. Raises ClientGone."""
     return _chunk_of(call, await call.receive())
 
 
@@ -312,7 +318,8 @@ def _chunk_of(call: Call, message: Message) -> bytes:
 
 
 async def discard_body(call: Call, max_bytes: int = DISCARD_BYTES, timeout_s: float = DISCARD_S) -> bool:
-    """Receive and drop the rest of the body. False if it goes on beyond the bounds. Raises `ClientGone`."""
+    """Receive and drop the rest of a body. Return False if it exceeds `max_bytes` or takes longer than `timeout_s`
+    seconds. Raises ClientGone."""
     dropped = 0
     with trio.move_on_after(timeout_s):
         while not call.body_complete and dropped <= max_bytes:
@@ -321,13 +328,13 @@ async def discard_body(call: Call, max_bytes: int = DISCARD_BYTES, timeout_s: fl
 
 
 def has_small_rest(call: Call) -> bool:
-    """Whether the body is announced as small, or not announced at all."""
+    """Return True if the announced length of the body is small, or if no length is announced."""
     declared = call.headers.get(b"content-length", b"0")
     return declared.isdigit() and _number(declared) <= SMALL_BODY
 
 
 def is_lines(call: Call) -> bool:
-    """Whether the body of a call says that it is NDJSON."""
+    """Return True if the content type of the body is NDJSON."""
     return _kind_of(call.headers.get(b"content-type")) == LINES_TYPE
 
 
@@ -336,7 +343,7 @@ def _kind_of(content_type: bytes | None) -> bytes:
 
 
 def _check_json(content_type: bytes | None, kinds: tuple[bytes, ...]) -> None:
-    """Whether a body is JSON; `kinds` is what the call takes in all."""
+    """Check that a body is JSON. `kinds` are all content types that the call accepts, for the error. Raises 415."""
     kind = _kind_of(content_type)
     if kind != JSON_TYPE:
         supported = [kind.decode() for kind in kinds]
@@ -362,11 +369,12 @@ def _is_gzip(content_encoding: bytes) -> bool:
 
 
 class _Inflater:
-    """Gunzips piece by piece; a piece is bounded whatever the ratio. Members may follow each other (RFC 1952, 2.2).
+    """Decompresses gzip in pieces of at most `step` bytes, whatever the ratio. Several members may follow each other
+    (RFC 1952, 2.2).
 
-    The work of a step is bounded as well: at most `_INPUT_STEP` bytes of input, which is also what is copied for each
-    member that ends in it. Of members without content, which cost as much as others and yield nothing, there may be
-    `MAX_EMPTY_MEMBERS`.
+    The work of one step is bounded as well: it takes at most `_INPUT_STEP` bytes of input, which are copied once for
+    each member that ends in them. At most `MAX_EMPTY_MEMBERS` members may be empty, because an empty member costs as
+    much as another and has no output.
     """
 
     def __init__(self, step: int) -> None:
@@ -374,24 +382,25 @@ class _Inflater:
         self._member = zlib.decompressobj(wbits=31)
         self._fed = b""
         self._at = 0
-        """Of what was fed, so much has been taken as input."""
+        """How many of the fed bytes have been taken as input."""
         self._input = b""
         self._full = False
+        """True if the decompressor may have more output without more input."""
         self._is_empty = True
-        """Whether nothing has come of the member."""
+        """True while the present member has had no output."""
         self._empty_members = 0
 
     def feed(self, data: bytes) -> None:
-        """More input, while nothing is `pending`."""
+        """Add input. Call it only while nothing is `pending`."""
         self._fed, self._at = data, 0
 
     @property
     def pending(self) -> bool:
-        """Whether there may be more output without more input."""
+        """Return True if there may be more output without more input."""
         return bool(self._input) or self._full or self._at < len(self._fed)
 
     def next_piece(self) -> bytes:
-        """The output of one step, which may be empty. Raises 400 for what is not gzip."""
+        """The output of one step, which may be empty. Raises `400 invalid_request` for input that is not gzip."""
         if not self._input:
             self._input = self._fed[self._at : self._at + _INPUT_STEP]
             self._at += len(self._input)
@@ -416,6 +425,6 @@ class _Inflater:
         return b""
 
     def finish(self) -> None:
-        """Raises 400 if the input ended before its last member."""
+        """Raise `400 invalid_request` if the input has ended within a member."""
         if not self._member.eof:
             raise invalid("body", "is not valid gzip: it ends too soon")

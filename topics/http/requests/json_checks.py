@@ -1,4 +1,4 @@
-"""JSON of request bodies: decoding with errors that name the field, and the limits that hold for every body."""
+"""Decoding the JSON of request bodies with errors that name the field, and checking the limits of every body."""
 
 from __future__ import annotations
 
@@ -12,54 +12,47 @@ import msgspec
 from topics.errors import MAX_SHOWN, ApiError, invalid
 
 MAX_DEPTH: Final = 512
+"""The deepest nesting of a value, levels."""
 
-
-# A value cannot nest more than MAX_DEPTH levels in fewer bytes, since each level opens and closes.
+# A value of fewer bytes cannot nest deeper than MAX_DEPTH, because each level has two brackets.
 DEEP_BYTES: Final = 2 * (MAX_DEPTH + 1)
-
 
 T = TypeVar("T")
 
-
 _AT: Final = " - at `$"
 
-
 _MOST_PATH: Final = 1000
-"""Characters of the end of a message in which its path is looked for; what a client has sent stands before it."""
-
+"""Characters at the end of a message of msgspec in which the path is looked for. In front of them the message may
+repeat what a client has sent."""
 
 _UTF8_STEP: Final = 1 << 20
 
 
 _utf8: Final = codecs.getincrementaldecoder("utf-8")
 
-
 _MISSING: Final = re.compile(r"missing required field `(?P<name>[^`]*)`")
-
 
 _UNKNOWN: Final = re.compile(r"contains unknown field `(?P<name>.*)`", re.DOTALL)
 
-
 _SURROGATE: Final = re.compile(rb"\\u[dD][89a-fA-F]")
 
-
 LEVELS: Final = bytes(1 if c in b"[{" else 255 if c in b"]}" else 0 for c in range(256))
-
 
 NOT_STRUCTURE: Final = bytes(c for c in range(256) if c not in b'[]{}"')
 
 
 def check_utf8(raw: bytes) -> None:
-    """400 unless `raw` is UTF-8. Once for each body, because msgspec looks into no string that it does not decode.
+    """Raise `400 invalid_request` if `raw` is not UTF-8. Called once for each body, because msgspec does not check
+    strings that it does not decode.
 
-    In pieces, because one character beyond the first 65,536 makes four bytes of each of a text.
+    Decodes in pieces: a single character above U+FFFF makes each character of a Python string take four bytes.
     """
     if raw.isascii():
         return
     decoder = _utf8()
     view = memoryview(raw)
     for start in range(0, len(raw), _UTF8_STEP):
-        left = len(decoder.getstate()[0])  # of a character that began in the piece before
+        left = len(decoder.getstate()[0])  # bytes of a character that began in the piece before
         try:
             decoder.decode(view[start : start + _UTF8_STEP], final=start + _UTF8_STEP >= len(raw))
         except UnicodeDecodeError as error:
@@ -67,10 +60,11 @@ def check_utf8(raw: bytes) -> None:
 
 
 def depth_of(raw: bytes) -> int:
-    """How deep a valid JSON text nests. Takes about 40 ms for each MiB of nothing but brackets, less for any other."""
+    """How many levels a valid JSON text nests. Takes at most 40 ms for each MiB, if the text is nothing but
+    brackets."""
     if b"\\" in raw:
         raw = raw.replace(b"\\\\", b"").replace(b'\\"', b"")
-    # Two quotes next to each other change nothing for what is around them, so strings without brackets go at once.
+    # Only brackets and quotes are left. Two quotes side by side are a string without brackets, and are removed.
     rest = raw.translate(None, NOT_STRUCTURE).replace(b'""', b"")
     if b'"' in rest:
         rest = b"".join(rest.split(b'"')[::2])
@@ -78,16 +72,18 @@ def depth_of(raw: bytes) -> int:
 
 
 def check_depth(raw: bytes, field: str) -> None:
+    """Raise `400 invalid_request` about `field` if valid JSON nests deeper than `MAX_DEPTH`."""
     if len(raw) >= DEEP_BYTES and raw.count(b"[") + raw.count(b"{") > MAX_DEPTH and depth_of(raw) > MAX_DEPTH:
         raise too_deep(field)
 
 
 def too_deep(field: str) -> ApiError:
+    """The `400 invalid_request` for a field that nests deeper than `MAX_DEPTH`."""
     return invalid(field, f"nesting is deeper than {MAX_DEPTH} levels", max=MAX_DEPTH)
 
 
 def decode_json(decoder: msgspec.json.Decoder[T], raw: bytes) -> T:
-    """Decode, with every failure as a 400 that names the field."""
+    """Decode JSON. Raises `400 invalid_request`, which names the wrong field."""
     try:
         return decoder.decode(raw)
     except msgspec.ValidationError as error:
@@ -112,8 +108,8 @@ def _wrong_value(text: str) -> ApiError:
 
 
 def _split_path(text: str) -> tuple[str, str]:
-    """A message of msgspec without its path, and the path without `$`. Of a long one only the beginning is looked at:
-    it may repeat a key of 60 MB."""
+    """Split a message of msgspec into its text and its path without `$`. A long text is cut: it may repeat a key of 60
+    MB."""
     end = text[-_MOST_PATH:]
     at = end.rfind(_AT)
     if at >= 0 and end.endswith("`") and "`" not in end[at + len(_AT) : -1]:
@@ -127,7 +123,8 @@ def _split_path(text: str) -> tuple[str, str]:
 
 
 def malformed(text: str, raw: bytes) -> ApiError:
-    # msgspec calls a string that ends in half a surrogate pair "truncated", too.
+    """The `400 invalid_request` for malformed JSON. `text` is the message of msgspec."""
+    # msgspec also says "truncated" of a string that ends in half a surrogate pair.
     if "truncated" in text or "surrogate" in text:
         text = "malformed JSON: it ends too soon"
         if _SURROGATE.search(raw) is not None:
@@ -138,6 +135,7 @@ def malformed(text: str, raw: bytes) -> ApiError:
 
 
 def check_text(field: str, value: str, maximum: int) -> None:
+    """Raise `400 invalid_request` if `value` is empty or longer than `maximum` bytes in UTF-8."""
     if not value:
         raise invalid(field, "must not be empty")
     size = len(value.encode())
@@ -146,4 +144,5 @@ def check_text(field: str, value: str, maximum: int) -> None:
 
 
 def not_u64(field: str) -> ApiError:
+    """The `400 invalid_request` for a number outside of 0 to 2^64 - 1."""
     return invalid(field, "must be an integer from 0 to 2^64 - 1")

@@ -1,8 +1,8 @@
-"""The lines of an upload, in batches (`docs/spec/pipeline.md` section 1): bytes in, as they come, complete batches of
-lines out.
+"""Dividing the lines of an upload into batches (`docs/spec/pipeline.md` section 1). The bytes of the upload are fed as
+they come, and complete batches of lines are taken.
 
-Where a batch ends depends on the lines alone and not on how they came, so that an upload that is repeated breaks into
-the same batches, and their idempotency keys find them. What a line means is for `append_requests` to say.
+Where a batch ends depends only on the lines, not on the pieces in which they came. So a repeated upload is divided into
+the same batches, and their idempotency keys are recognised. `append_requests` decodes the lines.
 """
 
 from __future__ import annotations
@@ -18,8 +18,7 @@ BATCH_RECORDS: Final = 1000
 BATCH_BYTES: Final = 1 << 20
 
 FEED_BYTES: Final = 64 << 10
-"""Fed at a time: lines of a byte each take some milliseconds."""
-
+"""Bytes that are fed in one step of the loop. If each line has one byte, that takes some milliseconds."""
 
 PLAIN_START: Final = b'{"data":'
 PLAIN_END: Final = b"}"
@@ -27,14 +26,16 @@ _BETWEEN: Final = PLAIN_END + b"\n" + PLAIN_START
 
 
 class Batch(NamedTuple):
-    """Lines that are appended together, and their numbers in the upload, from 1. Empty ones are left out."""
+    """Lines that are appended together. Empty lines are left out."""
 
     items: list[bytes]
     plain: bool
-    """Whether all lines begin with `{"data":` and end with `}`. Then items are what is between, else the lines."""
+    """All lines begin with `{"data":` and end with `}`, and `items` are the texts in between. Otherwise `items` are the
+    lines."""
     numbers: Sequence[int]
+    """The numbers of the lines in the upload, from 1."""
     size: int
-    """Bytes of the lines."""
+    """The bytes of the lines."""
 
     @property
     def lines(self) -> list[bytes]:
@@ -43,10 +44,11 @@ class Batch(NamedTuple):
 
 
 class Batches:
-    """Breaks an upload into batches. Each holds at most `records` lines of at most `nbytes` bytes in all, or a single
-    longer one; a line of more than `longest` bytes is refused before it is complete. Holds what was fed and not taken.
+    """Divides an upload into batches. Each has at most `records` lines with at most `nbytes` bytes together, or a
+    single longer line. A line of more than `longest` bytes is refused before it is complete.
 
-    Lines of nothing but `data`, as programs write them, are taken apart and freed of what is around it in one pass.
+    Lines that have only `data`, as programs write them (*plain* lines), are split and stripped of their `{"data":` and
+    `}` in one pass.
     """
 
     def __init__(self, records: int, nbytes: int, longest: int) -> None:
@@ -54,32 +56,32 @@ class Batches:
         self._bytes = nbytes
         self._longest = longest
         self._rest = bytearray()
-        """Of the line that is not complete."""
+        """The bytes of the incomplete line at the end."""
         self._items: list[bytes] = []
         self._plain = True
-        """Whether all of `_items` are plain."""
+        """True if all of `_items` are plain."""
         self._numbers: list[int] | None = None
-        """Of the lines of `_items`; None: they follow each other from `_first` on."""
+        """The numbers of the lines in `_items`; None if they are consecutive from `_first` on."""
         self._first = 1
         self._size = 0
-        """Bytes of the lines of `_items`."""
+        """The bytes of the lines in `_items`."""
         self.line = 1
-        """Number of the line that is not complete."""
+        """The number of the incomplete line."""
         self.looks_for_plain = True
-        """Whether lines are tried to be taken for plain ones: in vain where they look so and hold more than `data`."""
+        """Try to take lines as plain ones. Set to False if lines look plain but have other keys after `data`."""
 
     @property
     def held(self) -> int:
-        """Bytes that wait here."""
+        """The bytes that were fed and not taken."""
         return self._size + len(self._rest)
 
     def feed(self, data: bytes) -> None:
-        """More of the upload. Raises `400 record_too_large` if the line that is not complete (`line`) is too long."""
+        """Add bytes of the upload. Raises `400 record_too_large` if the incomplete line (`line`) becomes too long."""
         end = data.find(b"\n")
         if len(self._rest) + (len(data) if end < 0 else end) > self._longest:
             raise ApiError(
                 "record_too_large",
-                f"a line of more than {self._longest} bytes holds no record",
+                f"a line has more than {self._longest} bytes, which no record within the limits needs",
                 detail={"max": self._longest},
             )
         if end < 0:
@@ -91,7 +93,7 @@ class Batches:
         self._add(complete)
 
     def next(self) -> Batch | None:
-        """The next complete batch, if there is one."""
+        """The next complete batch; None if there is none."""
         count = min(len(self._items), self._records)
         if self._size > self._bytes:
             around = len(PLAIN_START) + len(PLAIN_END) if self._plain else 0
@@ -101,7 +103,7 @@ class Batches:
         return self._take(count) if count == self._records else None
 
     def end(self) -> Batch | None:
-        """What is left, after `next` has none and nothing more is fed; None for nothing."""
+        """The next batch after the end of the upload, when `next` has no more; None at the end."""
         if self._rest:
             complete = bytes(self._rest)
             self._rest.clear()
@@ -109,7 +111,7 @@ class Batches:
         return self.next() or (self._take(len(self._items)) if self._items else None)
 
     def _add(self, complete: bytes) -> None:
-        """Lines with line ends between them."""
+        """Add complete lines, which have line ends between them."""
         count = complete.count(b"\n") + 1
         if not self._items:
             self._plain, self._numbers, self._first = True, None, self.line
@@ -152,7 +154,7 @@ class Batches:
 
 
 def _values_of(complete: bytes, count: int) -> list[bytes] | None:
-    """What is between the beginning and the end of so many lines, if all of them are plain."""
+    """The values of `count` lines if all of them are plain, else None."""
     if not (complete.startswith(PLAIN_START) and complete.endswith(PLAIN_END)):
         return None
     values = complete[len(PLAIN_START) : -len(PLAIN_END)].split(_BETWEEN)

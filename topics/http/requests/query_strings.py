@@ -1,4 +1,4 @@
-"""Query strings: parameters of requests, each read once and checked by its type."""
+"""Reading query strings: each parameter is read by name and checked by its type."""
 
 from __future__ import annotations
 
@@ -12,17 +12,16 @@ from topics.log.names import check_topic_name
 from topics.model import MAX_U64
 
 MAX_PARAMETERS: Final = 2000
-"""Of one query string."""
-
+"""The most parameters of one query string."""
 
 _BOOLEANS: Final = {"1": True, "true": True, "0": False, "false": False}
-
 
 _INTEGER: Final = re.compile(r"-?[0-9]{1,40}", re.ASCII)
 
 
 class Query:
-    """The parameters of a query string. Unknown ones are ignored; bad values are 400 and name the parameter."""
+    """The parameters of a query string. Unknown parameters are ignored. All methods raise `400 invalid_request`, which
+    names the parameter, for a bad value and for one that is there more than once."""
 
     __slots__ = ("_values",)
 
@@ -40,7 +39,7 @@ class Query:
             self._values.setdefault(name, []).append(value)
 
     def all(self, name: str) -> list[str]:
-        """Every value of a parameter that may be repeated."""
+        """All values of a parameter that may be repeated."""
         return self._values.get(name, [])
 
     def _one(self, name: str) -> str | None:
@@ -52,17 +51,17 @@ class Query:
         return values[0]
 
     def text(self, name: str, default: str) -> str:
-        """A string."""
+        """The value of a parameter that is a string."""
         value = self._one(name)
         return default if value is None else value
 
     def topic(self, name: str) -> str | None:
-        """The name of a topic."""
+        """The value of a parameter that is the name of a topic; None if it is missing."""
         value = self._one(name)
         return None if value is None else check_topic_name(value, name)
 
     def boolean(self, name: str, default: bool) -> bool:
-        """`1/0/true/false`, and nothing else."""
+        """The value of a parameter that is `1`, `0`, `true` or `false`."""
         value = self._one(name)
         if value is None:
             return default
@@ -71,7 +70,8 @@ class Query:
         return _BOOLEANS[value]
 
     def integer(self, name: str, default: Any, *, signed: bool = False) -> Any:
-        """A decimal integer. `signed` ones are about to be clamped; the others may not be negative."""
+        """The value of a parameter that is a decimal integer, from 0 to 2^64 - 1. `signed`: any integer; the caller
+        clamps it."""
         value = self._one(name)
         if value is None:
             return default
@@ -84,20 +84,20 @@ class Query:
 
 
 def decode_if_empty(query: bytes) -> bool:
-    """`if_empty` of a topic's DELETE."""
+    """`if_empty` of the deletion of a topic. Raises 400."""
     return Query(query).boolean("if_empty", False)
 
 
 def decode_create(query: bytes) -> bool:
-    """`create` of the PUT of a topic or router."""
+    """`create` of the PUT of a topic or router. Raises 400."""
     return Query(query).boolean("create", True)
 
 
 def decode_touch(query: bytes) -> bool:
-    """`touch` of a state read."""
+    """`touch` of a read of a topic's state. Raises 400."""
     return Query(query).boolean("touch", True)
 
 
 def decode_hold_ms(query: bytes) -> int:
-    """`hold_ms` of a checkpoint; the longest hold there is (`docs/spec/crash.md` 13) for anything above it."""
+    """`hold_ms` of a checkpoint, in ms. The engine limits it (`docs/spec/crash.md` 13). Raises 400."""
     return int(Query(query).integer("hold_ms", 0))

@@ -1,7 +1,7 @@
-"""What the calls of a queue carry: decoding and checks of `docs/spec/api.md` section 9. Without I/O.
+"""Decoding and checking the calls about queues (`docs/spec/api.md` section 9). Without I/O.
 
-Numbers called clamped are clamped from both sides. A lease id is opaque to clients, so a text that is none fits no
-lease, and its seq is skipped like one whose lease is another.
+Numbers that the specification clamps are clamped at both ends. A lease id is opaque to clients: a text that is no lease
+id is not refused, but belongs to no lease, so that its seq is skipped.
 """
 
 from __future__ import annotations
@@ -21,15 +21,17 @@ from topics.model import MAX_U64, ClaimRequest, HeldRequest
 from topics.runtime.instant import MAX_AHEAD_MS
 
 NO_LEASE: Final = -1
-"""What is no lease id."""
+"""Stands for a text that is no lease id."""
 
 REPEATS: Final = 4
-"""How many times as many pairs of a seq and a lease id there may be as seqs."""
+"""There may be so many times more pairs of a seq and a lease id than seqs: a seq may come with several lease ids."""
 
 _LEASE_ID: Final = re.compile(r"lease_([0-9a-f]{16})")
 
 
 class ClaimBody(msgspec.Struct, kw_only=True):
+    """The body of a claim, before checks."""
+
     node: str
     max: int = 1
     lease_ms: int | None = None
@@ -37,16 +39,22 @@ class ClaimBody(msgspec.Struct, kw_only=True):
 
 
 class HeldBody(msgspec.Struct, kw_only=True):
+    """The body of an ack, and the fields that nacks and extensions share with it; before checks."""
+
     node: str
     seqs: list[int]
     lease_ids: list[str] | None = None
 
 
 class NackBody(HeldBody, kw_only=True):
+    """The body of a nack, before checks."""
+
     delay_ms: int = 0
 
 
 class ExtendBody(HeldBody, kw_only=True):
+    """The body of an extension, before checks."""
+
     lease_ms: int
 
 
@@ -59,7 +67,8 @@ B = TypeVar("B", ClaimBody, HeldBody, NackBody, ExtendBody)
 
 
 class WorkRequest(NamedTuple):
-    """What a `/work` stream wants: up to `most` jobs at a time, each for `lease_ms` (None: as the topic says)."""
+    """The parameters of a `/work` stream: at most `most` jobs are leased at a time, each for `lease_ms` (None: the
+    topic's configured lease)."""
 
     node: str
     most: int
@@ -102,7 +111,7 @@ def decode_nack(raw: bytes, settings: Settings) -> tuple[HeldRequest, int]:
 
 
 def decode_extend(raw: bytes, settings: Settings) -> tuple[HeldRequest, int]:
-    """The body of an extend, and its `lease_ms`. Raises 400."""
+    """The body of an extension, and its `lease_ms`. Raises 400."""
     body = _decode(_extend_body, raw)
     return _held(body, settings), _clamp(body.lease_ms, MIN_LEASE_MS, MAX_LEASE_MS)
 
@@ -129,7 +138,7 @@ def _held(body: HeldBody, settings: Settings) -> HeldRequest:
         return HeldRequest(node=body.node, seqs=list(dict.fromkeys(body.seqs)), lease_ids=None)
     if len(body.lease_ids) != len(body.seqs):
         raise invalid("lease_ids", f"has {len(body.lease_ids)} ids for {len(body.seqs)} seqs")
-    # A seq may come again with another id; what comes again as a whole says nothing new.
+    # A seq may be there again with another lease id. Equal pairs are counted once.
     pairs = dict.fromkeys(zip(body.seqs, body.lease_ids, strict=True))
     if len(pairs) > REPEATS * settings.max_claim:
         raise _too_many(len(pairs), settings)

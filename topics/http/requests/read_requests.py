@@ -1,6 +1,4 @@
-"""What reads and exports carry: decoding and checks of `docs/spec/api.md` section 5 and of `docs/spec/pipeline.md`
-section 1.
-"""
+"""Decoding and checking reads (`docs/spec/api.md` section 5) and exports (`docs/spec/pipeline.md` section 1)."""
 
 from __future__ import annotations
 
@@ -20,23 +18,19 @@ from topics.model import (
 )
 
 MAX_NODES: Final = 1000
-"""Nodes that one read or watch may leave out."""
-
+"""The most nodes (writers) whose records one read or watch may leave out."""
 
 DEFAULT_LIMIT: Final = 256
 
-
 MAX_WAIT_MS: Final = 30_000
 
-
 DEFAULT_BATCH_BYTES: Final = 1 << 20
-
 
 MAX_BATCH_BYTES: Final = 8 << 20
 
 
 class ExportQuery(msgspec.Struct, kw_only=True):
-    """The parameters of an export."""
+    """The query parameters of an export, for the description of the interface."""
 
     from_seq: int = 0
     to_seq: int | None = None
@@ -51,7 +45,7 @@ class ExportQuery(msgspec.Struct, kw_only=True):
 
 
 def decode_export(query: bytes, settings: Settings) -> ExportRequest:
-    """The query of an export (`docs/spec/pipeline.md` section 1); `node` may be repeated."""
+    """The query of an export (`docs/spec/pipeline.md` section 1). `node` may be repeated. Raises 400."""
     values = Query(query)
     nodes = values.all("node")
     check_nodes(nodes, settings)
@@ -76,6 +70,8 @@ def decode_export(query: bytes, settings: Settings) -> ExportRequest:
 
 
 class ReadBody(msgspec.Struct, kw_only=True):
+    """The fields of a diff, before checks."""
+
     from_seq: int = 0
     epoch: int | None = None
     limit: int = DEFAULT_LIMIT
@@ -90,7 +86,7 @@ _read_body: Final = msgspec.json.Decoder(ReadBody)
 
 
 def decode_read(raw: bytes, settings: Settings) -> ReadRequest:
-    """The body of a diff (`docs/spec/api.md` section 5), clamped."""
+    """The body of a diff, with its numbers clamped (`docs/spec/api.md` section 5). Raises 400."""
     body = ReadBody()
     if raw:
         check_utf8(raw)
@@ -101,7 +97,8 @@ def decode_read(raw: bytes, settings: Settings) -> ReadRequest:
 
 
 def decode_read_query(query: bytes, settings: Settings) -> ReadRequest:
-    """The same as query parameters; `node` may be repeated."""
+    """The query of a diff, with its numbers clamped (`docs/spec/api.md` section 5). `node` may be repeated. Raises
+    400."""
     values = Query(query)
     body = ReadBody(
         from_seq=values.integer("from_seq", 0),
@@ -134,7 +131,7 @@ def _read_request(body: ReadBody, nodes: list[str], settings: Settings) -> ReadR
 
 
 def check_nodes(nodes: list[str], settings: Settings) -> None:
-    """The nodes that a reader leaves out. Raises 400."""
+    """Check the names and the number of the nodes that a reader leaves out. Raises 400."""
     if len(nodes) > MAX_NODES:
         raise invalid("node", f"{len(nodes)} nodes, at most {MAX_NODES} can be left out", max=MAX_NODES)
     for node in nodes:
@@ -142,7 +139,8 @@ def check_nodes(nodes: list[str], settings: Settings) -> None:
 
 
 def check_match(match: Match, field: str, settings: Settings) -> Match:
-    """No tag is longer than `TOPICS_MAX_TAG_BYTES`, so no pattern need be. Raises 400."""
+    """Check the length of a pattern, and return the match. No tag is longer than `TOPICS_MAX_TAG_BYTES`, so a longer
+    pattern is a mistake. Raises 400."""
     size = len(match.pattern.encode())
     if size > settings.max_tag_bytes:
         raise invalid(field, f"is {size} bytes long, a tag has at most {settings.max_tag_bytes}")

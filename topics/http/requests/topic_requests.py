@@ -1,5 +1,5 @@
-"""What calls on topics and routers as a whole carry, deletions and commits of stages among them: decoding and checks of
-`docs/spec/api.md` sections 2, 3, 6 and 7.
+"""Decoding and checking the requests about topics, routers, deletions of records and commits of stages
+(`docs/spec/api.md` sections 2, 3, 6 and 7).
 """
 
 from __future__ import annotations
@@ -28,17 +28,15 @@ from topics.model import (
 )
 
 MAX_STAGES: Final = 10_000
-"""Stages that one commit publishes: as many as tasks of a large job write one each."""
-
+"""The most stages of one commit. Each task of a large job may write a stage of its own."""
 
 MAX_COMMIT_BYTES: Final = 4 << 20
-"""Their names fit; `decode_commit` counts what is in a body before it decodes it."""
-
+"""The longest body of a commit, which the names of `MAX_STAGES` stages fit into."""
 
 DEFAULT_PAGE: Final = 100
 
-
 MAX_PAGE: Final = 1000
+"""The most entries on one page of a list."""
 
 
 class CommitBody(msgspec.Struct, kw_only=True):
@@ -52,11 +50,11 @@ _commit_body: Final = msgspec.json.Decoder(CommitBody)
 
 
 def decode_commit(raw: bytes) -> CommitBody:
-    """The body of a commit of stages (`docs/spec/pipeline.md` section 1)."""
+    """The body of a commit of stages, checked (`docs/spec/pipeline.md` section 1). Raises 400."""
     if not raw:
         raise invalid("stages", "is required")
     check_utf8(raw)
-    # With an allowance for what is not known here, and ignored.
+    # Refused before it is decoded, which would take much memory. The 1000 are for unknown fields, which are ignored.
     if raw.count(b'"') > 2 * MAX_STAGES + 1000 or raw.count(b",") > MAX_STAGES + 1000:
         raise invalid("stages", f"at most {MAX_STAGES} can be published at once", max=MAX_STAGES)
     body = decode_json(_commit_body, raw)
@@ -73,7 +71,7 @@ def decode_commit(raw: bytes) -> CommitBody:
 
 
 class DeleteSelection(NamedTuple):
-    """What a record deletion selects: both conditions hold for a record that goes."""
+    """Which records a deletion removes: those with a seq below `before_seq` that also match. None for no condition."""
 
     before_seq: int | None
     match: Match | None
@@ -81,15 +79,13 @@ class DeleteSelection(NamedTuple):
 
 _delete_body: Final = msgspec.json.Decoder(DeleteRequest)
 
-
 _config_body: Final = msgspec.json.Decoder(TopicConfigPatch)
-
 
 _router_body: Final = msgspec.json.Decoder(RouterPatch)
 
 
 def decode_delete(raw: bytes, settings: Settings) -> DeleteSelection:
-    """The body of a record deletion (`docs/spec/api.md` section 6)."""
+    """The body of a deletion of records, checked (`docs/spec/api.md` section 6). Raises 400."""
     if not raw:
         raise _nothing_selected()
     check_utf8(raw)
@@ -111,8 +107,8 @@ def _nothing_selected() -> ApiError:
 
 
 def decode_config_patch(raw: bytes) -> TopicConfigPatch:
-    """The body of a topic's PUT (`docs/spec/api.md` section 2); types and keys, ranges are checked where it is
-    merged."""
+    """The body of the PUT of a topic (`docs/spec/api.md` section 2). Types and keys are checked here, ranges when the
+    patch is merged (`topics.log.topic_config`). Raises 400."""
     if not raw:
         return TopicConfigPatch()
     check_utf8(raw)
@@ -120,10 +116,8 @@ def decode_config_patch(raw: bytes) -> TopicConfigPatch:
 
 
 def decode_router_patch(raw: bytes, settings: Settings) -> RouterPatch:
-    """The body of a router's PUT (`docs/spec/api.md` section 7): types, keys, names, and what its filter is.
-
-    What a router needs is checked where it is merged.
-    """
+    """The body of the PUT of a router (`docs/spec/api.md` section 7). Types, keys, names and the filter are checked
+    here, required fields when the patch is merged (`topics.routing.router`). Raises 400."""
     if not raw:
         return RouterPatch()
     check_utf8(raw)
@@ -138,10 +132,8 @@ def decode_router_patch(raw: bytes, settings: Settings) -> RouterPatch:
 
 
 class Cursors:
-    """The cursors of one list: a marker and a name as unpadded base64url.
-
-    The marker says which list a cursor belongs to, so that one of another list is refused.
-    """
+    """The cursors of one list. A cursor is a marker and a name in base64url without padding. The marker says to which
+    list the cursor belongs, so that a cursor of another list is refused."""
 
     __slots__ = ("_check", "_marker")
 
@@ -150,11 +142,11 @@ class Cursors:
         self._check = check
 
     def encode(self, last: str) -> str:
-        """The cursor that means "names after `last`"."""
+        """The cursor for the names after `last`."""
         return base64.urlsafe_b64encode(self._marker + last.encode()).rstrip(b"=").decode()
 
     def decode(self, cursor: str) -> str:
-        """The name of a cursor; `400 invalid_request` unless it is one that `encode` could have made."""
+        """The name in a cursor. Raises `400 invalid_request` for a text that `encode` cannot have made."""
         try:
             raw = base64.b64decode(cursor + "=" * (-len(cursor) % 4), altchars=b"-_", validate=True)
             name = self._check(raw.removeprefix(self._marker).decode(), "cursor")
@@ -167,13 +159,12 @@ class Cursors:
 
 TOPIC_CURSORS: Final = Cursors(b"t:", check_topic_name)
 
-
 ROUTER_CURSORS: Final = Cursors(b"r:", check_router_name)
 
 
 class Page(NamedTuple):
-    """Which part of a list is asked for: names that begin with `prefix` and come after `after`. `touch`: whether that
-    counts as a use of them."""
+    """Which part of a list is asked for: names that begin with `prefix` and come after `after`, at most `page_size` of
+    them. `touch`: the request counts as a use of the topics."""
 
     prefix: str
     after: str | None
@@ -182,13 +173,14 @@ class Page(NamedTuple):
 
 
 def decode_list_query(query: bytes) -> Page:
-    """`prefix`, `cursor`, `page_size` and `touch` of a topic list (`docs/spec/api.md` sections 1 and 3)."""
+    """`prefix`, `cursor`, `page_size` and `touch` of a list of topics (`docs/spec/api.md` sections 1 and 3). Raises
+    400."""
     values = Query(query)
     return _page(values, TOPIC_CURSORS, touch=values.boolean("touch", False))
 
 
 class RouterSelection(NamedTuple):
-    """Which routers are asked for: a page of those from `source` and to `dest`, where these are given."""
+    """Which routers are asked for: a page of those from `source` and to `dest`; None for any."""
 
     page: Page
     source: str | None
@@ -196,7 +188,8 @@ class RouterSelection(NamedTuple):
 
 
 def decode_router_list_query(query: bytes) -> RouterSelection:
-    """`prefix`, `source`, `dest`, `cursor` and `page_size` of a router list (`docs/spec/api.md` sections 1 and 7)."""
+    """`prefix`, `source`, `dest`, `cursor` and `page_size` of a list of routers (`docs/spec/api.md` sections 1 and 7).
+    Raises 400."""
     values = Query(query)
     return RouterSelection(page=_page(values, ROUTER_CURSORS), source=values.topic("source"), dest=values.topic("dest"))
 

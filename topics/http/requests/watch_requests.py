@@ -1,8 +1,7 @@
-"""What requests for live delivery carry: decoding and checks of `docs/spec/api.md` section 8. Without
-I/O.
+"""Decoding and checking the requests for live delivery (`docs/spec/api.md` section 8). Without I/O.
 
-Numbers are clamped as in a diff; what is not a number in range at all, an unknown field or a bad name is a 400 that
-names the field. `tail` wins over `from_seq`.
+Numbers are clamped as in a diff. A number outside of 0 to 2^64 - 1, an unknown field and a bad name are answered with a
+400 that names the field. If both are given, `tail` counts and `from_seq` does not.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ MAX_HEARTBEAT_MS: Final = 60_000
 
 
 class Wishes(msgspec.Struct, kw_only=True):
-    """What a watch and a subscription have in common."""
+    """The fields that watches, streams and subscriptions have in common."""
 
     node: str | list[str] | None = None
     limit: int = DEFAULT_LIMIT
@@ -39,12 +38,16 @@ class Wishes(msgspec.Struct, kw_only=True):
 
 
 class WatchBody(Wishes, kw_only=True, forbid_unknown_fields=True):
+    """The body of `POST /v0/watch`, before checks."""
+
     topics: dict[str, msgspec.Raw]
     heartbeat_ms: int = DEFAULT_HEARTBEAT_MS
     consistency: Literal["eventual", "strong"] = "eventual"
 
 
 class SubscribeBody(Wishes, kw_only=True):
+    """The fields of a `subscribe` command, before checks."""
+
     topic: str | None = None
     from_seq: int = 0
     tail: bool = False
@@ -57,7 +60,7 @@ _subscribe_body: Final = msgspec.json.Decoder(SubscribeBody)
 
 
 def decode_watch(raw: bytes, query: bytes, settings: Settings) -> WatchRequest:
-    """The body of `POST /v0/watch`, and its `lenient`. Raises 400."""
+    """The body of `POST /v0/watch`, and the query parameter `lenient`. Raises 400."""
     lenient = Query(query).boolean("lenient", False)
     if not raw:
         raise invalid("topics", "is required")
@@ -91,7 +94,7 @@ def decode_stream(topic: str, query: bytes, settings: Settings) -> WatchRequest:
 
 
 def decode_subscribe(raw: bytes, settings: Settings) -> WatchRequest:
-    """A `subscribe` command: one `topic`, or `topics`. Raises 400."""
+    """A `subscribe` command, with either `topic` or `topics`. Raises 400."""
     check_depth(raw, "body")
     body = decode_json(_subscribe_body, raw)
     if (body.topic is None) == (body.topics is None):
@@ -104,7 +107,7 @@ def decode_subscribe(raw: bytes, settings: Settings) -> WatchRequest:
 
 
 def _starts(topics: Mapping[str, msgspec.Raw], settings: Settings) -> dict[str, WatchStart]:
-    """Each topic's own object, so that what is wrong with one can name it."""
+    """Decode the object of each topic by itself, so that an error can name the topic. Raises 400."""
     _check_count(len(topics), settings)
     starts = {}
     for name, raw in topics.items():

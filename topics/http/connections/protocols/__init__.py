@@ -1,14 +1,13 @@
-"""HTTP/1.1, HTTP/2 and WebSockets: hypercorn's protocols, and the libraries below them, with what they lack.
+"""HTTP/1.1, HTTP/2 and WebSockets: subclasses of hypercorn's protocols and of the libraries below them, which correct
+them. Nothing is patched in place.
 
-Everything that the daemon takes from hypercorn, h11, h2 and hpack beyond their public interfaces is in this package and
-in `server`; `docs/design/hypercorn.md` lists each member, and a test notices when a release changes one.
+All uses of members of hypercorn, h11, h2 and hpack that are not public are in this package and in `server`.
+`docs/design/hypercorn.md` lists them, and a test notices when a release changes one.
 
     negotiation        which protocol a connection speaks
     http1              HTTP/1.1
     http2              HTTP/2
     websocket_stream   WebSockets over either
-    request_checks     checks of heads that all share; pure
-    stream_access      what handlers may do with a stream beyond ASGI
-
-Nothing is patched in place: these are subclasses.
+    request_checks     checks of request heads for all protocols; pure
+    stream_access      what handlers may do with a stream that ASGI does not offer
 """

@@ -1,5 +1,5 @@
-"""HTTP/1.1: hypercorn's protocol and h11's connection with what they lack. h11 lets through more than one idea of where
-a body ends; hypercorn leaks a reader that waits behind an answer.
+"""HTTP/1.1: hypercorn's protocol and h11's connection, corrected. h11 accepts requests in which two servers may see
+different ends of the body; hypercorn leaks a reader that waits for the end of an answer.
 """
 
 from __future__ import annotations
@@ -43,9 +43,8 @@ from topics.http.connections.protocols.request_checks import (
 )
 from topics.http.connections.protocols.websocket_stream import WebSocketStream
 
-# A longer body is not copied to stand behind its head.
+# Up to this length a body is copied behind its head, so that both are sent with one call.
 _JOINED_WITH_HEAD: Final = 64 << 10
-
 
 _LONG_CONNECTION_FIELD: Final = re.compile(
     rb"\n(?:connection|content-length|expect|host|te|transfer-encoding|upgrade|sec-websocket-[a-z]+)[ \t]*:[^\n]{%d}"
@@ -53,43 +52,40 @@ _LONG_CONNECTION_FIELD: Final = re.compile(
     re.IGNORECASE,
 )
 
-
-# A length in a list, a length twice, or a coding with white space behind it is not what every server takes it for.
+# Servers differ in what they make of a length in a list, of two lengths, and of a coding with white space behind it.
 _FRAMING_LINES: Final = re.compile(rb"\n(content-length|transfer-encoding)[ \t]*:([^\r]*)", re.IGNORECASE)
-
 
 _FRAMING_VALUES: Final = {
     b"c": re.compile(rb"[ \t]*[0-9]+[ \t]*"),
     b"t": re.compile(rb"[ \t]*chunked", re.IGNORECASE),
 }
 
-
 _CHUNK_LINE: Final = re.compile(
     rb"[0-9A-Fa-f]{1,16}(?:;[!#$%&'*+.^_`|~0-9A-Za-z-]+"
     rb"(?:=(?:[!#$%&'*+.^_`|~0-9A-Za-z-]+|\"(?:[\t \x21\x23-\x5b\x5d-\x7e]|\\[\t -~])*\"))?)*"
 )
 
-
 _ODD_LINES: Final = re.compile(rb"(?<!\r)\n|\r[^\n]|\n[ \t]|[\x00-\x08\x0b\x0c\x0e-\x1f\x7f]")
-
 
 _FRAMING_FIELDS: Final = frozenset({b"content-length", b"transfer-encoding"})
 
 
 class Http1Connection(h11.Connection):
-    """Refuses what h11 lets through: more than one idea of where a body ends, versions it does not know, and heads
-    that take too long to parse."""
+    """Refuses requests that h11 accepts: those whose body may end in different places for different servers, unknown
+    versions, and heads that take too long to parse. Raises h11.RemoteProtocolError for them."""
 
     def has_part(self) -> bool:
-        """Whether something has come that is no event yet."""
+        """Return True if there is input that is no complete event yet."""
         return len(self._receive_buffer) > 0
 
     @property
     def they_are_waiting_for_100_continue(self) -> bool:
-        """Never as far as hypercorn is asked, which would send it before anybody has looked at the request."""
+        """Always False for hypercorn, which would else send `100 Continue` before the gate has seen the request
+        (`Http1.ask_for_body` sends it)."""
         return False
 
     def next_event(self) -> Any:
+        """The next event, or h11.NEED_DATA or h11.PAUSED."""
         if self.their_state is h11.IDLE:
             if not self._at_head():
                 return h11.NEED_DATA
@@ -97,7 +93,7 @@ class Http1Connection(h11.Connection):
         try:
             event = super().next_event()
         except ValueError:
-            # A length of thousands of digits, which Python does not convert. h11's own errors are none of these.
+            # Python does not convert a length of thousands of digits. h11's own errors are no ValueErrors.
             raise h11.RemoteProtocolError("bad Content-Length") from None
         if type(event) is h11.Request:
             self._may_skip_line = True
@@ -121,8 +117,8 @@ class Http1Connection(h11.Connection):
 
     @staticmethod
     def _check_lines(received: bytes) -> None:
-        """Refuse heads in which another server on the way might see other lines: a line feed or a carriage return by
-        itself, a folded field, a control character; and those that take too long to parse."""
+        """Refuse heads in which another server on the way might see other lines: with a lone line feed or carriage
+        return, a folded field, or a control character; and heads that take too long to parse."""
         end = received.find(b"\r\n\r\n")
         head = received if end < 0 else received[: end + 4]
         _check_size(head)
@@ -136,8 +132,9 @@ class Http1Connection(h11.Connection):
 
     @staticmethod
     def _check(request: h11.Request) -> None:
-        """What two servers on the way might see differently is an attempt to smuggle a request past the first (RFC
-        9112, 6.1 and 11.2). Methods are case-sensitive, and none of ours has small letters."""
+        """Refuse a request that two servers on the way might read differently: it may be an attempt to smuggle a
+        request past the first (RFC 9112, 6.1 and 11.2). Methods are case-sensitive, and all known ones are in upper
+        case."""
         version = request.http_version
         if version not in (b"1.1", b"1.0") and (version, request.method, request.target) != (b"2.0", b"PRI", b"*"):
             raise h11.RemoteProtocolError("unknown HTTP version")
@@ -147,13 +144,14 @@ class Http1Connection(h11.Connection):
         if request.method != request.method.upper():
             raise h11.RemoteProtocolError("methods are in upper case")
         if not are_single(request.headers):
-            raise h11.RemoteProtocolError("a field that may be there once is there twice")
+            raise h11.RemoteProtocolError("a field that may be there only once is there twice")
         if not have_valid_host(request.headers):
-            raise h11.RemoteProtocolError("Host is no host")
+            raise h11.RemoteProtocolError("Host is not a valid host")
 
     @staticmethod
     def _with_host_of_target(request: h11.Request) -> h11.Request:
-        """A target with an authority is taken for its path, and for the `Host` (RFC 9112, 3.2.2)."""
+        """The request with an absolute target replaced by its path, and `Host` by the target's host (RFC 9112,
+        3.2.2)."""
         if request.method == b"CONNECT":
             return request
         target = read_target(request.target)
@@ -175,8 +173,8 @@ def _check_size(head: bytes) -> None:
 
 
 class StrictChunkedReader(ChunkedReader):
-    """Refuses trailers that take too long to parse, that say how long the body is, or whose lines do not end with CR
-    LF; and heads of chunks that are not of the form of RFC 9112, 7.1, where h11 takes more."""
+    """Refuses trailers that take too long to parse, that contain a length or a transfer coding, or whose lines do not
+    end with CR LF. Refuses heads of chunks that are not of the form of RFC 9112, 7.1; h11 accepts more."""
 
     def __call__(self, buf: ReceiveBuffer) -> h11.Data | h11.EndOfMessage | None:
         if not self._reading_trailer and not self._bytes_in_chunk:
@@ -197,11 +195,8 @@ class StrictChunkedReader(ChunkedReader):
 
 
 class Http1(H11Protocol):
-    """Sends the head of an answer together with the first of its body, and refuses what is not HTTP with the error
-    envelope.
-
-    Hypercorn makes three writes of every answer, the last one empty, and refuses with an empty body.
-    """
+    """Sends the head of an answer together with the beginning of its body, where hypercorn writes three times, the last
+    time nothing. Answers input that is not HTTP with the error envelope, where hypercorn sends an empty body."""
 
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
@@ -210,12 +205,13 @@ class Http1(H11Protocol):
         self._head = b""
 
     async def handle(self, event: Event) -> None:
+        """Take an event of the connection. Raises NoMoreRequests if no further request will be read."""
         await super().handle(event)
         if isinstance(event, Closed):
-            await self._resumption.end()  # a reader that is paused behind an answer which nobody will get
+            await self._resumption.end()  # the reader may wait for the end of an answer that will not be sent
 
     def has_part(self) -> bool:
-        """Whether a part of a head has come."""
+        """Return True if a part of a head has come."""
         return isinstance(self.connection, Http1Connection) and self.connection.has_part()
 
     async def _send_h11_event(self, event: H11SendableEvent) -> None:
@@ -225,7 +221,7 @@ class Http1(H11Protocol):
             if self.connection.their_state != h11.ERROR:
                 raise
             return
-        # An application that streams sends the first of its body at once.
+        # The head waits for the beginning of the body, which follows at once, also in a stream.
         if isinstance(event, h11.Response):
             self._head += data
             return
@@ -240,28 +236,28 @@ class Http1(H11Protocol):
     async def _send_error_response(self, status_code: int) -> None:
         body, headers = refusal_of_no_http()
         headers += [(b"connection", b"close"), *self.config.response_headers("h11")]
-        # h11 has 501 for transfer codings that it does not know; ours are 500s only for our own mistakes.
+        # h11 suggests 501 for an unknown transfer coding. The daemon answers 5xx only for its own failures.
         status_code = status_code if status_code < 500 else 400
         await self._send_h11_event(h11.Response(status_code=status_code, headers=headers))
         await self._send_h11_event(h11.Data(data=body))
         await self._send_h11_event(h11.EndOfMessage())
 
     async def _check_protocol(self, event: h11.Request) -> None:
-        # A CONNECT over HTTP/2 is a WebSocket, and that needs more than an upgrade.
+        # Over HTTP/2 a CONNECT opens a WebSocket; over HTTP/1.1 it is an ordinary, unknown method.
         if event.method == b"CONNECT":
             return
         if any(name == b"upgrade" and value.strip().lower() == b"h2c" for name, value in event.headers) and (
             not asks_for_http2(event)
         ):
-            return  # answered over HTTP/1.1, as the upgrade is nothing that a server has to take
+            return  # answered over HTTP/1.1: no server has to accept an upgrade
         await super()._check_protocol(event)
 
     def waits_for_continue(self) -> bool:
-        """Return True if the client sends its body only when it is told to (`Expect: 100-continue`)."""
+        """Return True if the client waits for `100 Continue` before it sends its body (`Expect: 100-continue`)."""
         return isinstance(self.connection, h11.Connection) and self.connection.client_is_waiting_for_100_continue
 
     async def ask_for_body(self) -> None:
-        """Tell a client that waits for it that its body is wanted."""
+        """Send `100 Continue` if the client waits for it."""
         if self.waits_for_continue():
             await self._send_h11_event(
                 h11.InformationalResponse(status_code=100, headers=self.config.response_headers("h11"))
@@ -274,7 +270,7 @@ class Http1(H11Protocol):
             await super()._create_stream(request)
             return
         if not opens_websocket(request, version):
-            # Hypercorn would refuse it with an empty body; without the upgrade, the gate does so in form.
+            # Hypercorn would refuse it with an empty body. Without the upgrade field, the gate answers it.
             headers = [(name, value) for name, value in headers if name != b"upgrade"]
             await super()._create_stream(
                 h11.Request(method=request.method, target=request.target, headers=headers, http_version=version)
@@ -305,13 +301,14 @@ class Http1(H11Protocol):
         await self.context.mark_request()
 
     async def stream_send(self, event: StreamEvent) -> None:
+        """Send what a stream gives."""
         stream = self.stream
         if (
             isinstance(event, Data)
             and isinstance(stream, WSStream)
             and stream.connection.state is not ConnectionPhase.OPEN
         ):
-            self._connection.stop_direct()  # this is a close: nothing may come after it
+            self._connection.stop_direct()  # this is the close frame: nothing may follow it
         await super().stream_send(event)
 
     @property
@@ -319,9 +316,9 @@ class Http1(H11Protocol):
         return cast(Connection, self.connection_state["connection"])
 
     async def _maybe_recycle(self) -> None:
-        """After an answer: the next request, or the end.
+        """After an answer: read the next request, or close the connection.
 
-        Where no further request is taken, hypercorn would leave a reader that has one in its buffer paused for ever.
+        If no further request is read, hypercorn would leave the reader waiting for ever if it has one in its buffer.
         """
         await self._close_stream()
         state = self.connection
@@ -335,8 +332,8 @@ class Http1(H11Protocol):
 
 
 def asks_for_http2(request: h11.Request) -> bool:
-    """Return True if an upgrade to h2c has what belongs to it (RFC 7540, 3.2): one HTTP2-Settings that can be decoded,
-    and a Connection that names both."""
+    """Return True if an upgrade to h2c is valid (RFC 7540, 3.2): it has one HTTP2-Settings that can be decoded, and a
+    Connection field that names both."""
     fields = dict(request.headers)
     tokens = {token.strip().lower() for token in fields.get(b"connection", b"").split(b",")}
     settings = fields.get(b"http2-settings")
@@ -355,11 +352,11 @@ _BASE64URL: Final = re.compile(rb"[A-Za-z0-9_-]+={0,2}")
 
 
 class NoMoreRequests(Exception):
-    """Tells the reader of a connection that whatever it has buffered will not be looked at."""
+    """No further request will be read from the connection; its buffered input is dropped."""
 
 
 class Resumption(EventWrapper):
-    """What a reader waits for when a request has come before the answer to the one before it is complete."""
+    """The event that a reader waits for if a request has come before the answer to the last one is complete."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -373,6 +370,6 @@ class Resumption(EventWrapper):
             raise NoMoreRequests
 
     async def end(self) -> None:
-        """No further request is read."""
+        """End every wait with `NoMoreRequests`, now and later."""
         self._ended = True
         await self.set()

@@ -1,4 +1,4 @@
-"""HTTP/2: hypercorn's protocol and h2's connection with bounds for heads, streams and answers that nobody reads."""
+"""HTTP/2: hypercorn's protocol and h2's connection, with bounds on heads, on streams and on unread answers."""
 
 from __future__ import annotations
 
@@ -40,26 +40,22 @@ from topics.http.connections.protocols.request_checks import (
 )
 from topics.http.connections.unsent_bytes import COPIED_BYTES
 
-# 10,000 are promised.
+# Open streams of a connection; 10,000 are promised.
 MAX_STREAMS: Final = 12_000
 
-
-# h2 is given so much at a time when it comes in small frames: one takes up to 70 us, a head of references to long
-# fields (50 bytes that stand for 160 KB) 3 ms. Others have their turn in between.
+# Bytes of small frames that h2 is given before other tasks have a turn. A small frame takes up to 70 us, a head of
+# references to long fields (50 bytes that stand for 160 KB) 3 ms.
 H2_SLICE: Final = 256
 
-
-# What may wait in the buffer of an HTTP/2 stream when a pong is added to it.
+# Bytes that may wait in the buffer of an HTTP/2 stream before a pong is added.
 MOST_PONG_BYTES: Final = 256 << 10
-
 
 _TOKEN: Final = re.compile(rb"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
 
 
 class Http2(H2Protocol):
-    """Keeps promises that hypercorn or h2 break: headers of 128 KiB (h2 takes the announced size as agreed only after a
-    change), thousands of streams, and a connection that survives body data which arrives after the answer (a KeyError).
-    """
+    """Allows headers of 128 KiB (h2 applies the announced size only after a change of it) and thousands of streams, and
+    survives body data that comes after the answer (hypercorn raises a KeyError)."""
 
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
@@ -73,19 +69,20 @@ class Http2(H2Protocol):
         self.priority = RoundRobin()  # type: ignore[assignment]
         cast(Connection, self.connection_state["connection"]).progress = self._data_sent
         self.cut_off: WeakSet[HTTPStream | WSStream] = WeakSet()
-        """Streams that ended before their answers did."""
+        """Streams that ended before their answers were complete."""
         self._reader: trio.lowlevel.Task | None = None
         """The task that reads the connection."""
 
     def has_part(self) -> bool:
-        """Whether a part of the preface, of a frame or of a block of headers has come."""
+        """Return True if a part of the preface, of a frame or of a block of headers has come."""
         return self._incoming.has_part()
 
     def bytes_of_unfinished_frame(self, stream_id: int) -> int:
-        """How much has come of a frame with a stream's body."""
+        """How many bytes have come of an incomplete frame with the body of a stream."""
         return self._incoming.bytes_of_unfinished_frame(stream_id)
 
     async def handle(self, event: Event) -> None:
+        """Take an event of the connection. Much data is handled in slices, and other tasks run between them."""
         if isinstance(event, RawData):
             self._reader = trio.lowlevel.current_task()
         if not isinstance(event, RawData) or len(event.data) <= H2_SLICE:
@@ -117,21 +114,20 @@ class Http2(H2Protocol):
         await super()._create_stream(request)
 
     async def _refuse(self, stream_id: int) -> None:
-        """Answer what hypercorn would fail on, or refuse with an empty body."""
+        """Answer a malformed request with the error envelope. Hypercorn would fail, or send an empty body."""
         body, headers = refusal_of_no_http()
         with suppress(h2.exceptions.ProtocolError):
             self.connection.send_headers(stream_id, [(b":status", b"400"), *headers])
             self.connection.send_data(stream_id, body, end_stream=True)
-        with suppress(h2.exceptions.ProtocolError):  # it has ended by now, unless a body or a window is missing
+        with suppress(h2.exceptions.ProtocolError):  # the stream has ended, unless its body or the window is incomplete
             self.connection.reset_stream(stream_id, h2.errors.ErrorCodes.NO_ERROR)
         await self._flush()
 
     async def stream_send(self, event: StreamEvent) -> None:
-        """An answer that its application has left unfinished ends in a reset, or the client would wait for the rest. A
-        long one is handed over in pieces, each when the one before it has been sent.
+        """Send what a stream gives. A long answer is given to hypercorn in pieces, each when the one before it has been
+        sent. An answer that its handler has left unfinished ends in a reset, or the client would wait for the rest.
 
-        Hypercorn would copy it whole. It means to wait for the reader, but where the window is closed it takes nothing
-        out of the stream's buffer, finds that little was taken, and asks for more.
+        Hypercorn would copy a long answer whole: its own wait for the reader does not work while the window is closed.
         """
         buffer = self.stream_buffers.get(event.stream_id)
         if isinstance(event, Body | Data):
@@ -150,9 +146,11 @@ class Http2(H2Protocol):
         await super().stream_send(event)
 
     async def _until_sent(self, buffer: StreamBuffer) -> None:
-        """Wait until the reader of a stream has taken what was given to it. Whoever reads the connection must not wait
-        for that: the reader's window is opened by what it reads. It sends pongs, and to a peer that pings and takes
-        none of them it sends no more."""
+        """Wait until the buffer of a stream has been sent.
+
+        The task that reads the connection must not wait for that, because the window is opened by what it reads. It
+        sends pongs only; a peer that pings and does not read the pongs loses its connection.
+        """
         if trio.lowlevel.current_task() is not self._reader:
             await buffer.drain()
         elif len(buffer.buffer) > MOST_PONG_BYTES:
@@ -171,10 +169,10 @@ class Http2(H2Protocol):
         has_grown = False
         for event in events:
             if isinstance(event, h2.events.DataReceived) and event.stream_id not in self.streams:
-                # Its share of the connection's window goes back, or the other streams would starve.
+                # Give its bytes back to the window of the connection, or the other streams would starve.
                 self.connection.acknowledge_received_data(event.flow_controlled_length, event.stream_id)
             elif isinstance(event, h2.events.WindowUpdated) and not event.stream_id:
-                has_grown = True  # every stream is looked at, which for each frame of a flood would take too long
+                has_grown = True  # done once below: it looks at every stream, which is too slow for each of many frames
             else:
                 await super()._handle_events([event])
         if has_grown:
@@ -183,21 +181,23 @@ class Http2(H2Protocol):
 
 
 class Http2Connection(h2.connection.H2Connection):
-    """Counts its streams, which h2 does by looking at all of them, only when it might matter."""
+    """Counts its streams only near the limit, because h2 counts them by looking at all of them."""
 
     _counted = 0
     data_sent = 0
-    """Bytes of bodies, of all streams."""
+    """Bytes of bodies that have been sent, on all streams."""
 
     def send_data(
         self, stream_id: int, data: bytes | memoryview, end_stream: bool = False, pad_length: int | None = None
     ) -> None:
+        """Send a part of a body, and count its bytes."""
         super().send_data(stream_id, data, end_stream, pad_length)
         self.data_sent += len(data)
 
     @property
     def open_inbound_streams(self) -> int:
-        """At least the number of open streams, and exact near the limit. Counting also forgets closed streams."""
+        """The number of open streams: never too small, and exact near the limit. Counting also removes closed
+        streams."""
         known = len(self.streams)
         if known >= min(2 * self._counted + 100, MAX_STREAMS):
             known = self._counted = super().open_inbound_streams
@@ -205,8 +205,8 @@ class Http2Connection(h2.connection.H2Connection):
 
 
 def is_well_formed(headers: list[tuple[bytes, bytes]]) -> bool:
-    """Whether a request has a method and a path of characters that they may have, and opens, if it is a CONNECT, a
-    WebSocket (RFC 8441). h2 has looked at everything else."""
+    """Return True if a request has a valid method, path and host, no field twice that may be there only once, and, if
+    it is a CONNECT, opens a WebSocket (RFC 8441). h2 has checked everything else."""
     fields = dict(headers)
     method = fields.get(b":method", b"")
     if method != method.upper() or not are_single(headers) or not have_valid_host(headers):
@@ -220,11 +220,12 @@ _FRAME_HEAD: Final = 9  # bytes: length, type, flags, stream (RFC 9113, 4.1)
 
 
 class CountingDecoder(Decoder):
-    """Refuses blocks of too many fields, where hpack looks at their bytes alone."""
+    """Refuses blocks of too many fields; hpack limits only their bytes."""
 
     _instructions = 0
 
     def decode(self, data: bytes, raw: bool = False) -> Iterable[HeaderTuple]:
+        """The fields of a block of headers. Raises OversizedHeaderListError."""
         self._instructions = 0
         return super().decode(data, raw)
 
@@ -247,19 +248,21 @@ class CountingDecoder(Decoder):
 
 
 class FrameParts(FrameBuffer):
-    """Refuses a frame that is too long by its header, where h2 looks when it has all of it, up to 16 MiB later; and a
-    block of headers that is too long, where h2 counts its parts."""
+    """Refuses a frame that is too long as soon as its header is there, where h2 first collects up to 16 MiB of it; and
+    a block of headers that is too long, where h2 counts only the frames of the block."""
 
     def has_part(self) -> bool:
+        """Return True if a part of the preface, of a frame or of a block of headers has come."""
         return bool(self._preamble_len or self._data or self._headers_buffer)
 
     def missing(self) -> int:
-        """How many bytes the frame that has begun still lacks."""
+        """How many bytes are missing of the frame that has begun; 0 if its header is incomplete."""
         if len(self._data) < _FRAME_HEAD:
             return 0
         return max(0, _FRAME_HEAD + int.from_bytes(self._data[:3], "big") - len(self._data))
 
     def bytes_of_unfinished_frame(self, stream_id: int) -> int:
+        """How many bytes have come of an incomplete frame with the body of this stream."""
         head = self._data[:_FRAME_HEAD]
         if len(head) < _FRAME_HEAD or head[3] != DataFrame.type or int.from_bytes(head[5:], "big") != stream_id:
             return 0
@@ -278,10 +281,11 @@ class FrameParts(FrameBuffer):
 
 
 class RoundRobin:
-    """Which stream sends next: each that has something in turn, in the place of a `PriorityTree`.
+    """Which stream sends next: each that has something to send, in turn. It replaces the `PriorityTree` of the library
+    `priority`.
 
-    That takes 1000 streams at most and rebuilds a heap of all of them whenever one ends (a second of the loop for every
-    ten at 10,000). Priorities are deprecated (RFC 9113, 5.3); what clients say about them is not remembered.
+    A PriorityTree has at most 1000 streams, and rebuilds a heap of all of them whenever one ends (a second of the loop
+    for every ten of 10,000). Priorities are deprecated (RFC 9113, 5.3); those that clients send are ignored.
     """
 
     def __init__(self) -> None:
@@ -297,24 +301,24 @@ class RoundRobin:
         return stream_id
 
     def insert_stream(self, stream_id: int) -> None:
-        """A new stream, ready."""
+        """Add a stream that may send."""
         self._known.add(stream_id)
         self._ready[stream_id] = None
 
     def reprioritize(self, stream_id: int, **_wishes: object) -> None:
-        """Nothing comes of it."""
+        """Ignore a priority."""
 
     def block(self, stream_id: int) -> None:
-        """The stream has nothing to send, or no window."""
+        """Skip a stream that has nothing to send, or no window."""
         self._ready.pop(stream_id, None)
 
     def unblock(self, stream_id: int) -> None:
-        """The stream may have something to send."""
+        """Let a stream send again. Raises MissingStreamError for an unknown one."""
         if stream_id not in self._known:
             raise MissingStreamError
         self._ready[stream_id] = None
 
     def remove_stream(self, stream_id: int) -> None:
-        """The stream is over."""
+        """Remove a stream that has ended."""
         self._known.discard(stream_id)
         self._ready.pop(stream_id, None)

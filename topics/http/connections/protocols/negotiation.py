@@ -1,8 +1,4 @@
-"""Which protocol a connection speaks: HTTP/1.1 first, HTTP/2 when the client says so.
-
-All that is taken from hypercorn, h11 and h2 beyond their public interfaces is in this package, listed in
-`docs/design/hypercorn.md`. Nothing is patched in place.
-"""
+"""Which protocol a connection speaks: HTTP/1.1 at first, HTTP/2 if the client asks for it."""
 
 from __future__ import annotations
 
@@ -26,7 +22,7 @@ from topics.http.connections.protocols.http2 import Http2
 
 
 class Protocols(ProtocolWrapper):
-    """Starts with HTTP/1.1 and goes over to HTTP/2 when the client says so, with our versions of both."""
+    """The protocol of one connection: `Http1`, replaced by `Http2` if the client asks for it."""
 
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
@@ -46,13 +42,15 @@ class Protocols(ProtocolWrapper):
         )
 
     async def handle(self, event: Event) -> None:
+        """Take an event of the connection: data, or its end. Raises NoMoreRequests."""
         try:
             await self.protocol.handle(event)
         except H2ProtocolAssumedError as error:
             data = error.data
             self.protocol = Http2(*self._arguments())
             await self.protocol.initiate()
-            # What looked like a request was none: hypercorn would wait for its end, and not look at the time.
+            # The preface of HTTP/2 looked like the head of a request. Without this the connection would not be idle,
+            # and no timeout would end it.
             await self.send(Updated(idle=True))
         except H2CProtocolRequiredError as error:
             data = error.data
@@ -68,13 +66,13 @@ class Protocols(ProtocolWrapper):
             await self.protocol.handle(RawData(data=data))
 
     def has_part(self) -> bool:
-        """Whether something has come in part: where there is no request, a head, a frame, a block of headers."""
+        """Return True if there is incomplete input: a part of a head, of a frame, or of a block of headers."""
         protocol = self.protocol
         assert isinstance(protocol, Http1 | Http2)
         return protocol.has_part()
 
     async def ended(self) -> None:
-        """The peer is gone: wake the answers that wait for its flow control window, which nobody else would."""
+        """Wake the answers that wait for the peer's flow control window, because the peer is gone."""
         if isinstance(self.protocol, H2Protocol):
             for buffer in list(self.protocol.stream_buffers.values()):
                 await buffer.close()

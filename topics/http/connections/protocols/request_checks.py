@@ -1,5 +1,5 @@
-"""Checks of a request's head that HTTP/1.1 and HTTP/2 share: fields that may be there once, hosts, handshakes of
-WebSockets; and the answer to what is not HTTP. Pure.
+"""Checks of request heads for HTTP/1.1 and HTTP/2: fields that may be there only once, hosts, handshakes of WebSockets;
+and the answer to input that is not HTTP. Pure.
 """
 
 from __future__ import annotations
@@ -14,19 +14,17 @@ from hypercorn.protocol.ws_stream import Handshake
 
 from topics.http.connections.hosts import is_host
 
-# h11 looks at each of the commas in these; no client has more than some words there.
+# The longest value of a field about the connection. h11 splits such a value at each comma, and a client needs only a
+# few words in it.
 LONG_FIELD: Final = 4 << 10
 TARGET: Final = re.compile(rb"[\x21-\x7e]+")
-# Request headers up to 128 KiB are promised; the request line, and what h2 adds for each field, come on top.
+# Request headers up to 128 KiB are promised. The rest is for the request line and for what h2 counts for each field.
 MAX_HEADER_BYTES: Final = (128 + 64) << 10
 
-
-# The libraries take up to 20 us of the loop for each field, which over HTTP/2 may be one byte. No client sends more
-# than some dozens.
+# The libraries take up to 20 us for each field, which over HTTP/2 may be one byte. Clients send some dozens.
 MAX_HEADER_FIELDS: Final = 1000
 
-
-# Fields that say one thing, of which the daemon would take the last and a proxy perhaps the first.
+# Fields that may be there only once: of two, the daemon would take the last, and a proxy perhaps the first.
 SINGLE_FIELDS: Final = frozenset(
     {
         b":authority",
@@ -44,12 +42,11 @@ SINGLE_FIELDS: Final = frozenset(
     }
 )
 
-
 _WEBSOCKET_KEY: Final = re.compile(rb"[A-Za-z0-9+/]{21}[AQgw]==")
 
 
 def refusal_of_no_http() -> tuple[bytes, list[tuple[bytes, bytes]]]:
-    """Body and headers of the answer to what is not HTTP (`docs/spec/api.md` section 1)."""
+    """The body and the headers of the 400 for input that is not valid HTTP (`docs/spec/api.md` section 1)."""
     body = msgspec.json.encode(
         {"error": {"code": "invalid_request", "message": "the request is not valid HTTP", "detail": {}}}
     )
@@ -57,19 +54,18 @@ def refusal_of_no_http() -> tuple[bytes, list[tuple[bytes, bytes]]]:
 
 
 def are_single(headers: Iterable[tuple[bytes, bytes]]) -> bool:
-    """Return True if no field occurs twice that may be there once."""
+    """Return True if no field that may be there only once is there twice."""
     found = [name for name, _ in headers if name in SINGLE_FIELDS]
     return len(found) == len(set(found))
 
 
 def have_valid_host(headers: Iterable[tuple[bytes, bytes]]) -> bool:
-    """Return True if what the fields say of the host is one."""
+    """Return True if every `Host` and `:authority` among the fields is a valid host."""
     return all(is_host(value) for name, value in headers if name in (b"host", b":authority"))
 
 
 def opens_websocket(request: h11.Request, version: str) -> bool:
-    """Whether a request with an upgrade is one that RFC 6455, 4.2.1, allows. Of a field that is not ASCII hypercorn's
-    look at it would be the connection's end."""
+    """Return True if an HTTP/1.1 request with an upgrade is a valid opening handshake (RFC 6455, 4.2.1)."""
     names = [name for name, _ in request.headers]
     return (
         request.method == b"GET"
@@ -80,6 +76,8 @@ def opens_websocket(request: h11.Request, version: str) -> bool:
 
 
 def is_handshake(headers: list[tuple[bytes, bytes]], version: str) -> bool:
+    """Return True if the fields are those of a valid opening handshake of a WebSocket over this HTTP version. Fields
+    that are not ASCII are refused, because hypercorn fails on them."""
     fields = [(name, value) for name, value in headers if name in _HANDSHAKE_FIELDS]
     if not all(value.isascii() and len(value) <= LONG_FIELD for _, value in fields):
         return False
@@ -96,8 +94,8 @@ _HANDSHAKE_FIELDS: Final = frozenset(
 
 
 def without_extensions(headers: Iterable[tuple[bytes, bytes]]) -> list[tuple[bytes, bytes]]:
-    """Headers of a request for a WebSocket without the offer to compress.
+    """The headers of an opening handshake without its offer to compress messages.
 
-    Hypercorn takes every offer, which costs 300 KiB and a deflate of every message for each socket.
+    Hypercorn accepts every offer, which costs 300 KiB for each socket and a compression of each message.
     """
     return [(name, value) for name, value in headers if name.lower() != b"sec-websocket-extensions"]

@@ -1,4 +1,5 @@
-"""What handlers may do with hypercorn's stream beyond ASGI, through the `send` and `receive` that they have."""
+"""What handlers may do with a stream of hypercorn that ASGI does not offer. They pass the `send` and `receive` that
+they were given as an ASGI application."""
 
 from __future__ import annotations
 
@@ -15,10 +16,9 @@ from topics.http.connections.protocols.http2 import Http2
 
 
 def stop_receiving(receive: Any) -> int:
-    """The application of a WebSocket has ended: what still comes is for nobody. Returns how many bytes of messages were
-    waiting for it.
+    """Drop the messages of a WebSocket whose handler has ended. Returns the bytes of those that were waiting for it.
 
-    Otherwise the connection's reader would wait for ever for room in a queue that nobody empties.
+    Without this the reader of the connection would wait for ever for room in the queue of the handler.
     """
     left = 0
     while (message := receive_nowait(receive)) is not None:
@@ -28,9 +28,9 @@ def stop_receiving(receive: Any) -> int:
 
 
 def receive_nowait(receive: Any) -> Any | None:
-    """The next message for an application, if there is one; `receive` is what it was given.
+    """The next message for a handler, if it is there already; else None.
 
-    Most bodies are there before anybody asks for them, and need no timer.
+    Most bodies are there when the handler asks for them, so that no timer is needed.
     """
     channel = getattr(receive, "__self__", None)
     if isinstance(channel, trio.MemoryReceiveChannel):
@@ -40,7 +40,7 @@ def receive_nowait(receive: Any) -> Any | None:
 
 
 def bytes_of_unfinished_frame(send: Any) -> int:
-    """How much has come of a body's frame that is not complete; `send` is what the request's application was given."""
+    """How many bytes have come of an incomplete HTTP/2 frame of the request's body."""
     stream = send.__self__
     assert isinstance(stream, HTTPStream)
     protocol = getattr(stream.send, "__self__", None)
@@ -48,26 +48,25 @@ def bytes_of_unfinished_frame(send: Any) -> int:
 
 
 async def cut_off(send: Any, connection: Connection) -> None:
-    """Give up a request whose client is too slow: an HTTP/2 stream is reset, any other connection dropped."""
+    """Give up a request whose client is too slow: reset its HTTP/2 stream, or abort an HTTP/1.1 connection."""
     stream = send.__self__
     assert isinstance(stream, HTTPStream)
     if isinstance(getattr(stream.send, "__self__", None), Http2):
-        with connection.answering(0):  # it may be as slow in reading this
+        with connection.answering(0):  # bounds the time that the client has for reading the reset
             await stream.send(StreamClosed(stream_id=stream.stream_id))
     else:
         connection.abort()
 
 
 async def ask_for_body(send: Any) -> None:
-    """A request's body is wanted: a client that waits for 100 Continue gets it; `send` is what the application was
-    given."""
+    """Send `100 Continue` to a client that waits for it before it sends its body."""
     protocol = _protocol_of(send)
     if isinstance(protocol, Http1):
         await protocol.ask_for_body()
 
 
 def waits_for_continue(send: Any) -> bool:
-    """Return True if the client of a request sends its body only when it is told to."""
+    """Return True if the client waits for `100 Continue` before it sends its body."""
     protocol = _protocol_of(send)
     return isinstance(protocol, Http1) and protocol.waits_for_continue()
 
@@ -77,6 +76,6 @@ def _protocol_of(send: Any) -> object:
 
 
 def was_cut_off(send: Any, connection: Connection) -> bool:
-    """Return True if an answer is known not to have been sent to its end; `send` is what its application was given."""
+    """Return True if the answer is known not to have been sent completely."""
     protocol = _protocol_of(send)
     return connection.is_broken or (isinstance(protocol, Http2) and send.__self__ in protocol.cut_off)

@@ -1,4 +1,4 @@
-"""WebSockets over either version: hypercorn's stream, which takes in no more than the budget gives."""
+"""WebSockets over HTTP/1.1 and HTTP/2: hypercorn's stream with a bound on the memory of messages."""
 
 from __future__ import annotations
 
@@ -16,58 +16,59 @@ from topics.http.connections.connection import Connection
 from topics.http.connections.message_buffer import MessageBuffer
 from topics.http.connections.patience import BODY_BYTES_PER_S, BODY_GRACE_S, BODY_IDLE_S
 
-# Events of a WebSocket between two looks at the others: about 2 ms.
+# Events that are handled before other tasks have a turn: about 2 ms.
 _EVENTS_AT_ONCE: Final = 32
 
 
 class WebSocketStream(WSStream):
-    """Answers what is no WebSocket, or no UTF-8, with a close that says so, where hypercorn hangs up; counts the bytes
-    of messages, where hypercorn counts characters; and takes them in against the budget of all requests as they come.
+    """Closes a socket with invalid frames or invalid UTF-8 with the right close code, where hypercorn just hangs up.
+    Counts the bytes of messages, where hypercorn counts characters, against the budget of all requests, as they come.
 
-    The application gets a message, text as `utf8`, with its `size`, which it gives back, or in place of one that there
-    was no room for one that is `refused`. The next one is not taken in before it asks for it (`take_next_message`):
-    what a client sends that reads no answers waits in the client, and not in the memory of all.
+    The handler gets a message, text as `utf8`, with its `size`, which the handler gives back. If there is no room for a
+    message, the handler gets one with `refused` in its place. The next message is received only when the handler asks
+    for it (`take_next_message`): if a client does not read its answers, its further messages wait on its own side.
     """
 
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
         self._message = MessageBuffer()
         self._size = 0
-        """Of the message that has begun."""
+        """Bytes of the present message that have come."""
         self._held = 0
-        """Of that, taken in."""
+        """Bytes of it that count against the budget."""
         self._refused = False
-        """There was no room for it."""
+        """There was no room for the present message."""
         self._may_take = trio.Event()
         self._may_take.set()
         self._began = self._seen = 0.0
-        """When the first and the last of it came."""
+        """When the first and the last bytes of the present message came (Trio's clock)."""
         self._decided = trio.Event()
-        """Whether it is accepted has been said."""
+        """Set when the handler has accepted or refused the socket."""
 
     async def handle(self, event: StreamEvent) -> None:
+        """Take an event of the stream."""
         if isinstance(event, Body | Data) and not self.closed:
-            # Hypercorn would take what comes before the answer for a reason to refuse, behind the application's back.
+            # Hypercorn would refuse the socket by itself if data came before the handler has accepted it.
             await self._decided.wait()
             if self.state is not ASGIWebsocketState.CONNECTED or self.connection.state is ConnectionPhase.CLOSED:
                 return
         try:
             await super().handle(event)
         except trio.BrokenResourceError:
-            pass  # the application has ended (`stop_receiving`)
+            pass  # the handler has ended (`stop_receiving`)
         finally:
             if isinstance(event, StreamClosed):
                 self._forget()
 
     def is_late(self, now: float) -> bool:
-        """Whether a message has begun whose rest should have come by now."""
+        """Return True if the rest of a message that has begun should have come by `now` (Trio's clock)."""
         if not self._size:
             return False
         in_all = max(BODY_GRACE_S, self._size / BODY_BYTES_PER_S)
         return now - self._seen > BODY_IDLE_S or now - self._began > in_all
 
     def take_next(self) -> None:
-        """The application has carried out what it was given."""
+        """Let the next message in: the handler has carried out the present one."""
         self._may_take.set()
 
     @property
@@ -80,7 +81,7 @@ class WebSocketStream(WSStream):
             self._connection.give_back(held)
 
     async def _take_in(self, event: Message[Any]) -> None:
-        """A message or a part of one that is not too large."""
+        """Take in a message, or a fragment of one."""
         size = _bytes_of(event)
         if not self._size:
             await self._may_take.wait()
@@ -111,19 +112,20 @@ class WebSocketStream(WSStream):
             raise
 
     async def app_send(self, message: Any) -> None:
+        """Take a message that the handler sends; None when the handler has ended."""
         try:
-            # A refusal may have to wait for the client's window, and the reader must not wait for a refusal.
+            # Before sending: a refusal may have to wait for the client's window, and the reader must not wait for that.
             if message is None or message["type"] != "websocket.accept":
                 self._decided.set()
             if message is None:
-                self._may_take.set()  # the application has ended
+                self._may_take.set()  # the handler has ended
             await super().app_send(message)
         finally:
             self._decided.set()
 
     async def _handle_events(self) -> None:
         for number, event in enumerate(self.connection.events(), 1):
-            # A read may hold ten thousand frames.
+            # One read may hold ten thousand frames.
             if number % _EVENTS_AT_ONCE == 0:
                 await trio.lowlevel.checkpoint()
                 if self.closed:
@@ -140,7 +142,7 @@ class WebSocketStream(WSStream):
                 if self.connection.state is ConnectionPhase.REMOTE_CLOSING:
                     await self._send_wsproto_event(event.response())
                 elif self.connection.state is ConnectionPhase.OPEN:
-                    await self._send_wsproto_event(CloseConnection(code=event.code))  # it could not be parsed
+                    await self._send_wsproto_event(CloseConnection(code=event.code))  # a frame could not be parsed
                 await self.send(StreamClosed(stream_id=self.stream_id))
 
 
@@ -149,24 +151,24 @@ def _bytes_of(event: Message[Any]) -> int:
 
 
 def take_next_message(send: Any) -> None:
-    """The application of a WebSocket wants another message; `send` is what it was given."""
+    """Let the next message of a WebSocket in. `send` is what its handler was given."""
     stream = send.__self__
     assert isinstance(stream, WebSocketStream)
     stream.take_next()
 
 
 def message_is_late(send: Any) -> bool:
-    """Whether the peer of a WebSocket takes too long over a message; `send` is what its application was given."""
+    """Return True if the peer of a WebSocket takes too long over a message. `send` is what its handler was given."""
     stream = send.__self__
     assert isinstance(stream, WebSocketStream)
     return stream.is_late(trio.current_time())
 
 
 async def send_ping(send: Any) -> None:
-    """Ping the peer of a WebSocket; `send` is what its application was given.
+    """Ping the peer of a WebSocket. `send` is what its handler was given.
 
-    ASGI has no message for it, and hypercorn's own pings come from a task that outlives the socket by an interval,
-    which would hold up a drain.
+    ASGI has no message for it. Hypercorn's own pings come from a task that outlives the socket by an interval, which
+    would delay a drain.
     """
     stream = send.__self__
     assert isinstance(stream, WSStream)
