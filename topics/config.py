@@ -121,7 +121,7 @@ def _count(default: int, low: int, high: int, group: str, help: str, unit: str =
 
 
 def _duration(default: int, low: int, group: str, help: str) -> Any:
-    """Whole milliseconds."""
+    """A duration in whole milliseconds."""
     return _count(default, low, MAX_DURATION_MS, group, help, unit="milliseconds")
 
 
@@ -468,6 +468,7 @@ def is_loopback(host: str) -> bool:
 
 
 def _broken_rules(settings: Settings) -> Iterator[str]:
+    """The mistakes that single values do not show."""
     has_keys = settings.api_keys or settings.api_keys_file is not None
     if not is_loopback(settings.host) and not has_keys and not settings.allow_insecure_no_auth:
         yield (

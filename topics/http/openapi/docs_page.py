@@ -1,7 +1,7 @@
 """The page for people, `/v0/docs` (`docs/spec/api.md` section 11): the OpenAPI document as one file of HTML.
 
-No scripts, no fonts, no pictures, nothing from elsewhere: it works without internet, and under the content policy that
-goes with it. What the document says is text, and is escaped; of its marks the page knows paragraphs, lists (`- `) and
+The page has no scripts, fonts or pictures and loads nothing, so it works without internet, under the content policy
+that it is sent with. All text of the document is escaped. Of its markup the page shows paragraphs, lists (`- `) and
 code between backticks.
 """
 
@@ -177,12 +177,12 @@ TOPICS_TOKEN=...</pre>
 
 @cache
 def page_bytes() -> bytes:
-    """The page of this daemon."""
+    """The page for the document of this daemon, as HTML in UTF-8."""
     return render(document()).encode()
 
 
 def render(api: Json) -> str:
-    """The page of any document that is made as `openapi` makes them."""
+    """The page for an OpenAPI document that has the form of `document`."""
 
     def resolved(schema: Json) -> Json:
         found: Json = api
@@ -224,7 +224,7 @@ def _json(value: Any) -> str:
 
 
 def _line(text: str) -> Markup:
-    """Text with code in it."""
+    """A text as HTML, with the code between backticks marked."""
     parts = text.split("`")
     return Markup("").join(
         Markup("<code>{}</code>").format(part) if i % 2 else escape(part) for i, part in enumerate(parts)
@@ -232,7 +232,7 @@ def _line(text: str) -> Markup:
 
 
 def _text(text: str) -> Markup:
-    """Paragraphs and lists."""
+    """A text as HTML, with its paragraphs and lists."""
     blocks = []
     for block in text.split("\n\n"):
         if block.startswith("- "):
@@ -244,7 +244,7 @@ def _text(text: str) -> Markup:
 
 
 def _needs(call: Json) -> Markup:
-    """What a key has to have for a call."""
+    """The scopes that a key must have for a call, as a sentence."""
     first = call["security"][0]
     if not first:
         return Markup("Open to everybody, unless <code>TOPICS_PROBE_AUTH</code> is set.")
@@ -256,7 +256,7 @@ def _needs(call: Json) -> Markup:
 
 
 def _shape(schema: Json) -> Markup:
-    """What a schema lets through, in a few words."""
+    """The values that a schema allows, in a few words."""
     if "$ref" in schema:
         name = schema["$ref"].rpartition("/")[2]
         return Markup('<a href="#type-{0}">{0}</a>').format(name)
@@ -285,7 +285,7 @@ def _shape(schema: Json) -> Markup:
 
 
 def _example(call: Json) -> str:
-    """The call with curl; empty for what curl cannot do."""
+    """An example of the call with curl; empty if curl cannot make it."""
     if "101" in call["responses"]:
         return ""
     path, query = call["path"], {}
