@@ -27,6 +27,7 @@ from topics.config import Settings
 from topics.log.copies import PLAIN, CopyTable, run_of
 from topics.log.dumped_spans import grow_dump, set_unflagged, summary_first
 from topics.log.record_index import RawRun
+from topics.log.shared_reads import shared_reads
 from topics.log.span import FLAG_DERIVED, FLAG_ORIGIN, LIVE, LOST, NOT_DERIVED, NotLoaded, Span
 from topics.log.topic_config import config_to_wire
 from topics.log.topic_log import TopicLog
@@ -86,11 +87,12 @@ CHUNK_BYTES: Final = 2 << 20
 CHUNK_RECORDS: Final = 4000
 """What is read, framed and written in one go."""
 
-READ_GAP: Final = 4096
 READ_BYTES: Final = 1 << 20
+"""The longest read that frames share."""
+
 READ_SLACK: Final = 256 << 10
-"""Frames closer together than `READ_GAP` share a read of about `READ_BYTES`; the live records of one file are read in
-one go if what lies between them is no more than the slack."""
+"""If all slots of a chunk are live and in one file, they share a read of any length with at most so many other bytes in
+it."""
 
 GROUP_TOPICS: Final = 2048
 """Topics that are stored together, with one sync for all."""
@@ -1052,24 +1054,15 @@ def _reads(run: RawRun, a: int, b: int) -> list[_Read]:
         # The frames that copies are made of come in any order, and more than once.
         if min(starts) >= 0 and max(starts) == starts[-1] and end - begin <= sum(lens[a:b]) + READ_SLACK:
             return [_Read(run.file[a], begin, end - begin, range(a, b), starts, derived)]
-    reads: list[_Read] = []
-    slots: list[int] = []
-    starts = []
-    file = begin = end = 0
-    for i in range(a, b):
-        if run.dead[i]:
-            continue
-        at, size = offset[i], lens[i]
-        near = run.file[i] == file and end <= at <= end + READ_GAP and at + size - begin <= READ_BYTES
-        if not near or (run.flags[i] >= FLAG_DERIVED) is not derived:
-            if slots:
-                reads.append(_Read(file, begin, end - begin, slots, starts, derived))
-            slots, starts, file, begin, derived = [], [], run.file[i], at, run.flags[i] >= FLAG_DERIVED
-        slots.append(i)
-        starts.append(at - begin)
-        end = at + size
-    if slots:
-        reads.append(_Read(file, begin, end - begin, slots, starts, derived))
+    slots = [i for i in range(a, b) if not run.dead[i]]
+    # Twice the file, plus one for the frame of another topic: such frames are converted in another way.
+    sources = [2 * run.file[i] + (run.flags[i] >= FLAG_DERIVED) for i in slots]
+    offsets = [offset[i] for i in slots]
+    reads = []
+    for read in shared_reads(sources, offsets, [lens[i] for i in slots], max_bytes=READ_BYTES):
+        file, is_derived = divmod(sources[read.first], 2)
+        taken, starts = slots[read.first : read.end], read.starts(offsets)
+        reads.append(_Read(file, read.offset, read.length, taken, starts, bool(is_derived)))
     return reads
 
 
