@@ -339,7 +339,7 @@ CEILINGS: Final = (
     Mutation(
         "part-forgets-the-raise-on-its-way",
         "ceilings",
-        "topics/storage/maintenance/topic_checkpoint.py",
+        "topics/storage/maintenance/topic_capture.py",
         "ceiling=max(topic.ceiling, topic.ceiling_queued),",
         "ceiling=log_.head_seq,",
         "rule 1: a part holds the ceiling",
@@ -410,12 +410,12 @@ CHECKPOINT: Final = (
         "checkpoint",
         "topics/storage/maintenance/topic_checkpoint.py",
         """
-            if sync_shards:
-                await self._store.sync_shards()
+        if sync_shards:
+            await self._store.sync_shards()
         """,
         """
-            if sync_shards:
-                await trio.lowlevel.checkpoint()
+        if sync_shards:
+            await trio.lowlevel.checkpoint()
         """,
         "rule 8: a part is written when everything queued by its capture is synced",
         "unit",
@@ -459,9 +459,9 @@ CHECKPOINT: Final = (
     Mutation(
         "named-segment-written-to",
         "checkpoint",
-        "topics/storage/maintenance/topic_checkpoint.py",
-        "if captured.runs and segment in captured.named.segments:",
-        "if captured.runs and segment is None:",
+        "topics/storage/maintenance/topic_capture.py",
+        "if self.runs and segment in self.named.segments:",
+        "if self.runs and segment is None:",
         "rule 13: a segment that a hold names takes no more records",
         "unit",
     ),
@@ -582,7 +582,7 @@ CHECKPOINT: Final = (
         "uncertain-manifest-trusted",
         "checkpoint",
         "topics/storage/maintenance/topic_checkpoint.py",
-        "self.stuck.update(one.topic for one in captured if one.topic.id in written)",
+        "self.stuck.update(one.topic for one in captures if one.topic.id in written)",
         "pass",
         "rule 8: what a manifest that may be on disk names is not written again",
         "crash",
@@ -807,14 +807,14 @@ RELOCATOR: Final = (
         "relocator",
         "topics/storage/maintenance/relocator.py",
         """
-                    await self._storing.store([topic], moved=segment, tier="cold")
+                    await self._checkpoints.store([topic], moved=segment, tier="cold")
                     if topic.deleted or segment.tier != "cold":
                         return False
                     await self._offload.run(Kind.FILES, partial(_remove_hot, tiers, segment))
         """,
         """
                     await self._offload.run(Kind.FILES, partial(_remove_hot, tiers, segment))
-                    await self._storing.store([topic], moved=segment, tier="cold")
+                    await self._checkpoints.store([topic], moved=segment, tier="cold")
                     if topic.deleted or segment.tier != "cold":
                         return False
         """,
@@ -842,9 +842,9 @@ RELOCATOR: Final = (
     Mutation(
         "flags-of-a-moving-segment-written-to-its-old-files",
         "relocator",
-        "topics/storage/maintenance/topic_checkpoint.py",
-        "captured.unflagged = [(span, seqs) for span, seqs in captured.unflagged if span.segment is not moved]",
-        "captured.unflagged = [(span, seqs) for span, seqs in captured.unflagged]",
+        "topics/storage/maintenance/topic_capture.py",
+        "pending = [span for span in self.spans if span.segment is not moved]",
+        "pending = self.spans",
         "8.2, rule 12: a deletion during a move does not come back",
         "crash",
     ),

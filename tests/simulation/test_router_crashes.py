@@ -31,7 +31,7 @@ from tests.simulation.segment_lives import checkpoint, exactly, reclaim, relocat
 from tests.simulation.world import End, Life, all_ends, some_ends
 from topics.config import Settings
 from topics.log.tag_match import Match
-from topics.storage.maintenance.topic_checkpoint import Storing
+from topics.storage.maintenance.work_slice import WorkSlice
 
 pytestmark = pytest.mark.slow
 
@@ -522,11 +522,11 @@ def test_copies_are_read_while_a_checkpoint_puts_them_into_one_segment_after_ano
         await client.look("b")
 
     async def read_between(life: Life, client: Client) -> None:
-        async def breathe(_storing: Storing) -> None:
+        async def look_meanwhile(_work: WorkSlice) -> None:
             life.engine.registry.topics["b"].blocks.clear()
             await client.look("b")
 
-        monkeypatch.setattr(Storing, "_breathe", breathe)
+        monkeypatch.setattr(WorkSlice, "give_way", look_meanwhile)
         await life.compactor.checkpoint()
         monkeypatch.undo()
         assert numbers(await shown_by(life), "b") == list(range(1, 21))

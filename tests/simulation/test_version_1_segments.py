@@ -12,7 +12,7 @@ from tests.simulation.world import Life, World, settings
 from topics.log.tag_match import Match
 from topics.model import AppendRequest, Performance, RecordIn, TopicConfigPatch
 from topics.storage.files.file_header import MAGIC
-from topics.storage.maintenance import topic_checkpoint
+from topics.storage.maintenance import segment_files
 from topics.storage.segments.topic_segments import Segment
 
 CONFIG = settings(segment_max_events=8, segment_max_age_ms=0, cache_bytes=0)
@@ -38,9 +38,9 @@ def old(monkeypatch: pytest.MonkeyPatch) -> tuple[World, Written]:
 
     with monkeypatch.context() as before:
         before.setattr(
-            topic_checkpoint.Storing, "_new_segment", lambda _self, topic_id, first: Segment(topic_id, first)
+            segment_files.SegmentFiles, "new_segment", lambda _self, topic_id, first: Segment(topic_id, first)
         )
-        before.setattr(topic_checkpoint, "_header", lambda _segment: b"")
+        before.setattr(segment_files, "_header", lambda _segment: b"")
         assert world.live(scenario)
     assert headers(world) == [False, False, False]
     return world, topic

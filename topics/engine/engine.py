@@ -66,7 +66,7 @@ from topics.storage.maintenance.compactor import Compactor
 from topics.storage.maintenance.file_holds import Upkeep
 from topics.storage.maintenance.reclaimer import Reclaimer
 from topics.storage.maintenance.relocator import Relocator
-from topics.storage.maintenance.topic_checkpoint import Storing
+from topics.storage.maintenance.topic_checkpoint import TopicCheckpoints
 from topics.storage.recovery.length_check import LengthCheck
 from topics.storage.segments.segment_store import SegmentStore
 from topics.storage.snapshots.snapshot import KEPT
@@ -190,13 +190,15 @@ class Engine:
         """What keeps the files in order."""
         settings, registry, offload = self.settings, self.registry, self._offload
         self.length_check = LengthCheck(self.loader.spans, registry.by_id, registry.account, offload)
-        storing = Storing(settings, self.store, registry, self._indexes, fs=self._fs, clock=self.clock, offload=offload)
+        checkpoints = TopicCheckpoints(
+            settings, self.store, registry, self._indexes, fs=self._fs, clock=self.clock, offload=offload
+        )
         upkeep = Upkeep(self.store, registry, self.clock)
-        self.compactor = Compactor(settings, self.store, registry, storing, upkeep, fs=self._fs, offload=offload)
+        self.compactor = Compactor(settings, self.store, registry, checkpoints, upkeep, fs=self._fs, offload=offload)
         self.reclaimer = Reclaimer(
             settings,
             registry,
-            storing,
+            checkpoints,
             upkeep,
             self.loader.spans,
             self._indexes,
@@ -204,7 +206,7 @@ class Engine:
             clock=self.clock,
             offload=offload,
         )
-        self.relocator = Relocator(settings, registry, storing, upkeep, offload=offload)
+        self.relocator = Relocator(settings, registry, checkpoints, upkeep, offload=offload)
         registry.on_removed = self.reclaimer.remove_topic
         return upkeep
 

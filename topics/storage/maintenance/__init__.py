@@ -1,7 +1,16 @@
 """Work on the files of a running daemon.
 
 compactor          checkpoints: new records go into segments, and the log is cut
-topic_checkpoint   the part of a checkpoint that is about single topics
+topic_checkpoint   the part of a checkpoint that is about single topics: its steps and their syncs
+topic_capture      what a checkpoint captures of a topic, and the part that is made of it
+small_topics       writes the new records of many topics with a few each
+segment_growth     writes the new records of one topic, chunk by chunk, and seals segments
+frame_reads        which reads fetch the frames of captured records
+frame_conversion   makes the frames of a segment from frames of the log
+segment_files      makes and extends the files of a segment
+deletion_flags     flags deleted records in hot segments
+work_slice         how long a checkpoint keeps the loop before others run
+live_topic         what a checkpoint asks of the running daemon and its topics
 named_files        the files that a hold has named, which must not change while it lasts
 reclaimer          gives back the space of deleted, evicted and expired records
 segment_rewrite    the new files of segments that the reclaimer rewrites

@@ -14,7 +14,8 @@ from typing import Final
 
 from topics.runtime.offload import Kind, Offload
 from topics.storage.maintenance.file_holds import Upkeep
-from topics.storage.maintenance.topic_checkpoint import LiveTopic, Source, Storing
+from topics.storage.maintenance.live_topic import LiveTopic, Source
+from topics.storage.maintenance.topic_checkpoint import TopicCheckpoints
 from topics.storage.recovery.leftovers import tidy_cold
 from topics.storage.segments.segment_store import SegmentStore
 from topics.storage.segments.topic_segments import Segment, Shelf
@@ -34,9 +35,9 @@ def is_away(error: BaseException) -> bool:
 class ColdUpkeep:
     """Removes files from the cold store. Made by the reclaimer, which calls `pass_over`, one pass at a time."""
 
-    def __init__(self, source: Source, storing: Storing, upkeep: Upkeep, *, offload: Offload) -> None:
+    def __init__(self, source: Source, checkpoints: TopicCheckpoints, upkeep: Upkeep, *, offload: Offload) -> None:
         self._source = source
-        self._storing = storing
+        self._checkpoints = checkpoints
         self._upkeep = upkeep
         self._offload = offload
         self._removed: deque[int] = deque()
@@ -46,13 +47,13 @@ class ColdUpkeep:
 
     def remove_topic(self, topic_id: int) -> None:
         """Have the directory of a deleted topic removed, whose hot directory is gone."""
-        if self._storing.tiers.cold is not None:
+        if self._checkpoints.tiers.cold is not None:
             self._removed.append(topic_id)
 
     async def pass_over(self) -> int:
         """Remove everything there is to remove. Return the number of pieces of work. Raises OSError, after everything
         was tried that does not depend on the failure."""
-        store = self._storing.tiers.cold
+        store = self._checkpoints.tiers.cold
         if store is None:
             return 0
         done = 0
@@ -111,9 +112,9 @@ class ColdUpkeep:
         if topic.shelf is None:
             topic.shelf = Shelf()
         async with self._upkeep.cold_files_of(topic.shelf):
-            if topic.deleted or topic in self._storing.stuck:
+            if topic.deleted or topic in self._checkpoints.stuck:
                 return
-            tiers, segments = self._storing.tiers, _copies(topic.shelf)
+            tiers, segments = self._checkpoints.tiers, _copies(topic.shelf)
             copied = await self._offload.run(Kind.COLD_FILES, partial(tidy_cold, tiers, topic.id, segments))
             if copied:
                 async with self._upkeep.files_of(topic.shelf):

@@ -27,8 +27,10 @@ from topics.runtime.offload import Kind, Offload
 from topics.storage.files.datadir import DataDir
 from topics.storage.files.fs import Fs
 from topics.storage.maintenance.file_holds import Upkeep
+from topics.storage.maintenance.live_topic import LiveTopic, Source
 from topics.storage.maintenance.named_files import NOTHING, NamedFiles
-from topics.storage.maintenance.topic_checkpoint import LiveTopic, RecordsDamaged, Source, Storing
+from topics.storage.maintenance.segment_growth import RecordsDamaged
+from topics.storage.maintenance.topic_checkpoint import TopicCheckpoints
 from topics.storage.segments.topic_segments import Segment, Shelf
 from topics.storage.snapshots.snapshot import KEPT, Snapshot, snapshot_numbers, write_reserve, write_snapshot
 from topics.storage.store import Start, Store
@@ -79,7 +81,7 @@ class Compactor:
         settings: Settings,
         store: Store,
         source: Source,
-        storing: Storing,
+        checkpoints: TopicCheckpoints,
         upkeep: Upkeep,
         *,
         fs: Fs,
@@ -88,7 +90,7 @@ class Compactor:
         self._settings = settings
         self._store = store
         self._source = source
-        self._storing = storing
+        self._checkpoints = checkpoints
         self._upkeep = upkeep
         self._fs = fs
         self._offload = offload
@@ -182,7 +184,7 @@ class Compactor:
         hold = self._lasting
         named = hold.named if hold is not None else NOTHING
         if hold is None and marks:
-            self._take_up_flags()
+            self._checkpoints.flags.take_up_withheld()
         await self._store.space.check_place()
         if marks:
             await self.announce()
@@ -193,15 +195,15 @@ class Compactor:
             written = [writer.figures.bytes_written for writer in self._store.writers]
             passed_over = skipped | self._upkeep.busy | set(self._source.delayed)
             try:
-                await self._storing.store(topics, sync_shards=marks, named=named)
+                await self._checkpoints.store(topics, sync_shards=marks, named=named)
             except BaseException:
                 self._upkeep.littered.update(dict.fromkeys(topics))
                 raise
         finally:
             with trio.CancelScope(shield=True):
                 await self._give_back(topics)
-        self._storing.stuck = {topic for topic in self._storing.stuck if not topic.deleted}
-        for topic in passed_over | self._storing.stuck:
+        self._checkpoints.stuck = {topic for topic in self._checkpoints.stuck if not topic.deleted}
+        for topic in passed_over | self._checkpoints.stuck:
             starts[topic.shard] = self._previous(topic.shard)
         checkpoint = await self._write_snapshot(starts, named=named)
         for writer, covered in zip(self._store.writers, written, strict=True):
@@ -223,18 +225,11 @@ class Compactor:
         )
         return checkpoint
 
-    def _take_up_flags(self) -> None:
-        """Flag the deletions that were not flagged because of a hold, which is over."""
-        for topic in self._storing.unflagged_in_named:
-            if not topic.deleted:
-                topic.mark_changed()
-        self._storing.unflagged_in_named.clear()
-
     async def _remove_outdated_manifests(self) -> None:
         """Remove manifests that a hold has kept, in this process or an earlier one, now that no hold lasts. Those of a
         topic with an uncertain manifest are removed when it has another one."""
         manifests = self._store.manifests
-        await manifests.remove_outdated(manifests.outdated - {topic.id for topic in self._storing.stuck})
+        await manifests.remove_outdated(manifests.outdated - {topic.id for topic in self._checkpoints.stuck})
         self._hold, self._keeps_outdated = None, False
 
     async def checkpoint_at_start(self) -> None:
@@ -461,7 +456,7 @@ class Compactor:
     def _durable_generation(self, topic: LiveTopic, named: NamedFiles) -> int:
         """Return the generation of the manifest that a copy takes. If a topic's manifest is uncertain, that is the one
         that the hold has named before, from which memory goes on. Raises OSError if there is none."""
-        if topic not in self._storing.stuck:
+        if topic not in self._checkpoints.stuck:
             return self._store.manifests.generation(topic.id)
         if topic.id not in named.manifests:
             raise OSError(errno.EIO, f"it is uncertain which manifest of topic {topic.name!r} is on disk")

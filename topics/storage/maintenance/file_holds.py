@@ -17,7 +17,7 @@ import trio
 
 from topics.runtime.clock import Clock
 from topics.storage.files.free_space import LOOK_MS
-from topics.storage.maintenance.topic_checkpoint import LiveTopic, Source
+from topics.storage.maintenance.live_topic import LiveTopic, Source
 from topics.storage.segments.topic_segments import Segment, Shelf
 from topics.storage.store import Store
 from topics.storage.wal.batches import ControlBatch

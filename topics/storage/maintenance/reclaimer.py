@@ -34,6 +34,7 @@ from topics.storage.files.datadir import segment_name
 from topics.storage.files.file_header import FILE_HEADER_BYTES
 from topics.storage.maintenance.cold_removal import ColdUpkeep, delete_all, is_away
 from topics.storage.maintenance.file_holds import Upkeep
+from topics.storage.maintenance.live_topic import LiveTopic, Source
 from topics.storage.maintenance.segment_rewrite import (
     Replacement,
     columns_if_held,
@@ -42,7 +43,8 @@ from topics.storage.maintenance.segment_rewrite import (
     put_all,
     write_replacement,
 )
-from topics.storage.maintenance.topic_checkpoint import FlagPatch, LiveTopic, Source, Storing, flag_patches
+from topics.storage.maintenance.topic_checkpoint import TopicCheckpoints
+from topics.storage.segments.flag_patches import FlagPatch, flag_patches
 from topics.storage.segments.segment_format import DELETED_FLAG, MIN_FRAME_BYTES
 from topics.storage.segments.segment_reader import Tiers
 from topics.storage.segments.topic_segments import EMPTIED, Segment, Shelf
@@ -71,7 +73,7 @@ class Reclaimer:
         self,
         settings: Settings,
         source: Source,
-        storing: Storing,
+        checkpoints: TopicCheckpoints,
         upkeep: Upkeep,
         loader: SpanLoader,
         cache: IndexCache,
@@ -82,14 +84,14 @@ class Reclaimer:
     ) -> None:
         self._settings = settings
         self._source = source
-        self._storing = storing
+        self._checkpoints = checkpoints
         self._upkeep = upkeep
         self._loader = loader
         self._cache = cache
         self._expire = expire
         self._clock = clock
         self._offload = offload
-        self.cold = ColdUpkeep(source, storing, upkeep, offload=offload)
+        self.cold = ColdUpkeep(source, checkpoints, upkeep, offload=offload)
         self._removed: deque[tuple[int, Shelf | None]] = deque()
         self._cold_attention: dict[LiveTopic, None] = {}
         """Topics with work on their cold segments."""
@@ -103,7 +105,7 @@ class Reclaimer:
         again."""
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._run, self.hot_pass)
-            if self._storing.tiers.cold is not None:
+            if self._checkpoints.tiers.cold is not None:
                 nursery.start_soon(self._run, self.cold_pass)
 
     async def _run(self, one: Callable[[], Awaitable[int]]) -> None:
@@ -168,7 +170,7 @@ class Reclaimer:
         for i, topic in enumerate(todo):
             if i % SLICE_TOPICS == SLICE_TOPICS - 1:
                 await trio.lowlevel.checkpoint()
-            if topic.shelf is None or topic.deleted or topic in self._storing.stuck:
+            if topic.shelf is None or topic.deleted or topic in self._checkpoints.stuck:
                 continue
             try:
                 done += await self._look_after(topic, topic.shelf)
@@ -190,7 +192,7 @@ class Reclaimer:
 
     async def cold_pass(self) -> int:
         """Do the same for the cold files of the topics that `hot_pass` has found. Ends if the store does not answer."""
-        if self._storing.tiers.cold is None:
+        if self._checkpoints.tiers.cold is None:
             self._cold_attention.clear()
             return 0
         done = await self.cold.pass_over()
@@ -199,7 +201,7 @@ class Reclaimer:
         for i, topic in enumerate(todo):
             if i % SLICE_TOPICS == SLICE_TOPICS - 1:
                 await trio.lowlevel.checkpoint()
-            if topic.shelf is not None and not topic.deleted and topic not in self._storing.stuck:
+            if topic.shelf is not None and not topic.deleted and topic not in self._checkpoints.stuck:
                 try:
                     done += await self._look_after_cold(topic, topic.shelf)
                 except (OSError, ApiError) as error:
@@ -249,7 +251,7 @@ class Reclaimer:
             try:
                 size = await (self._replace_cold if cold else self._replace)(topic, shelf, group)
             except OSError as error:
-                if topic in self._storing.stuck or is_away(error):
+                if topic in self._checkpoints.stuck or is_away(error):
                     raise
                 failure = failure or error
             if size is None:
@@ -352,7 +354,7 @@ class Reclaimer:
 
     async def _drop_cold(self, topic: LiveTopic, shelf: Shelf) -> None:
         """Remove cold segments that the part on disk does not need. Their hot copies are removed last."""
-        cold = self._storing.tiers.cold
+        cold = self._checkpoints.tiers.cold
         assert cold is not None
         async with self._upkeep.cold_files_of(shelf):
             await self._mark_emptied(topic, shelf, cold=True)
@@ -385,23 +387,23 @@ class Reclaimer:
 
     async def _remove_hot_files(self, segment: Segment) -> None:
         names = [segment_name(segment.first, kind) for kind in ("data", "idx", "tags", "idx.cold", "tags.cold")]
-        await self._offload.run(Kind.FILES, partial(delete_all, self._storing.tiers.hot, segment.topic_id, names))
+        await self._offload.run(Kind.FILES, partial(delete_all, self._checkpoints.tiers.hot, segment.topic_id, names))
 
     async def _clear_away(self, topic: LiveTopic) -> None:
         """Remove files of failed work that no part names."""
-        if not topic.deleted and topic not in self._storing.stuck:
+        if not topic.deleted and topic not in self._checkpoints.stuck:
             if topic.shelf is None:
                 topic.shelf = Shelf()
             async with self._upkeep.files_of(topic.shelf):
                 if not topic.deleted:
-                    await self._storing.tidy(topic)
+                    await self._checkpoints.tidy(topic)
         self._upkeep.littered.pop(topic, None)
 
     async def _remove_directories(self, topic_id: int, shelf: Shelf | None) -> None:
-        tiers = self._storing.tiers
+        tiers = self._checkpoints.tiers
         async with self._upkeep.files_of(shelf):
             await self._offload.run(Kind.FILES, partial(tiers.hot.delete_topic, topic_id))
-            self._storing.forget_files(topic_id)
+            self._checkpoints.forget_files(topic_id)
         self.cold.remove_topic(topic_id)
 
     # -- flags of cold segments --------------------------------------------------------------------------------------
@@ -409,7 +411,7 @@ class Reclaimer:
     async def _flag_cold(self, topic: LiveTopic, shelf: Shelf) -> int:
         """Write the delete flags that cold segments lack, once the part that names the deletions is synced."""
         done = 0
-        tiers = self._storing.tiers
+        tiers = self._checkpoints.tiers
         async with self._upkeep.cold_files_of(shelf):
             todo: list[tuple[Span, list[int]]] = []
             async with self._upkeep.files_of(shelf):  # so that no part is being written
@@ -450,7 +452,7 @@ class Reclaimer:
             work = await self._prepare(topic, shelf, group)
             if work is None:
                 return None
-            hot = self._storing.tiers.hot
+            hot = self._checkpoints.tiers.hot
             try:
                 await self._offload.run(Kind.FILES, partial(write_replacement, hot, work))
             except BaseException:
@@ -460,7 +462,7 @@ class Reclaimer:
 
     async def _replace_cold(self, topic: LiveTopic, shelf: Shelf, group: Sequence[Span]) -> int | None:
         """Do the same for cold segments. The writes to the cold store do not block work on the topic's hot files."""
-        tiers = self._storing.tiers
+        tiers = self._checkpoints.tiers
         assert tiers.cold is not None
         async with self._upkeep.cold_files_of(shelf):
             async with self._upkeep.replacing(topic) as there:
@@ -496,7 +498,7 @@ class Reclaimer:
     async def _is_replaceable(self, topic: LiveTopic, group: Sequence[Span]) -> bool:
         """Store the topic's changes, then return True if nothing has happened to these spans. From here on no copies of
         them are begun: the topic is busy, or they are cold."""
-        await self._storing.store([topic])
+        await self._checkpoints.store([topic])
         segments = [_sealed(span) for span in group]
         needed = self._upkeep.needed_segments(topic.id)
         if any(segment is not None and segment.first in needed for segment in segments):
@@ -512,7 +514,7 @@ class Reclaimer:
         plan = await plan_of(frozen)
         old = [span.segment for span in group if isinstance(span.segment, Segment)]
         tags = [await self._loader.tags(segment) for segment in old]
-        return Replacement(group, old, plan, tags, self._storing.new_salt())
+        return Replacement(group, old, plan, tags, self._checkpoints.new_salt())
 
     def _lose_track(self, topic: LiveTopic, work: Replacement) -> None:
         """Detach the columns after a failed write: from now on only the files tell where records are."""
@@ -545,7 +547,7 @@ class Reclaimer:
         topic.log.stored.replace(group[0].first, group[-1].end - 1, new)
         shelf.segments.discard(old[0])
         shelf.segments.add(new)
-        await self._storing.store([topic])
+        await self._checkpoints.store([topic])
         log.info("segments_replaced", topic=topic.name, first=new.first, segments=len(old), bytes=new.data_bytes)
         return new.data_bytes
 
@@ -559,7 +561,7 @@ class Reclaimer:
         self._cache.forget_columns(span)
         gone = Segment(topic.id, span.first, n=span.n, opened_ms=span.last_ts, sealed=True, tier="gone")
         topic.log.stored.replace(span.first, span.end - 1, gone)
-        await self._storing.store([topic])
+        await self._checkpoints.store([topic])
         log.info("segment_emptied", topic=topic.name, first=span.first, last=span.end - 1)
         return 1
 

@@ -24,8 +24,9 @@ from topics.runtime.offload import Kind, Offload
 from topics.storage.files.datadir import segment_name
 from topics.storage.maintenance.cold_removal import is_away
 from topics.storage.maintenance.file_holds import Upkeep
+from topics.storage.maintenance.live_topic import LiveTopic, Source
 from topics.storage.maintenance.reclaimer import flag_in_store
-from topics.storage.maintenance.topic_checkpoint import LiveTopic, Source, Storing
+from topics.storage.maintenance.topic_checkpoint import TopicCheckpoints
 from topics.storage.segments.segment_reader import Tiers
 from topics.storage.segments.topic_segments import Segment, Shelf
 from topics.storage.snapshots.snapshot import encode_manifest
@@ -44,18 +45,18 @@ class Relocator:
     """Moves segments of all topics. Made once by the engine; `run` is a task, and `pass_over` does one pass at once."""
 
     def __init__(
-        self, settings: Settings, source: Source, storing: Storing, upkeep: Upkeep, *, offload: Offload
+        self, settings: Settings, source: Source, checkpoints: TopicCheckpoints, upkeep: Upkeep, *, offload: Offload
     ) -> None:
         self._settings = settings
         self._source = source
-        self._storing = storing
+        self._checkpoints = checkpoints
         self._upkeep = upkeep
         self._offload = offload
 
     async def run(self) -> None:
         """Do a pass every `TOPICS_RELOCATE_MS` until cancelled. A failure is logged and tried again at the next
         pass."""
-        if self._storing.tiers.cold is None:
+        if self._checkpoints.tiers.cold is None:
             return
         while True:
             await trio.sleep(self._settings.relocate_ms / 1000)
@@ -78,7 +79,7 @@ class Relocator:
             if i % SLICE_TOPICS == SLICE_TOPICS - 1:
                 await trio.lowlevel.checkpoint()
             shelf = topic.shelf
-            if shelf is None or topic in self._storing.stuck:
+            if shelf is None or topic in self._checkpoints.stuck:
                 continue
             try:
                 while not topic.deleted and (segment := self._due(topic)) is not None:
@@ -108,7 +109,7 @@ class Relocator:
         return hot[0] if hot and over else None
 
     async def _move(self, topic: LiveTopic, shelf: Shelf, segment: Segment) -> bool:
-        cold = self._storing.tiers.cold
+        cold = self._checkpoints.tiers.cold
         assert cold is not None
         async with self._upkeep.cold_files_of(shelf):
             if not self._may_move(topic, segment):
@@ -130,7 +131,7 @@ class Relocator:
     async def _copy_and_flip(self, topic: LiveTopic, segment: Segment) -> bool:
         """Copy a segment and change its tier. Return True if the cold copy counts from now on; otherwise it is
         litter."""
-        tiers = self._storing.tiers
+        tiers = self._checkpoints.tiers
         assert tiers.cold is not None
         await self._offload.run(Kind.COLD_FILES, partial(_copy, tiers, segment))
         for _ in range(ROUNDS):
@@ -140,7 +141,7 @@ class Relocator:
                 late, segment.flagged_meanwhile = sorted(segment.flagged_meanwhile), set()
                 if not late:
                     await self._offload.run(Kind.FILES, partial(_keep_derived, tiers, segment))
-                    await self._storing.store([topic], moved=segment, tier="cold")
+                    await self._checkpoints.store([topic], moved=segment, tier="cold")
                     if topic.deleted or segment.tier != "cold":
                         return False
                     await self._offload.run(Kind.FILES, partial(_remove_hot, tiers, segment))
@@ -152,7 +153,7 @@ class Relocator:
 
     def _may_move(self, topic: LiveTopic, segment: Segment) -> bool:
         """Return True if the segment is still hot, and no copies point to it."""
-        if topic.deleted or topic in self._storing.stuck or segment.tier != "hot":
+        if topic.deleted or topic in self._checkpoints.stuck or segment.tier != "hot":
             return False
         if segment.first in self._upkeep.needed_segments(topic.id):
             return False

@@ -18,7 +18,7 @@ from topics.log.span import DELETED, LOST, Span, SpanColumns
 from topics.storage.files.datadir import segment_name
 from topics.storage.files.file_header import FILE_HEADER_BYTES, encode_file_header
 from topics.storage.maintenance.cold_removal import delete_all
-from topics.storage.maintenance.topic_checkpoint import LiveTopic
+from topics.storage.maintenance.live_topic import LiveTopic
 from topics.storage.segments.index_format import HOLE_CORRUPT, IDX_DELETED, IDX_HOLE, encode_index
 from topics.storage.segments.segment_format import moved_frames
 from topics.storage.segments.segment_scan import layout_of

@@ -3,6 +3,7 @@
 segment_format   the byte layout of `.data`
 index_format     the byte layout of `.idx`
 tags_format      the byte layout of `.tags`
+flag_patches     what flagging deleted records means for `.data` and `.idx`
 topic_segments   the segments of one topic, and how records are divided among them
 segment_scan     reading a `.data` file from front to back
 segment_reader   columns and bytes of a span, from hot or cold files

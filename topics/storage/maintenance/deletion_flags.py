@@ -1,0 +1,96 @@
+"""Flagging deleted records in hot segments: in `.data`, and in `.idx` once `.data` is durable.
+
+What the flags of a segment are is `flag_patches`' business; those of cold segments are written by the reclaimer.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Sequence
+from contextlib import ExitStack, closing
+from functools import partial
+
+from topics.runtime.offload import Kind, Offload
+from topics.storage.files.datadir import DataDir
+from topics.storage.files.fs import Fs, write_all
+from topics.storage.files.unsynced_files import UnsyncedFiles
+from topics.storage.maintenance.live_topic import LiveTopic
+from topics.storage.maintenance.topic_capture import TopicCapture
+from topics.storage.segments.flag_patches import FlagPatch, flag_patches
+from topics.storage.segments.segment_format import DELETED_FLAG
+from topics.storage.segments.topic_segments import Segment
+
+
+class DeletionFlags:
+    """Writes the flags of captured deletions, and remembers the topics whose flags have to wait for the end of a
+    hold."""
+
+    def __init__(self, datadir: DataDir, fs: Fs, offload: Offload) -> None:
+        self._datadir = datadir
+        self._fs = fs
+        self._offload = offload
+        self._withheld: set[LiveTopic] = set()
+        """Topics with deletions in segments that a hold names: their part says so, the flags have yet to be written."""
+
+    def take_up_withheld(self) -> None:
+        """No hold lasts: the next checkpoint flags the deletions that were not flagged because of one."""
+        for topic in self._withheld:
+            if not topic.deleted:
+                topic.mark_changed()
+        self._withheld.clear()
+
+    async def write(self, capture: TopicCapture, files: UnsyncedFiles) -> None:
+        """Flag deleted records of hot segments in `.data`. Their Delete frames are synced by now (`docs/spec/crash.md`
+        11).
+
+        Those of cold segments stay in the part until the reclaimer has written them; those of segments that a hold
+        names, until it is over. Raises OSError.
+        """
+        for span, seqs in capture.unflagged:
+            segment = span.segment
+            if not isinstance(segment, Segment) or segment.tier != "hot":
+                continue
+            if segment in capture.named.segments:
+                self._withheld.add(capture.topic)
+                continue
+            path, index_path = self._path(segment, "data"), self._path(segment, "idx")
+            flag = partial(self._flag, files, path, index_path, segment.first, sorted(seqs))
+            patches = await self._offload.run(Kind.FILES, flag)
+            if patches:
+                capture.flagged.append((span, array("Q", [seq for patch in patches for seq in patch.seqs])))
+                capture.index_patches.append((index_path, patches))
+
+    def _flag(
+        self, files: UnsyncedFiles, path: str, index_path: str, first: int, seqs: Sequence[int]
+    ) -> list[FlagPatch]:
+        """In a worker thread: flag in `.data`. Returns what to write into `.idx` once that is synced, as `.data` is the
+        witness; where a file is missing or an entry does not verify, the part goes on saying what is deleted."""
+        done: list[FlagPatch] = []
+        with ExitStack() as both:
+            try:
+                index = both.enter_context(closing(self._fs.open(index_path, read_only=True)))
+                data = both.enter_context(files.writing(path))
+            except FileNotFoundError:
+                return done
+            for patch in flag_patches(index.pread, first, seqs):
+                for at in patch.flags_at:
+                    write_all(data, bytes((DELETED_FLAG,)), at)
+                done.append(patch)
+        return done
+
+    def _path(self, segment: Segment, kind: str) -> str:
+        return self._datadir.segment_path(segment.topic_id, segment.first, kind)
+
+    async def write_indexes(self, captures: Sequence[TopicCapture], files: UnsyncedFiles) -> None:
+        """Flag in `.idx` what is flagged in `.data`, which is durable by now. Raises OSError."""
+        todo = [patch for capture in captures for patch in capture.index_patches]
+        if todo:
+            await self._offload.run(Kind.FILES, partial(_patch_indexes, todo, files))
+
+
+def _patch_indexes(todo: Sequence[tuple[str, list[FlagPatch]]], files: UnsyncedFiles) -> None:
+    """In a worker thread."""
+    for path, patches in todo:
+        with files.writing(path) as index:
+            for patch in patches:
+                write_all(index, patch.entries, patch.entries_at)

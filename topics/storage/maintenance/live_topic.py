@@ -1,0 +1,134 @@
+"""What a checkpoint asks of the running daemon: of a topic, of what is on its way, and of the registry.
+
+The engine has the classes (`topics.engine.topic`, `topics.engine.registry`); storage knows them by these protocols
+alone.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Iterable
+from typing import Any, Protocol
+
+import trio
+
+from topics.log.copies import CopyTable
+from topics.log.topic_log import TopicLog
+from topics.model import TopicConfig
+from topics.runtime.instant import Instant
+from topics.storage.segments.topic_segments import Shelf
+from topics.storage.snapshots.queue_dump import FrozenQueue
+from topics.storage.wal.wal_files import Position
+
+
+class LiveCommit(Protocol):
+    """A published commit that has not been written yet."""
+
+    last_seq: int
+    records: int
+    file: int
+    offset: int
+    end: Position | None
+    frame_lens: array[int] | None
+
+
+class LiveQueue(Protocol):
+    """The jobs of a queue topic of the running daemon."""
+
+    def freeze(self, now: Instant, *, keeps_jobs: bool = True) -> FrozenQueue:
+        """The jobs as of now, in one step; without `keeps_jobs` only what the queue has counted."""
+        ...
+
+
+class LiveTopic(Protocol):
+    """What is asked of a topic of the running daemon."""
+
+    id: int
+    name: str
+    config: TopicConfig
+    log: TopicLog
+    keys: Any
+    copies: CopyTable | None
+    origins: Any
+
+    @property
+    def queue(self) -> LiveQueue | None:
+        """Its jobs, if it is a queue."""
+        ...
+
+    shard: int
+    shelf: Shelf | None
+    ceiling: int
+    ceiling_queued: int
+    last_ts: int
+    last_write_ms: int | None
+    last_read_ms: int | None
+    part: bytes | None
+    base: bytes | None
+    part_end: Position | None
+    floor_logged: int
+    applied_end: Position | None
+    unwritten: Any
+    deleted: bool
+
+    def unsettled(self) -> trio.Event | None:
+        """What to wait for before it shows all that the disk holds of it."""
+        ...
+
+    def mark_changed(self) -> None:
+        """Its part has to be made anew."""
+        ...
+
+    def dump_stage(self) -> list[Any] | None:
+        """Whose stage it is, as its part has it."""
+        ...
+
+    def dump_commits(self) -> list[list[Any]]:
+        """The commits of stages, as its part has them."""
+        ...
+
+    def dump_routers(self) -> list[list[Any]]:
+        """The routers that feed it, as its part has them."""
+        ...
+
+    def copies_stored(self, seq: int) -> None:
+        """Copies up to `seq` need nobody else's bytes any more."""
+        ...
+
+
+class Source(Protocol):
+    """Where the topics are found (the registry)."""
+
+    by_id: dict[int, Any]
+    next_topic_id: int
+
+    @property
+    def changed(self) -> set[Any]:
+        """Topics whose part has to be made anew."""
+        ...
+
+    @property
+    def attention(self) -> set[Any]:
+        """Topics that the reclaimer has to look at."""
+        ...
+
+    @property
+    def delayed(self) -> Iterable[Any]:
+        """Topics with something in the log that does not show in them yet."""
+        ...
+
+    def now_ms(self) -> int:
+        """The retention clock."""
+        ...
+
+    def instant(self) -> Instant:
+        """Now, by the monotonic clock and by that of windows."""
+        ...
+
+    def account(self, topic: Any) -> None:
+        """Bring the totals up to date after a change of a topic's log."""
+        ...
+
+    def copied_files(self) -> set[int]:
+        """Ids of the files that copies in other topics are made of."""
+        ...

@@ -1,0 +1,184 @@
+"""The new records of one topic into its segments, chunk by chunk, and sealing what is full.
+
+Reading and writing are thread calls. Framing is done on the loop, in slices: a thread that computes would hold the
+interpreter for longer than an append may take.
+"""
+
+from __future__ import annotations
+
+import errno
+from array import array
+from collections.abc import Callable, Iterable
+from contextlib import suppress
+from functools import partial
+from itertools import accumulate
+from typing import Final
+
+from topics.config import Settings
+from topics.log.record_index import RawRun
+from topics.log.span import NotLoaded
+from topics.runtime.offload import Kind, Offload
+from topics.storage.files.unsynced_files import UnsyncedFiles
+from topics.storage.maintenance.frame_conversion import FrameConversion, FrameTarget, index_entries
+from topics.storage.maintenance.frame_reads import chunks, frame_reads
+from topics.storage.maintenance.live_topic import LiveTopic, Source
+from topics.storage.maintenance.segment_files import SegmentFiles, SegmentTail
+from topics.storage.maintenance.topic_capture import Growth, TopicCapture
+from topics.storage.maintenance.work_slice import WorkSlice
+from topics.storage.segments.index_format import INDEX_ENTRY_BYTES
+from topics.storage.segments.segment_format import tags_of_data
+from topics.storage.segments.segment_reader import Tiers, scan_segment
+from topics.storage.segments.topic_segments import Limits, Piece, Segment, divide
+from topics.storage.wal.damage_notes import DamageNotes
+from topics.telemetry.logs import get_logger
+
+log = get_logger(__name__)
+
+SLICE_RECORDS: Final = 1000
+SLICE_COPIES: Final = 250
+"""Records and copies that are framed between two looks at the clock."""
+
+
+class RecordsDamaged(OSError):
+    """Records were found to be damaged, and are holes from now on: another attempt gets further."""
+
+
+class SegmentGrowth:
+    """Writes the records of one capture after another."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        source: Source,
+        tiers: Tiers,
+        files: SegmentFiles,
+        frames: FrameConversion,
+        notes: DamageNotes,
+        work: WorkSlice,
+        offload: Offload,
+    ) -> None:
+        self._limits = Limits(settings.segment_max_events, settings.segment_max_bytes)
+        self._max_age_ms = settings.segment_max_age_ms
+        self._source = source
+        self._tiers = tiers
+        self._files = files
+        self._frames = frames
+        self._notes = notes
+        self._work = work
+        self._offload = offload
+
+    async def write(self, capture: TopicCapture, files: UnsyncedFiles) -> None:
+        """Write one topic's new records. Raises OSError, and `RecordsDamaged` if bytes of theirs do not verify."""
+        active = capture.active
+        takes_no_more = capture.must_seal_active(self._max_age_ms)
+        pieces, seals_active = divide(capture.runs, None if takes_no_more else active, self._limits)
+        if active is not None and (takes_no_more or seals_active):
+            await self._seal(active, array("I"), [], files)
+            capture.sealed = active
+        at = 0
+        while at < len(pieces):
+            to = at + 1
+            while to < len(pieces) and pieces[to].first == pieces[at].first:
+                to += 1
+            continues = active is not None and pieces[at].first == active.first and capture.sealed is None
+            made = self._files.new_segment(capture.topic.id, pieces[at].first) if not continues else None
+            segment = active if made is None else made
+            assert segment is not None
+            await self._grow(capture, segment, pieces[at:to], files, new=made is not None)
+            at = to
+
+    async def _grow(
+        self, capture: TopicCapture, segment: Segment, pieces: list[Piece], files: UnsyncedFiles, *, new: bool
+    ) -> None:
+        """Append the slots of `pieces` to a segment's files."""
+        offsets, frame_lens = array("I"), array("I")
+        tags: list[str | None] = []
+        sizes = array("I")
+        data_at, index_at = segment.data_bytes, INDEX_ENTRY_BYTES * segment.n
+        frames = 0
+        append: Callable[[Segment, SegmentTail, UnsyncedFiles], None]
+        append = partial(self._files.begin, first=capture.has_no_segment)
+        for piece in pieces:
+            run = capture.runs[piece.run]
+            for a, b in chunks(run, piece.a, piece.b):
+                data, lens = await self._convert(capture, run, a, b, FrameTarget(segment.salt, data_at))
+                places = array("I", accumulate(lens, initial=data_at))
+                places.pop()
+                index = index_entries(capture, run, a, b, places, lens)
+                tail = SegmentTail(data, data_at, index, index_at)
+                await self._offload.run(Kind.FILES, partial(append, segment, tail, files))
+                append = self._files.append
+                data_at, index_at = data_at + len(data), index_at + len(index)
+                frames += len(lens) - lens.count(0)
+                offsets.extend(places)
+                frame_lens.extend(lens)
+                sizes.extend(run.size[a:b])
+                tags += tags_of_data(data, lens) if any(run.flags[a:b]) else [None] * (b - a)
+                await self._work.give_way()
+        seals = pieces[-1].seals
+        if seals:
+            await self._seal(segment, sizes, tags, files)
+        capture.growths.append(Growth(segment, new, pieces, offsets, frame_lens, data_at, frames, seals))
+
+    async def _convert(
+        self, capture: TopicCapture, run: RawRun, a: int, b: int, target: FrameTarget
+    ) -> tuple[bytes, array[int]]:
+        """The segment frames of slots `a` to `b` of a run, and their lengths; 0 for those that are dead.
+
+        A record whose bytes in the WAL do not verify becomes a `corrupt` hole, and this attempt fails.
+        """
+        reads = frame_reads(run, a, b)
+        paths = self._frames.paths({read.file for read in reads})
+        windows = await self._offload.run(Kind.FILES, partial(self._frames.read_all, reads, paths))
+        lens = array("I", bytes(4 * (b - a)))
+        pieces = []
+        damaged: list[int] = []
+        for read, window in zip(reads, windows, strict=True):
+            stride = SLICE_COPIES if read.derived else SLICE_RECORDS
+            for at in range(0, len(read.slots), stride):
+                part = read.part(at, at + stride)
+                converted = self._frames.convert(capture, run, part, window, target)
+                damaged += [run.first + part.slots[i] for i in converted.bad]
+                pieces.append(converted.data)
+                target = FrameTarget(target.salt, target.offset + len(converted.data))
+                for i, size in zip(part.slots, converted.frame_lens, strict=True):
+                    lens[i - a] = size
+                await self._work.give_way()
+        if damaged:
+            self._give_up(capture.topic, damaged)
+            raise RecordsDamaged(errno.EIO, f"records of topic {capture.topic.name!r} are damaged in the WAL")
+        return b"".join(pieces), lens
+
+    def _give_up(self, topic: LiveTopic, seqs: Iterable[int]) -> None:
+        """These records are lost, and announced."""
+        for seq in seqs:
+            log.error("record_damaged", topic=topic.name, seq=seq)
+            with suppress(NotLoaded):  # the next attempt will find it again
+                if topic.log.is_live(seq):
+                    topic.log.add_hole(seq, seq, "corrupt")
+                    self._notes.note(topic, [(seq, seq)])
+                    self._source.account(topic)
+
+    async def _seal(self, segment: Segment, sizes: array[int], tags: list[str | None], files: UnsyncedFiles) -> None:
+        """Write the `.tags` of a segment that is full, with what has just come to it; what it held before is read back
+        from its `.data`."""
+        n = segment.n + len(sizes)
+        if segment.n:
+            scan = partial(scan_segment, self._tiers, _as_of(segment), segment.first, segment.n)
+            scanned = await self._offload.run(Kind.FILES, scan)
+            sizes = scanned.loaded.columns.size + sizes
+            tags = scanned.tags + tags
+        assert len(sizes) == len(tags) == n
+        await self._offload.run(Kind.FILES, partial(self._files.write_tags, segment, sizes, tags, files))
+
+
+def _as_of(segment: Segment) -> Segment:
+    """The segment as it is known to be on disk, to be read while it grows."""
+    return Segment(
+        segment.topic_id,
+        segment.first,
+        n=segment.n,
+        data_bytes=segment.data_bytes,
+        tier=segment.tier,
+        salt=segment.salt,
+    )

@@ -1,0 +1,218 @@
+"""What a checkpoint captures of one topic in one step of the loop, and what it has written of that since.
+
+Responsible for the copy of a topic's state that a checkpoint works with while the topic goes on, and for the part that
+is made of it (`TopicPart`). Who writes the files is not known here.
+"""
+
+from __future__ import annotations
+
+from array import array
+from copy import copy
+from itertools import accumulate
+from typing import Any, NamedTuple
+
+from topics.log.dumped_spans import grow_dump, set_unflagged, summary_first
+from topics.log.record_index import RawRun
+from topics.log.span import Span
+from topics.log.topic_config import config_to_wire
+from topics.runtime.instant import Instant
+from topics.storage.maintenance.live_topic import LiveCommit, LiveTopic
+from topics.storage.maintenance.named_files import NOTHING, NamedFiles
+from topics.storage.segments.flag_patches import FlagPatch
+from topics.storage.segments.topic_segments import Piece, Segment, Tier
+from topics.storage.snapshots.queue_dump import FrozenQueue
+from topics.storage.snapshots.snapshot import TopicPart
+from topics.storage.wal.wal_files import Position
+
+
+class Growth(NamedTuple):
+    """What one segment takes up in one go. Offsets and lengths are those of the new slots."""
+
+    segment: Segment
+    new: bool
+    pieces: list[Piece]
+    offsets: array[int]
+    frame_lens: array[int]
+    data_bytes: int
+    frames: int
+    seals: bool
+
+    def segment_after(self, now_ms: int) -> Segment:
+        """Return the segment as it is with what it has taken up. A new one was opened at `now_ms`, ms since the
+        epoch."""
+        segment = self.segment
+        return Segment(
+            segment.topic_id,
+            segment.first,
+            n=segment.n + len(self.offsets),
+            data_bytes=self.data_bytes,
+            frames=segment.frames + self.frames,
+            opened_ms=now_ms if self.new else segment.opened_ms,
+            sealed=self.seals,
+            tier=segment.tier,
+            salt=segment.salt,
+        )
+
+
+class TopicCapture:
+    """A topic as of one step of the loop, and what is written of it."""
+
+    def __init__(
+        self,
+        topic: LiveTopic,
+        now: Instant,
+        now_ms: int,
+        *,
+        moved: Segment | None = None,
+        tier: Tier = "hot",
+        named: NamedFiles = NOTHING,
+    ) -> None:
+        """`now_ms` is the retention clock, ms since the epoch. As of this capture the segment `moved` is in `tier`; a
+        hold has `named` files that are to stay as they are."""
+        log_ = topic.log
+        self.topic = topic
+        self.moved = moved
+        self.tier: Tier = tier
+        self.named = named
+        self.ephemeral = topic.config.durability == "ephemeral"
+        self.unwritten: list[LiveCommit] = list(topic.unwritten or ())
+        self.earliest = log_.earliest_seq
+        """The front: the part of an `ephemeral` topic gives everything up, this life does not."""
+        self.spans = log_.stored.all()
+        # A segment on its way has been copied: a flag that is written to its old files now would be lost with them.
+        pending = [span for span in self.spans if span.segment is not moved]
+        self.unflagged = [(span, span.unflagged[:]) for span in pending if span.unflagged]
+        self.runs = log_.index.capture_raw(log_.head_seq)
+        self.copies = topic.copies.seal() if topic.copies is not None else []
+        self.head_seq = log_.head_seq
+        if self.ephemeral:
+            self.runs = _with_place(self.runs)
+        end = topic.applied_end or Position(0, 0)
+        self.part = TopicPart(
+            id=topic.id,
+            name=topic.name,
+            config=config_to_wire(topic.config),
+            end=[end.ordinal, end.offset],
+            ceiling=max(topic.ceiling, topic.ceiling_queued),
+            last_ts=topic.last_ts,
+            last_write=topic.last_write_ms,
+            last_read=topic.last_read_ms,
+            log=log_.dump_lost() if self.ephemeral else log_.dump(raw=False),
+            keys=topic.keys.dump() if topic.keys is not None else [],
+            routers=topic.dump_routers(),
+            origins=topic.origins.dump() if topic.origins is not None else None,
+            stage=topic.dump_stage(),
+            commits=topic.dump_commits(),
+        )
+        self.queue: FrozenQueue | None = None
+        if topic.queue is not None:
+            self.queue = topic.queue.freeze(now, keeps_jobs=not self.ephemeral)
+        self.now_ms = now_ms
+        self.growths: list[Growth] = []
+        self.sealed: Segment | None = None
+        """The segment that was active and is sealed as it is."""
+        self.flagged: list[tuple[Span, array[int]]] = []
+        self.index_patches: list[tuple[str, list[FlagPatch]]] = []
+        self.stale: list[Segment] = []
+        self.encoded = b""
+        self.pieces: list[Piece] = []
+        self.written = False
+
+    @property
+    def active(self) -> Segment | None:
+        """The segment that takes new records. One that has lost all that it had takes no more."""
+        newest = self.spans[-1].segment if self.spans else None
+        return newest if isinstance(newest, Segment) and not newest.sealed else None
+
+    @property
+    def has_no_segment(self) -> bool:
+        """Whether the topic has no files of segments, as far as anybody knows."""
+        shelf = self.topic.shelf
+        return not self.spans and not self.growths and not (shelf is not None and shelf.segments)
+
+    def place_unwritten(self) -> None:
+        """Fill in where records lie that were not written when they were captured. Everything is by now."""
+        for commit in self.unwritten:
+            assert commit.end is not None, "everything captured is written by now"
+            self.part.end = [commit.end.ordinal, commit.end.offset]
+            if not commit.records or commit.frame_lens is None:
+                continue
+            offsets = list(accumulate(commit.frame_lens, initial=commit.offset))
+            first = commit.last_seq - commit.records + 1
+            for run in self.runs:
+                lo, hi = max(first, run.first), min(commit.last_seq + 1, run.first + len(run.flags))
+                for seq in range(lo, hi):
+                    run.file[seq - run.first] = commit.file
+                    run.offset[seq - run.first] = offsets[seq - first]
+
+    def must_seal_active(self, max_age_ms: int) -> bool:
+        """Return True if the active segment is to be sealed as it is: it is older than `max_age_ms` (0: no limit), or
+        of version 1, or there are records for it and a hold names it."""
+        segment = self.active
+        if segment is None or not segment.n:
+            return False
+        if self.runs and segment in self.named.segments:
+            return True
+        return segment.salt is None or (bool(max_age_ms) and self.now_ms - segment.opened_ms >= max_age_ms)
+
+    def complete_part(self, generation: int) -> None:
+        """Say in the part what its segments are, once everything is written. `generation` is that of the manifest that
+        it is for."""
+        part, shelf = self.part, self.topic.shelf
+        part.generation = generation
+        if self.has_no_segment:
+            return
+        entries = [self._entry(span.segment) for span in self.spans if isinstance(span.segment, Segment)]
+        spans: list[Any] = part.log["spans"]
+        flagged = {span.first: set(seqs) for span, seqs in self.flagged}
+        pending = {span.first: seqs for span, seqs in self.unflagged}
+        for summary in spans:
+            first = summary_first(summary)
+            if first in flagged:
+                set_unflagged(summary, [seq for seq in pending[first] if seq not in flagged[first]])
+        for growth in self.growths:
+            entry = growth.segment_after(self.now_ms).to_wire()
+            if growth.new:
+                entries.append(entry)
+            else:
+                entries[-1] = entry
+            if not self.ephemeral:
+                for i, piece in enumerate(growth.pieces):
+                    grow_dump(spans, self.runs[piece.run], piece.a, piece.b, new=growth.new and i == 0)
+        # What no span points to any more comes last: it has yet to be removed, whoever finds it.
+        referenced = {span.segment for span in self.spans} | {growth.segment for growth in self.growths}
+        self.stale = [segment for segment in shelf.segments if segment not in referenced] if shelf else []
+        part.segments = entries + [segment.to_wire() for segment in self.stale]
+
+    def _entry(self, segment: Segment) -> list[Any]:
+        """The segment's entry in the part."""
+        changed = copy(segment)
+        if segment is self.moved:
+            changed.tier = self.tier
+        changed.sealed = segment.sealed or segment is self.sealed
+        return changed.to_wire()
+
+
+def _with_place(runs: list[RawRun]) -> list[RawRun]:
+    """The captured records of an `ephemeral` topic that are in the WAL: those from before it became so."""
+    for at in range(len(runs) - 1, -1, -1):
+        run = runs[at]
+        count = len(run.file)
+        while count and run.file[count - 1] == 0:
+            count -= 1
+        if count:  # what has no place in front of it was lost
+            return [*runs[:at], run if count == len(run.file) else _shortened(run, count)]
+    return []
+
+
+def _shortened(run: RawRun, n: int) -> RawRun:
+    return RawRun(
+        run.first,
+        run.ts[:n],
+        run.file[:n],
+        run.offset[:n],
+        run.frame_len[:n],
+        run.size[:n],
+        run.flags[:n],
+        run.dead[:n],
+    )

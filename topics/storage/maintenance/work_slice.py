@@ -1,0 +1,29 @@
+"""How long the work of a checkpoint keeps the loop before others run."""
+
+from __future__ import annotations
+
+from typing import Final
+
+import trio
+
+from topics.runtime.clock import Clock
+
+SLICE_NS: Final = 1_000_000
+
+
+class WorkSlice:
+    """The time since work on the loop has let others run; shared by all parts of a checkpoint."""
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._from_ns = 0
+
+    def begin(self) -> None:
+        """A slice begins now."""
+        self._from_ns = self._clock.perf_ns()
+
+    async def give_way(self) -> None:
+        """Let others run if this slice has been longer than `SLICE_NS`; then another one begins."""
+        if self._clock.perf_ns() - self._from_ns > SLICE_NS:
+            await trio.lowlevel.checkpoint()
+            self._from_ns = self._clock.perf_ns()
