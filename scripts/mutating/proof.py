@@ -187,7 +187,11 @@ TARGETS: Final[Mapping[str, tuple[str, ...]]] = {
         "simulation/test_crash_sweep.py",
     ),
     "topics/engine/forwarding/source_columns.py": ("engine/forwarding/test_routers.py",),
-    "topics/engine/topic.py": ("engine/test_commit.py", "engine/forwarding/test_routers.py"),
+    "topics/engine/topic.py": (
+        "engine/test_commit.py",
+        "engine/forwarding/test_routers.py",
+        "simulation/test_recovery_rules.py",
+    ),
     "topics/engine/delivery/topic_delivery.py": (
         "engine/delivery/test_topic_delivery.py",
         "engine/delivery/test_interleavings.py",

@@ -339,9 +339,9 @@ CEILINGS: Final = (
     Mutation(
         "part-forgets-the-raise-on-its-way",
         "ceilings",
-        "topics/storage/maintenance/topic_capture.py",
-        "ceiling=max(topic.ceiling, topic.ceiling_queued),",
-        "ceiling=log_.head_seq,",
+        "topics/engine/topic.py",
+        "ceiling=max(self.ceiling, self.ceiling_queued),",
+        "ceiling=self.log.head_seq,",
         "rule 1: a part holds the ceiling",
         "crash",
     ),

@@ -126,9 +126,9 @@ def part_files(life: Life) -> tuple[set[str], set[str]]:
     for topic in life.engine.registry.by_id.values():
         hot, cold = (f"{root}/topics/{topic.id:016x}/" for root in (ROOT, COLD))
         may |= {life.engine.store.manifests.path(topic.id), cold + "topic.cbor"}
-        if topic.part is None:
+        if topic.on_disk.part is None:
             continue
-        for first, _n, _bytes, _frames, _opened, _sealed, tier, _salt in decode_part(topic.part).segments:
+        for first, _n, _bytes, _frames, _opened, _sealed, tier, _salt in decode_part(topic.on_disk.part).segments:
             if tier == "gone":
                 continue
             where = hot if tier == "hot" else cold

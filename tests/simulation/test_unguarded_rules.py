@@ -212,14 +212,14 @@ def test_rule_8_a_topic_with_an_uncertain_manifest_is_in_the_next_checkpoint(sto
         with pytest.raises(OSError, match="Input/output error"):
             await life.compactor.checkpoint()
         topic = life.engine.registry.topic("a")
-        before = topic.part
+        before = topic.on_disk.part
         await client.append("a", 1)
         with suppress(OSError):  # the disk has not recovered
             await life.compactor.checkpoint()
-        assert (failing.hits, topic.part) == (2, before)
+        assert (failing.hits, topic.on_disk.part) == (2, before)
         await life.compactor.checkpoint()
-        assert topic.part is not None
-        held["part"] = decode_part(topic.part)
+        assert topic.on_disk.part is not None
+        held["part"] = decode_part(topic.on_disk.part)
         await life.compactor.checkpoint()
         names = life.fs.listdir(dirname(life.engine.store.manifests.path(topic.id)))
         assert [name for name in names if name.startswith("topic.")] == [

@@ -127,9 +127,9 @@ def unlogged_floor(topic: Topic) -> dict[str, Any] | None:
     replay has to know that expired records were lost before it sees the deletion of the others.
     """
     floor = topic.log.losses.evict_floor
-    if not topic.config.ttl_ms or floor <= topic.floor_logged:
+    if not topic.config.ttl_ms or floor <= topic.on_disk.floor_logged:
         return None
-    topic.floor_logged = floor
+    topic.on_disk.floor_logged = floor
     return {"below": floor, "reason": "ttl"}
 
 

@@ -18,6 +18,7 @@ from topics.engine.topic import Topic
 from topics.storage.maintenance.reclaimer import Reclaimer
 from topics.storage.recovery.recovered_state import Recovered, RecoveredTopic
 from topics.storage.segments.topic_segments import Shelf
+from topics.storage.snapshots.disk_state import DiskState
 from topics.storage.store import Store
 
 SLICE: Final = 256
@@ -47,7 +48,7 @@ async def restore(
         if found.copies is not None:
             topic.copies = found.copies
             registry.common.copying[topic] = None
-        if topic.part is not None:
+        if found.part is not None:
             _match_part(topic, registry)
         if i % SLICE == 0:
             await trio.lowlevel.checkpoint()
@@ -65,17 +66,18 @@ def _fill(topic: Topic, found: RecoveredTopic) -> None:
     topic.last_ts = found.log.last_ts
     topic.ceiling = topic.ceiling_queued = found.ceiling
     topic.keys = found.keys
-    topic.floor_logged = found.log.losses.evict_floor
-    topic.applied_end = found.end if found.end.ordinal >= 0 else None
+    topic.on_disk = DiskState(
+        found.part,
+        found.base,
+        applied_end=found.end if found.end.ordinal >= 0 else None,
+        floor_logged=found.log.losses.evict_floor,
+    )
     topic.last_write_ms, topic.last_read_ms = found.last_write, found.last_read
     topic.incoming = found.incoming or None
     topic.origins = found.origins
     topic.stage, topic.commit_keys = found.stage, found.commit_keys
     # Appends since the checkpoint do not have the time of this clock: the stage counts as used now.
     topic.used_at = found.used_at if found.part is not None else None
-    topic.part = found.part
-    topic.base = found.base if found.part is None else None
-    topic.part_end = topic.applied_end if found.part is not None else None
     if found.segments:
         topic.shelf = Shelf()
         topic.shelf.segments = {segment for segment in found.segments if segment.tier != "gone"}

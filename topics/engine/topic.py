@@ -22,6 +22,7 @@ from topics.log.copies import CopyTable
 from topics.log.dedupe_window import DedupeWindow
 from topics.log.span import NotLoaded, Span
 from topics.log.stages import CommitKeys, StageOf
+from topics.log.topic_config import config_to_wire
 from topics.log.topic_log import TopicLog
 from topics.model import TopicConfig
 from topics.routing.origin_set import OriginSet
@@ -29,6 +30,8 @@ from topics.routing.router_state import Router
 from topics.sched.audience import Audience
 from topics.storage.cache.payload_cache import BlockList, PayloadCache
 from topics.storage.segments.topic_segments import Shelf
+from topics.storage.snapshots.disk_state import DiskState
+from topics.storage.snapshots.snapshot import TopicPart
 from topics.storage.wal.frames import NOTHING, Unsealed, offsets_of
 from topics.storage.wal.wal_files import Position, WalFile
 
@@ -96,11 +99,9 @@ class Topic:
 
     __slots__ = (
         "after_fetch",
-        "applied_end",
         "assigned",
         "audience",
         "barrier",
-        "base",
         "blocks",
         "ceiling",
         "ceiling_block",
@@ -114,7 +115,6 @@ class Topic:
         "counted_records",
         "deleted",
         "fanout",
-        "floor_logged",
         "id",
         "incoming",
         "keys",
@@ -126,9 +126,8 @@ class Topic:
         "last_write_ms",
         "log",
         "name",
+        "on_disk",
         "origins",
-        "part",
-        "part_end",
         "pending",
         "pending_bytes",
         "pending_records",
@@ -170,18 +169,10 @@ class Topic:
         self.common = common
         self.unwritten: deque[Commit] | None = None
         """Published before they were written (`memory`), oldest first."""
-        self.applied_end: Position | None = None
-        """Where the last published commit ends in the shard's log."""
-        self.part: bytes | None = None
-        """Its part of a snapshot as it was last made durable, encoded."""
-        self.base: bytes | None = None
-        """The part that recovery began with, where the log had more and no part was made since."""
-        self.part_end: Position | None = None
-        """`applied_end` as its part has it."""
+        self.on_disk = DiskState()
+        """What log and snapshots have of it."""
         self.shelf: Shelf | None = None
         """Its segments, once it has one."""
-        self.floor_logged = 0
-        """The highest watermark in the log: ttl advances `evict_floor` past it without a frame of its own."""
         self.barrier: trio.Event | None = None
         """Set while the topic is reconfigured or deleted: whoever wants to change it waits, then looks it up again."""
         self.working: trio.Event | None = None
@@ -206,9 +197,9 @@ class Topic:
         self.queue: JobQueue | None = None
         """Its jobs, if it is a queue."""
         self.stage: StageOf | None = None
+        """Whose stage it is, if it is one."""
         self.used_at: int | None = None
         """When a stage was last used, by the clock of windows; None if that is not known."""
-        """Whose stage it is, if it is one."""
         self.stages: dict[str, Topic] | None = None
         """Its stages, by name."""
         self.commit_keys: CommitKeys | None = None
@@ -299,17 +290,26 @@ class Topic:
         if self.shelf is not None:
             self.common.attention.add(self)
 
-    def dump_stage(self) -> list[Any] | None:
-        """Whose stage it is, as its part has it."""
-        return [*self.stage, self.used_at] if self.stage is not None else None
-
-    def dump_commits(self) -> list[list[Any]]:
-        """The commits of stages, as its part has them."""
-        return self.commit_keys.dump() if self.commit_keys is not None else []
-
-    def dump_routers(self) -> list[list[Any]]:
-        """The routers that feed it, as its part has them."""
-        return [router.dump() for router in self.incoming.values()] if self.incoming else []
+    def dump_part(self) -> TopicPart:
+        """Its part as of now, but for what its files and its jobs are. That of an `ephemeral` topic gives up all
+        records that are in memory only."""
+        end = self.on_disk.applied_end or Position(0, 0)
+        return TopicPart(
+            id=self.id,
+            name=self.name,
+            config=config_to_wire(self.config),
+            end=[end.ordinal, end.offset],
+            ceiling=max(self.ceiling, self.ceiling_queued),
+            last_ts=self.last_ts,
+            last_write=self.last_write_ms,
+            last_read=self.last_read_ms,
+            log=self.log.dump_lost() if self.ephemeral else self.log.dump(raw=False),
+            keys=self.keys.dump() if self.keys is not None else [],
+            routers=[router.dump() for router in self.incoming.values()] if self.incoming else [],
+            origins=self.origins.dump() if self.origins is not None else None,
+            stage=[*self.stage, self.used_at] if self.stage is not None else None,
+            commits=self.commit_keys.dump() if self.commit_keys is not None else [],
+        )
 
     def set_queue(self, queue: JobQueue) -> None:
         """These are its jobs from here on."""
@@ -579,7 +579,7 @@ class Commit:
         self.written_ns = file.written_ns
         topic.blocks.written_seq = max(topic.blocks.written_seq, self.last_seq)
         if self.published:
-            topic.applied_end = self.end
+            topic.on_disk.applied_end = self.end
             if topic.unwritten and topic.unwritten[0] is self:
                 topic.unwritten.popleft()
             if self.frame_lens is not None:
@@ -637,7 +637,7 @@ class Commit:
         topic.mark_changed()
         self._leave()
         if self.end is not None:
-            topic.applied_end = self.end
+            topic.on_disk.applied_end = self.end
         elif not topic.ephemeral or self.frames:
             if topic.unwritten is None:
                 topic.unwritten = deque()

@@ -380,7 +380,8 @@ def eviction_frames(topic: Topic, watermark: int) -> list[tuple[FrameType, dict[
     if not watermark:
         return []
     mark = unlogged_floor(topic)
-    topic.floor_logged = max(topic.floor_logged, watermark)  # ttl below it needs no frame of its own
+    # The ttl below it needs no frame of its own.
+    topic.on_disk.floor_logged = max(topic.on_disk.floor_logged, watermark)
     cap = (FrameType.EVICT_WATERMARK, {"below": watermark, "reason": "cap"})
     return [cap] if mark is None else [(FrameType.EVICT_WATERMARK, mark), cap]
 

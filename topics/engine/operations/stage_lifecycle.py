@@ -145,7 +145,7 @@ class Staging:
                 if target.deleted:
                     return  # its target was deleted; a restart would drop the stage too
                 stage.ceiling = stage.ceiling_queued = ceiling
-                stage.applied_end = batch.end
+                stage.on_disk.applied_end = batch.end
                 self._configuring.adopt(stage)
 
             data = encode_control(FrameType.STAGE, payload, topic_id=topic_id, ts=now)

@@ -237,7 +237,7 @@ class Configuring:
 
             def apply(batch: ControlBatch) -> None:
                 topic.ceiling = topic.ceiling_queued = ceiling
-                topic.applied_end = batch.end
+                topic.on_disk.applied_end = batch.end
                 self.adopt(topic)
 
             batch = ControlBatch(
@@ -308,7 +308,7 @@ class Configuring:
             entries = self._update_entries(topic, config, ceiling, below)
 
             def apply(batch: ControlBatch) -> None:
-                topic.applied_end = batch.end
+                topic.on_disk.applied_end = batch.end
                 if config.durability != old.durability:
                     topic.synced_seq = topic.blocks.written_seq = topic.assigned
                     topic.lagging = None

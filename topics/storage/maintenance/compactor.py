@@ -273,7 +273,7 @@ class Compactor:
             next_topic_id=self._source.next_topic_id,
             clock=self._source.now_ms(),
             positions={i: [*start.position, start.frames] for i, start in enumerate(starts)},
-            topics=[part for topic in self._source.by_id.values() if (part := topic.part or topic.base) is not None],
+            topics=[part for topic in self._source.by_id.values() if (part := topic.on_disk.newest_part) is not None],
             new_layout=new_layout,
             boot_id=self._store.boot_id,
             identity=self._store.identity,
@@ -343,10 +343,10 @@ class Compactor:
         for topic in list(self._source.changed):
             floor = topic.log.losses.evict_floor
             ephemeral = topic.config.durability == "ephemeral"
-            if topic.config.ttl_ms and floor > topic.floor_logged and not ephemeral:
-                topic.floor_logged = floor
+            if topic.config.ttl_ms and floor > topic.on_disk.floor_logged and not ephemeral:
+                topic.on_disk.floor_logged = floor
                 kind, payload = FrameType.EVICT_WATERMARK, {"below": floor, "reason": "ttl"}
-            elif ephemeral or topic.applied_end is None or topic.applied_end == topic.part_end:
+            elif ephemeral or not topic.on_disk.is_behind_log:
                 if topic.id not in self._store.manifests and not ephemeral:
                     continue  # it has no manifest, and will not get one
                 kind, payload = FrameType.CHECKPOINT_MARK, {}
@@ -430,7 +430,7 @@ class Compactor:
             files = self._store.files.of_shard(writer.shard)
             names += [datadir.relative(file.path) for file in files if file.ordinal < end]
         for i, topic in enumerate(topics, 1):
-            if topic.part is not None or topic.base is not None:
+            if topic.on_disk.newest_part is not None:
                 if topic.id in self._store.manifests:
                     generation = self._store.manifests.generation(topic.id)
                     if held:

@@ -7,17 +7,17 @@ alone.
 from __future__ import annotations
 
 from array import array
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any, Protocol
 
 import trio
 
 from topics.log.copies import CopyTable
-from topics.log.topic_log import TopicLog
-from topics.model import TopicConfig
 from topics.runtime.instant import Instant
-from topics.storage.segments.topic_segments import Shelf
+from topics.storage.cache.span_loader import Owner
+from topics.storage.snapshots.disk_state import DiskState
 from topics.storage.snapshots.queue_dump import FrozenQueue
+from topics.storage.snapshots.snapshot import TopicPart
 from topics.storage.wal.wal_files import Position
 
 
@@ -40,55 +40,28 @@ class LiveQueue(Protocol):
         ...
 
 
-class LiveTopic(Protocol):
+class LiveTopic(Owner, Protocol):
     """What is asked of a topic of the running daemon."""
 
-    id: int
-    name: str
-    config: TopicConfig
-    log: TopicLog
-    keys: Any
     copies: CopyTable | None
-    origins: Any
+    on_disk: DiskState
 
     @property
     def queue(self) -> LiveQueue | None:
         """Its jobs, if it is a queue."""
         ...
 
-    shard: int
-    shelf: Shelf | None
-    ceiling: int
-    ceiling_queued: int
-    last_ts: int
-    last_write_ms: int | None
-    last_read_ms: int | None
-    part: bytes | None
-    base: bytes | None
-    part_end: Position | None
-    floor_logged: int
-    applied_end: Position | None
-    unwritten: Any
-    deleted: bool
+    @property
+    def unwritten(self) -> Sequence[LiveCommit] | None:
+        """What was published before it was written, oldest first."""
+        ...
 
     def unsettled(self) -> trio.Event | None:
         """What to wait for before it shows all that the disk holds of it."""
         ...
 
-    def mark_changed(self) -> None:
-        """Its part has to be made anew."""
-        ...
-
-    def dump_stage(self) -> list[Any] | None:
-        """Whose stage it is, as its part has it."""
-        ...
-
-    def dump_commits(self) -> list[list[Any]]:
-        """The commits of stages, as its part has them."""
-        ...
-
-    def dump_routers(self) -> list[list[Any]]:
-        """The routers that feed it, as its part has them."""
+    def dump_part(self) -> TopicPart:
+        """Its part as of now, but for what its files and its jobs are."""
         ...
 
     def copies_stored(self, seq: int) -> None:

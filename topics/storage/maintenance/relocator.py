@@ -122,8 +122,8 @@ class Relocator:
             finally:
                 segment.flagged_meanwhile = None
             self._upkeep.littered_cold.pop(topic, None)
-            if topic.part is not None:
-                manifest = encode_manifest(topic.part)
+            if topic.on_disk.part is not None:
+                manifest = encode_manifest(topic.on_disk.part)
                 await self._offload.run(Kind.COLD_FILES, partial(cold.put, topic.id, "topic.cbor", [manifest]))
         log.info("segment_relocated", topic=topic.name, first=segment.first, bytes=segment.data_bytes)
         return True

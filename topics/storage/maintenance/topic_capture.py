@@ -14,15 +14,12 @@ from typing import Any, NamedTuple
 from topics.log.dumped_spans import grow_dump, set_unflagged, summary_first
 from topics.log.record_index import RawRun
 from topics.log.span import Span
-from topics.log.topic_config import config_to_wire
 from topics.runtime.instant import Instant
 from topics.storage.maintenance.live_topic import LiveCommit, LiveTopic
 from topics.storage.maintenance.named_files import NOTHING, NamedFiles
 from topics.storage.segments.flag_patches import FlagPatch
 from topics.storage.segments.topic_segments import Piece, Segment, Tier
 from topics.storage.snapshots.queue_dump import FrozenQueue
-from topics.storage.snapshots.snapshot import TopicPart
-from topics.storage.wal.wal_files import Position
 
 
 class Growth(NamedTuple):
@@ -87,23 +84,7 @@ class TopicCapture:
         self.head_seq = log_.head_seq
         if self.ephemeral:
             self.runs = _with_place(self.runs)
-        end = topic.applied_end or Position(0, 0)
-        self.part = TopicPart(
-            id=topic.id,
-            name=topic.name,
-            config=config_to_wire(topic.config),
-            end=[end.ordinal, end.offset],
-            ceiling=max(topic.ceiling, topic.ceiling_queued),
-            last_ts=topic.last_ts,
-            last_write=topic.last_write_ms,
-            last_read=topic.last_read_ms,
-            log=log_.dump_lost() if self.ephemeral else log_.dump(raw=False),
-            keys=topic.keys.dump() if topic.keys is not None else [],
-            routers=topic.dump_routers(),
-            origins=topic.origins.dump() if topic.origins is not None else None,
-            stage=topic.dump_stage(),
-            commits=topic.dump_commits(),
-        )
+        self.part = topic.dump_part()
         self.queue: FrozenQueue | None = None
         if topic.queue is not None:
             self.queue = topic.queue.freeze(now, keeps_jobs=not self.ephemeral)
@@ -112,11 +93,17 @@ class TopicCapture:
         self.sealed: Segment | None = None
         """The segment that was active and is sealed as it is."""
         self.flagged: list[tuple[Span, array[int]]] = []
+        """Seqs whose deletions are flagged in `.data` by now."""
         self.index_patches: list[tuple[str, list[FlagPatch]]] = []
+        """The same deletions as they are to be flagged in `.idx`, by path."""
         self.stale: list[Segment] = []
+        """Segments that no span of the part points to: their files may go once it is durable."""
         self.encoded = b""
+        """The part, once it is complete."""
         self.pieces: list[Piece] = []
+        """Which slots go to which segment, if the topic is small."""
         self.written = False
+        """Whether its records are in the files of segments, or it has none."""
 
     @property
     def active(self) -> Segment | None:

@@ -159,14 +159,11 @@ class TopicCheckpoints:
         changed, so the next checkpoint tries again."""
         try:
             with trio.CancelScope(shield=True):
-                part = await self._store.manifests.supersede(topic.id, topic.part or topic.base)
+                part = await self._store.manifests.supersede(topic.id, topic.on_disk.newest_part)
         except OSError as error:
             log.warning("manifest_still_uncertain", topic=topic.name, error=str(error))
             return False
-        if topic.part is not None:
-            topic.part = part
-        elif topic.base is not None:
-            topic.base = part
+        topic.on_disk.replace_newest_part(part)
         self.stuck.discard(topic)
         return True
 
@@ -249,8 +246,7 @@ class TopicCheckpoints:
     async def _settle(self, capture: TopicCapture) -> None:
         """The index points to the segments: one step for each of them."""
         topic = capture.topic
-        topic.part, topic.base = capture.encoded, None
-        topic.part_end = Position(*capture.part.end)
+        topic.on_disk.set_part(capture.encoded, Position(*capture.part.end))
         if topic.deleted:
             return
         shelf = topic.shelf
