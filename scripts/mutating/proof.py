@@ -69,6 +69,7 @@ TARGETS: Final[Mapping[str, tuple[str, ...]]] = {
     "topics/engine/idempotency_keys.py": ("engine/test_idempotency_keys.py",),
     "topics/engine/queues/lease_commits.py": ("engine/queues/test_queues.py", "engine/queues/test_queue_lives.py"),
     "topics/log/retention.py": ("log/test_retention.py",),
+    "topics/log/seq_ceiling.py": ("log/test_seq_ceiling.py", "engine/test_commit.py"),
     "topics/log/topic_log.py": ("log/test_topic_log.py", "log/test_losses.py"),
     "topics/queue/leases.py": ("queue/test_leases.py", "engine/queues/test_queues.py"),
     "topics/sched/audience.py": ("sched/test_audience.py", "engine/delivery/test_topic_delivery.py"),

@@ -101,7 +101,7 @@ async def test_the_first_append_waits_for_one_sync_that_covers_its_ceiling(
         await life.put("t", durability=durability)
         # Created with a block reserved; idle for a second, it gives it back.
         await trio.sleep(3)
-        assert life.engine.registry.topics["t"].ceiling == 0
+        assert life.engine.registry.topics["t"].ceiling.synced == 0
         syncs = life.syncs()
         await life.append("t", 1)
         assert life.syncs() == syncs + 1
@@ -130,7 +130,7 @@ async def test_no_seq_is_shown_above_a_ceiling_that_is_synced(durability: Any, a
             await life.append("t", *range(97))
             synced = [payload["ceiling"] for _, payload in life.frames(FrameType.HEAD_WATERMARK)]
             durable.append(max([1024, *synced]))
-            assert topic.log.head_seq <= topic.ceiling
+            assert topic.log.head_seq <= topic.ceiling.synced
             if i % 7 == 0:
                 await trio.sleep(0.03)
         assert topic.log.head_seq == 60 * 97
@@ -143,10 +143,10 @@ async def test_a_ceiling_block_doubles_under_load_and_falls_back_when_idle(autoj
             await life.append("t", *range(500))
             await trio.sleep(0.03)
         topic = life.engine.registry.topics["t"]
-        assert topic.ceiling_block > 1024
-        assert topic.ceiling > topic.log.head_seq
+        assert topic.ceiling.block > 1024
+        assert topic.ceiling.synced > topic.log.head_seq
         await trio.sleep(3)
-        assert topic.ceiling == topic.log.head_seq == 20_000
+        assert topic.ceiling.synced == topic.log.head_seq == 20_000
         assert life.frames(FrameType.HEAD_WATERMARK)[-1][1] == {"ceiling": 20_000}
         await life.append("t", 1)
         assert life.frames(FrameType.HEAD_WATERMARK)[-1][1] == {"ceiling": 20_001 + 1024}
@@ -159,10 +159,10 @@ async def test_a_ceiling_is_not_lowered_while_something_is_not_synced(autojump_c
         offload.hold()
         await life.append("t", 1)
         await trio.sleep(5)
-        assert life.engine.registry.topics["t"].ceiling == 1024
+        assert life.engine.registry.topics["t"].ceiling.synced == 1024
         offload.let_go()
         await trio.sleep(2)
-        assert life.engine.registry.topics["t"].ceiling == 1
+        assert life.engine.registry.topics["t"].ceiling.synced == 1
 
 
 async def test_a_topic_under_reconfiguration_keeps_its_ceiling(autojump_clock: Any) -> None:
@@ -179,7 +179,7 @@ async def test_a_topic_under_reconfiguration_keeps_its_ceiling(autojump_clock: A
         await settle()
         assert call.done
         logged = [payload["ceiling"] for _, payload in life.frames(FrameType.HEAD_WATERMARK)]
-        assert life.engine.registry.topics["t"].ceiling == logged[-1]
+        assert life.engine.registry.topics["t"].ceiling.synced == logged[-1]
 
 
 # -- order, time, atomicity --------------------------------------------------------------------------------------------
@@ -366,11 +366,11 @@ async def test_an_append_behind_a_failed_one_fails_with_it(autojump_clock: Any) 
         await life.append("t", 0)
         topic = life.engine.registry.topics["t"]
         await trio.sleep(3)
-        assert topic.ceiling == 1
+        assert topic.ceiling.synced == 1
         offload.hold()
         first = Called(nursery, lambda: life.append("t", 1))
         await settle()
-        topic.ceiling = 1024  # as if the raise, which travels in front of it, were synced by an earlier group
+        topic.ceiling.synced = 1024  # as if the raise, which travels in front of it, were synced by an earlier group
         second = Called(nursery, lambda: life.append("t", 2))
         await settle()
         assert not first.done

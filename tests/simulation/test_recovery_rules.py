@@ -77,7 +77,7 @@ def test_rule_1_an_idle_topic_gives_its_reserve_back_and_the_next_append_waits_f
         await client.append("plain", 3)
         await trio.sleep(3)
         topic = life.engine.registry.topics["plain"]
-        assert topic.ceiling == topic.ceiling_queued == 3
+        assert topic.ceiling.synced == topic.ceiling.queued == 3
         synced = [op for op in life.fs.ops if op.name == "fdatasync"]
         await client.append("plain", 1)
         assert len([op for op in life.fs.ops if op.name == "fdatasync"]) == len(synced) + 1

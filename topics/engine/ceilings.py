@@ -10,15 +10,12 @@ from __future__ import annotations
 
 from topics.engine.commits import Commits
 from topics.engine.registry import Registry
-from topics.engine.topic import MAX_CEILING_BLOCK, MIN_CEILING_BLOCK, Gate, Topic
+from topics.engine.topic import Gate, Topic
 from topics.errors import ApiError
+from topics.log.seq_ceiling import IDLE_MS
 from topics.runtime.clock import Clock
 from topics.storage.wal.frames import FrameType, encode_control
 from topics.storage.wal.wal_files import WalFile
-
-IDLE_MS = 1000
-"""A topic without an append for this long (ms) gives its reserve back. Raises closer together than this double the
-block."""
 
 
 class CeilingBatch:
@@ -40,8 +37,7 @@ class CeilingBatch:
         """Do nothing: only the sync counts."""
 
     def on_synced(self) -> None:
-        if self.ceiling <= self.topic.ceiling_queued:  # else a later frame has lowered it again
-            self.topic.ceiling = max(self.topic.ceiling, self.ceiling)
+        self.topic.ceiling.note_synced(self.ceiling)
 
     def on_failed(self, error: ApiError) -> None:
         """Do nothing: the shard is read-only now and gives out no more seqs."""
@@ -64,7 +60,7 @@ class Ceilings:
     def watch(self, topic: Topic) -> None:
         """Note a topic that is new to the registry, or whose ceiling was set elsewhere (by recovery or a
         ConfigUpdate)."""
-        if topic.ceiling > topic.assigned:
+        if topic.ceiling.synced > topic.assigned:
             self._raised[topic.id] = topic
         else:
             self._raised.pop(topic.id, None)
@@ -79,16 +75,13 @@ class Ceilings:
         gate = topic.gate
         if gate is Gate.SYNCED:
             return gate
-        if last_seq + topic.ceiling_block // 2 > topic.ceiling_queued:
-            now = self._clock.monotonic_ms()
-            fast = now - topic.last_raise_ms < IDLE_MS
-            topic.last_raise_ms = now
-            topic.ceiling_block = min(topic.ceiling_block * 2, MAX_CEILING_BLOCK) if fast else MIN_CEILING_BLOCK
-            topic.ceiling_queued = last_seq + topic.ceiling_block
+        ceiling = topic.ceiling
+        if last_seq + ceiling.block // 2 > ceiling.queued:
+            raised = ceiling.raise_above(last_seq, self._clock.monotonic_ms())
             self._raised[topic.id] = topic
             topic.mark_changed()
-            self._commits.writer(topic).submit(CeilingBatch(topic, topic.ceiling_queued, ts))
-        return gate if last_seq <= topic.ceiling else Gate.SYNCED
+            self._commits.writer(topic).submit(CeilingBatch(topic, raised, ts))
+        return gate if last_seq <= ceiling.synced else Gate.SYNCED
 
     def lower_idle(self) -> None:
         """Give back the reserves of synced topics that have had no append for `IDLE_MS`. Called every second."""
@@ -99,10 +92,10 @@ class Ceilings:
             synced = (
                 topic.ephemeral or topic.synced_seq >= topic.assigned or topic.assigned == topic.log.earliest_seq - 1
             )
-            idle = (
-                now - topic.last_raise_ms >= IDLE_MS and self._registry.now_ms() - (topic.last_write_ms or 0) >= IDLE_MS
-            )
-            if idle and synced and topic.quiet and topic.ceiling >= topic.ceiling_queued:
+            ceiling = topic.ceiling
+            idle = now - ceiling.raised_ms >= IDLE_MS
+            idle = idle and self._registry.now_ms() - (topic.last_write_ms or 0) >= IDLE_MS
+            if idle and synced and topic.quiet and ceiling.synced >= ceiling.queued:
                 self._lower(topic)
 
     def lower_all(self) -> None:
@@ -113,8 +106,7 @@ class Ceilings:
     def _lower(self, topic: Topic) -> None:
         """Lower the ceiling to the head. Only while everything assigned is synced, and in the step that queues the
         frame (`docs/spec/crash.md` 1)."""
-        topic.ceiling = topic.ceiling_queued = topic.assigned
-        topic.ceiling_block = MIN_CEILING_BLOCK
+        topic.ceiling.lower(topic.assigned)
         topic.mark_changed()
         self._raised.pop(topic.id, None)
         batch = CeilingBatch(topic, topic.assigned, self._registry.now_ms())

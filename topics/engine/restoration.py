@@ -64,7 +64,7 @@ def _fill(topic: Topic, found: RecoveredTopic) -> None:
         topic.set_queue(JobQueue(found.queue))
     topic.assigned = topic.synced_seq = topic.blocks.written_seq = found.log.head_seq
     topic.last_ts = found.log.last_ts
-    topic.ceiling = topic.ceiling_queued = found.ceiling
+    topic.ceiling.set(found.ceiling)
     topic.keys = found.keys
     topic.on_disk = DiskState(
         found.part,

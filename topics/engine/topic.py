@@ -12,7 +12,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from enum import IntEnum
 from functools import partial
-from typing import Any, Final, Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 import trio
 
@@ -20,6 +20,7 @@ from topics.engine.job_queue import JobQueue
 from topics.errors import ApiError
 from topics.log.copies import CopyTable
 from topics.log.dedupe_window import DedupeWindow
+from topics.log.seq_ceiling import SeqCeiling
 from topics.log.span import NotLoaded, Span
 from topics.log.stages import CommitKeys, StageOf
 from topics.log.topic_config import config_to_wire
@@ -34,12 +35,6 @@ from topics.storage.snapshots.disk_state import DiskState
 from topics.storage.snapshots.snapshot import TopicPart
 from topics.storage.wal.frames import NOTHING, Unsealed, offsets_of
 from topics.storage.wal.wal_files import Position, WalFile
-
-MIN_CEILING_BLOCK: Final = 1024
-MAX_CEILING_BLOCK: Final = 262_144
-"""Seqs reserved ahead of the head: a block doubles while raises come faster than one a second, and starts over when
-they do not."""
-
 
 F = TypeVar("F")
 
@@ -104,8 +99,6 @@ class Topic:
         "barrier",
         "blocks",
         "ceiling",
-        "ceiling_block",
-        "ceiling_queued",
         "changed",
         "commit_keys",
         "common",
@@ -120,7 +113,6 @@ class Topic:
         "keys",
         "keys_in_flight",
         "lagging",
-        "last_raise_ms",
         "last_read_ms",
         "last_ts",
         "last_write_ms",
@@ -157,11 +149,7 @@ class Topic:
         self.assigned = 0
         """The last seq given out; what lies between it and `log.head_seq` is on its way."""
         self.last_ts = 0
-        self.ceiling = 0
-        """Seqs up to it are reserved on disk (`docs/spec/semantics.md` section 1)."""
-        self.ceiling_queued = 0
-        self.ceiling_block = MIN_CEILING_BLOCK
-        self.last_raise_ms = 0
+        self.ceiling = SeqCeiling()
         self.synced_seq = 0
         self.pending: deque[Commit] | None = None
         self.pending_records = 0
@@ -299,7 +287,7 @@ class Topic:
             name=self.name,
             config=config_to_wire(self.config),
             end=[end.ordinal, end.offset],
-            ceiling=max(self.ceiling, self.ceiling_queued),
+            ceiling=self.ceiling.highest,
             last_ts=self.last_ts,
             last_write=self.last_write_ms,
             last_read=self.last_read_ms,

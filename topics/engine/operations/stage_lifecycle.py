@@ -18,8 +18,9 @@ from topics.engine.commits import Commits
 from topics.engine.operations.append import Appending
 from topics.engine.operations.topic_lifecycle import Configuring
 from topics.engine.registry import Registry, settled
-from topics.engine.topic import MIN_CEILING_BLOCK, Topic
+from topics.engine.topic import Topic
 from topics.errors import ApiError
+from topics.log.seq_ceiling import MIN_CEILING_BLOCK
 from topics.log.stages import WINDOW_MS, StageOf, stage_label
 from topics.log.topic_config import config_to_wire
 from topics.model import AppendRequest, CheckedAppend, Performance, StageResult, TopicConfig
@@ -144,7 +145,7 @@ class Staging:
             def apply(batch: ControlBatch) -> None:
                 if target.deleted:
                     return  # its target was deleted; a restart would drop the stage too
-                stage.ceiling = stage.ceiling_queued = ceiling
+                stage.ceiling.set(ceiling)
                 stage.on_disk.applied_end = batch.end
                 self._configuring.adopt(stage)
 

@@ -24,13 +24,14 @@ from topics.engine.doubts import Doubts
 from topics.engine.idempotency_keys import IdempotencyKeys
 from topics.engine.loader import Loader
 from topics.engine.registry import Registry, settled
-from topics.engine.topic import MIN_CEILING_BLOCK, Topic
+from topics.engine.topic import Topic
 from topics.errors import ApiError, topic_not_found
 from topics.log.block import Block, block_with
 from topics.log.copies import Origin
 from topics.log.losses import Gap
 from topics.log.missing_columns import missing_below
 from topics.log.retention import eviction_watermark
+from topics.log.seq_ceiling import MIN_CEILING_BLOCK
 from topics.log.span import FLAG_ORIGIN, NotLoaded
 from topics.log.topic_config import config_to_wire, resolve_config
 from topics.log.topic_log import Run
@@ -236,7 +237,7 @@ class Configuring:
             entries = [(FrameType.TOPIC_CREATE, {"name": name, "config": config_to_wire(config), "ceiling": ceiling})]
 
             def apply(batch: ControlBatch) -> None:
-                topic.ceiling = topic.ceiling_queued = ceiling
+                topic.ceiling.set(ceiling)
                 topic.on_disk.applied_end = batch.end
                 self.adopt(topic)
 
@@ -366,7 +367,7 @@ class Configuring:
         if config.dead_letter is not None:
             self._dead_letters.setdefault(config.dead_letter, set()).add(topic.id)
         topic.config = config
-        topic.ceiling = topic.ceiling_queued = ceiling
+        topic.ceiling.set(ceiling)
         self._ceilings.watch(topic)
         if self.on_changed is not None:
             self.on_changed(topic)
@@ -446,4 +447,4 @@ def _ceiling_under(topic: Topic, config: TopicConfig) -> int:
         return topic.assigned
     if config.durability != topic.config.durability:
         return topic.assigned + MIN_CEILING_BLOCK
-    return max(topic.ceiling, topic.ceiling_queued)
+    return topic.ceiling.highest
