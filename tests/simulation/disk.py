@@ -35,7 +35,7 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
-from typing import Any, Literal, NamedTuple, TypeGuard
+from typing import Any, Literal, NamedTuple, Self, TypeGuard
 
 from topics.storage.files.fs import File, LockHandle, LockHeld
 
@@ -957,6 +957,12 @@ class SimFile:
         self._heard = node.errors.told
         node.handles += 1
         fs.open_files += 1
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
 
     def pread(self, length: int, offset: int) -> bytes:
         with self._operation("pread", f"{offset}+{length}"):

@@ -200,11 +200,8 @@ def read_records(fs: Fs, path: str, wanted: FrameRange, salt: int | None) -> tup
 
     Raises FileNotFoundError if the file was dropped meanwhile.
     """
-    handle = fs.open(path, read_only=True)
-    try:
+    with fs.open(path, read_only=True) as handle:
         window = handle.pread(wanted.length, wanted.offset)
-    finally:
-        handle.close()
     records = []
     damaged = []
     seeds = Seeds(salt, wanted.offset)

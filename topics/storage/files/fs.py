@@ -30,7 +30,7 @@ import os
 import posixpath
 import threading
 from collections.abc import Callable
-from typing import Final, Protocol
+from typing import Final, Protocol, Self
 
 from topics.storage.files.mounts import mount_of
 
@@ -46,7 +46,12 @@ WINDOW_BYTES: Final = 4 << 20
 
 
 class File(Protocol):
-    """An open regular file. Offsets and lengths in bytes. Every method may raise OSError."""
+    """An open regular file. A `with` statement closes it at its end. Offsets and lengths in bytes. Every method may
+    raise OSError."""
+
+    def __enter__(self) -> Self: ...
+
+    def __exit__(self, *_: object) -> None: ...
 
     def pread(self, length: int, offset: int) -> bytes:
         """Up to `length` bytes from `offset`; fewer only at the end of the file."""
@@ -272,13 +277,10 @@ def write_atomic(fs: Fs, path: str, data: bytes) -> None:
     """
     temporary = path + TEMPORARY_SUFFIX
     try:
-        file = fs.open(temporary, create=True)
-        try:
+        with fs.open(temporary, create=True) as file:
             file.truncate(0)
             write_all(file, data, 0)
             file.fdatasync()
-        finally:
-            file.close()
         fs.rename(temporary, path)
     except OSError:
         _unlink_quietly(fs, temporary)
@@ -305,6 +307,12 @@ class OsFile:
     def __init__(self, fd: int, path: str) -> None:
         self._fd = fd
         self._path = path
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
 
     def __repr__(self) -> str:
         return f"<OsFile {self._path}{' closed' if self._fd < 0 else ''}>"

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import errno
 import os
-from typing import NoReturn
+from typing import NoReturn, Self
 
 from topics.storage.files.fs import File, Fs, LockHandle
 from topics.storage.files.progress import Progress
@@ -99,6 +99,12 @@ class _ReadOnlyFile:
         self._path = path
         self._progress = progress
 
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
     def pread(self, length: int, offset: int) -> bytes:
         data = self._file.pread(length, offset)
         self._progress.done += len(data)
@@ -126,13 +132,10 @@ class _ReadOnlyFile:
 def size_of(fs: Fs, path: str) -> int:
     """The length of a file in bytes, 0 if there is none (any more)."""
     try:
-        handle = fs.open(path, read_only=True)
+        with fs.open(path, read_only=True) as file:
+            return file.size()
     except FileNotFoundError:
         return 0
-    try:
-        return handle.size()
-    finally:
-        handle.close()
 
 
 def _refuse(path: str) -> NoReturn:

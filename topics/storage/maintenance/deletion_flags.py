@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Sequence
-from contextlib import ExitStack, closing
+from contextlib import ExitStack
 from functools import partial
 
 from topics.runtime.offload import Kind, Offload
@@ -68,7 +68,7 @@ class DeletionFlags:
         done: list[FlagPatch] = []
         with ExitStack() as both:
             try:
-                index = both.enter_context(closing(self._fs.open(index_path, read_only=True)))
+                index = both.enter_context(self._fs.open(index_path, read_only=True))
                 data = both.enter_context(files.writing(path))
             except FileNotFoundError:
                 return done

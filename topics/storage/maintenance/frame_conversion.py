@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, closing, contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import Any, Final, NamedTuple
 
 from topics.log.copies import PLAIN, run_of
@@ -56,9 +56,7 @@ class FrameConversion:
     def opened(self, paths: Mapping[int, str]) -> Iterator[dict[int, File]]:
         """In a worker thread: these files by their ids, open. Raises OSError."""
         with ExitStack() as files:
-            yield {
-                file: files.enter_context(closing(self._fs.open(path, read_only=True))) for file, path in paths.items()
-            }
+            yield {file: files.enter_context(self._fs.open(path, read_only=True)) for file, path in paths.items()}
 
     def read_all(self, reads: Sequence[FrameRead], paths: Mapping[int, str]) -> list[bytes]:
         """In a worker thread: the bytes of each read. Raises OSError."""

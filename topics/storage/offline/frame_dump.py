@@ -82,8 +82,7 @@ class FrameDump:
 
     def of_log(self, path: str, ordinal: int, head: WalHead) -> Iterator[FrameFacts]:
         """Yield the frames of a file of the log, and the ranges that have none. Raises DataDirError, OSError."""
-        handle = self._fs.open(path, read_only=True)
-        try:
+        with self._fs.open(path, read_only=True) as handle:
             size, at = handle.size(), head.first
             if head.problem is not None:
                 yield FrameFacts(path, 0, None, "BadBytes", 0, None, 0, 0, size, [], "", "", head.problem)
@@ -104,8 +103,6 @@ class FrameDump:
                 found = next((one.frame.offset for one in FrameSearch(log, at).found()), size)
                 yield FrameFacts(path, at, None, "BadBytes", 0, None, 0, 0, found - at, [], "", "", "")
                 at, number = found, None
-        finally:
-            handle.close()
 
     def of_segment(self, part: Part, segment: Segment) -> Iterator[FrameFacts]:
         """Yield the frames of a segment, and the ranges that have none; nothing if its tier is not given. Raises

@@ -175,7 +175,7 @@ class Inspection:
             handle = self._fs.open(path, read_only=True)
         except FileNotFoundError:
             return None
-        try:
+        with handle:
             size = handle.size()
             used = head.first
             for scan, _, _ in verified_scans(handle, head, head.first, size):
@@ -187,8 +187,6 @@ class Inspection:
                     last_type = scan.rows[-1][2]
                     count += len(scan.rows)
                 used, reason = scan.stop, scan.reason
-        finally:
-            handle.close()
         end = {FrameType.FILE_END: "file end", FrameType.CLEAN_STOP: "clean stop"}.get(
             FrameType(last_type or 1), "open"
         )

@@ -235,11 +235,8 @@ class CopyCheck:
 
     def findings(self, at: RecipePlace, topic: str) -> Iterator[Finding]:
         """Yield the problems of the bytes of one frame's copies. Raises OSError if the disk does not answer."""
-        handle = self._fs.open(at.path, read_only=True)
-        try:
+        with self._fs.open(at.path, read_only=True) as handle:
             window = handle.pread(at.size, at.position.offset)
-        finally:
-            handle.close()
         scan = frames.scan_window(window, at.position.offset, file_end=at.position.offset + at.size, salt=at.salt)
         if not scan.rows:
             return  # the bytes were good a moment ago

@@ -245,11 +245,9 @@ class LogCheck:
             except FileNotFoundError:
                 yield Finding(path, None, "is gone by now", "note" if self._in_use else "damage")
                 continue
-            try:
+            with handle:
                 file = _File(path, ordinal, handle.size(), self._heads.get(ordinal, HEADLESS))
                 yield from self._file(handle, file, following)
-            finally:
-                handle.close()
             self._note_end(file)
         for gap in self._seqs.gaps(self._topics):
             yield Finding(gap.path, gap.offset, gap.problem, "damage")

@@ -52,13 +52,10 @@ def tidy_topic(fs: Fs, datadir: DataDir, topic_id: int, segments: Sequence[Segme
 def _cut(fs: Fs, path: str, length: int) -> None:
     if not fs.exists(path):
         return
-    handle = fs.open(path)
-    try:
+    with fs.open(path) as handle:
         if handle.size() > length:
             handle.truncate(length)
             handle.fdatasync()
-    finally:
-        handle.close()
 
 
 def tidy_cold(tiers: Tiers, topic_id: int, segments: Sequence[Segment]) -> list[str]:

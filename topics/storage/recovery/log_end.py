@@ -186,12 +186,9 @@ class LogEnds:
         for file in self._files.of_shard(shard.shard):
             if file.ordinal <= ordinal or file.head.problem is not None:
                 continue
-            handle = self._fs.open(file.path, read_only=True)
-            try:
+            with self._fs.open(file.path, read_only=True) as handle:
                 for scan, _, _ in scans(handle, file.head, file.head.first, handle.size()):
                     for frame in scan.frames:
                         if frame.seq and frame.type in (FrameType.APPEND, FrameType.FORWARDED):
                             firsts.setdefault(frame.topic_id, SeqBehind(frame.seq, True))
-            finally:
-                handle.close()
         return firsts

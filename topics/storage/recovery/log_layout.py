@@ -65,11 +65,8 @@ class LogLayout:
 
     def file_size(self, shard: FoundShard, ordinal: int) -> int:
         """Return the bytes of one file. Raises OSError."""
-        handle = self._fs.open(wal_path(shard.path, ordinal), read_only=True)
-        try:
+        with self._fs.open(wal_path(shard.path, ordinal), read_only=True) as handle:
             return handle.size()
-        finally:
-            handle.close()
 
     def register(self, files: WalFiles) -> None:
         """Give every file an id, and read its beginning. Raises OSError, also if a file is removed meanwhile."""

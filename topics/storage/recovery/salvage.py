@@ -38,15 +38,11 @@ def repair(fs: Fs, damage: Damage) -> None:
     crash between the two renames leaves the copy under `.repaired`; `finish_repairs` completes it.
     """
     where = damage.where
-    handle = fs.open(where.path, read_only=True)
-    if where.stop > handle.size() + MOST_BEYOND:
-        handle.close()
-        raise DataDirError(f"{where.path} should reach to {where.stop}, which is far behind its end: restore it")
     copy_path = where.path + ".repaired"
-    try:
+    with fs.open(where.path, read_only=True) as handle:
+        if where.stop > handle.size() + MOST_BEYOND:
+            raise DataDirError(f"{where.path} should reach to {where.stop}, which is far behind its end: restore it")
         _write_copy(fs, damage, handle, copy_path + ".tmp")
-    finally:
-        handle.close()
     fs.rename(copy_path + ".tmp", copy_path)
     fs.sync_dir(parent(where.path))
     _swap(fs, where.path)
@@ -75,8 +71,7 @@ def _write_copy(fs: Fs, damage: Damage, handle: File, path: str) -> None:
     ends_file = where.stop >= size or (is_last and only_zeros(handle, where.stop, size))
     filler = _filler(damage, at_least=where.stop - where.start, ends_file=ends_file)
     end = where.start + len(filler)
-    copy = fs.open(path, create=True)
-    try:
+    with fs.open(path, create=True) as copy:
         copy.truncate(0)
         salt = where.head.salt
         if where.head.problem is not None:
@@ -93,8 +88,6 @@ def _write_copy(fs: Fs, damage: Damage, handle: File, path: str) -> None:
         if is_last:
             copy.preallocate(max(size, end + 2 * TAIL_BYTES))
         copy.fdatasync()
-    finally:
-        copy.close()
 
 
 def finish_repairs(fs: Fs, directory: str) -> None:

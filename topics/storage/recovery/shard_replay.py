@@ -122,8 +122,7 @@ class ShardReplay:
         shard, progress, ends = self._shard, self._tools.progress, self._tools.ends
         shard.file = file
         shard.last_seqs = {}
-        handle = self._tools.fs.open(file.path, read_only=True)
-        try:
+        with self._tools.fs.open(file.path, read_only=True) as handle:
             batches = FrameBatches(file, handle, max(offset, file.head.first), count, progress)
             if file.head.problem is not None:
                 raise ends.without_header(self._open_end(batches, file, following), batches.size)
@@ -137,8 +136,6 @@ class ShardReplay:
             else:
                 ends.judge(self._open_end(batches, file, following), handle)
             return batches.count
-        finally:
-            handle.close()
 
     def _open_end(self, batches: FrameBatches, file: WalFile, following: int | None) -> OpenEnd:
         return OpenEnd(

@@ -168,8 +168,7 @@ def secure_end(fs: Fs, shard: RecoveredShard, *, boot_id: str) -> None:
     if shard.file is None:
         return
     path = shard.file.path
-    handle = fs.open(path)
-    try:
+    with fs.open(path) as handle:
         size = handle.size()
         if shard.truncated is not None and _may_hold_frames(handle, shard, size):
             _keep_aside(fs, handle, shard, size)
@@ -180,8 +179,6 @@ def secure_end(fs: Fs, shard: RecoveredShard, *, boot_id: str) -> None:
             at = min(shard.vouched.offset if shard.vouched.ordinal == shard.file.ordinal else 0, shard.end)
             _copy(handle, at, shard.end, handle, at)
         handle.fdatasync()
-    finally:
-        handle.close()
 
 
 def _may_hold_frames(handle: File, shard: RecoveredShard, size: int) -> bool:
@@ -193,14 +190,11 @@ def _may_hold_frames(handle: File, shard: RecoveredShard, size: int) -> bool:
 
 def _write_again(fs: Fs, handle: File, path: str, end: int, *, length: int) -> None:
     """Replace a file atomically by a copy of its first `end` bytes, with zeros up to `length`."""
-    copy = fs.open(path + TEMPORARY_SUFFIX, create=True)
-    try:
+    with fs.open(path + TEMPORARY_SUFFIX, create=True) as copy:
         copy.truncate(0)
         copy.preallocate(length)
         _copy(handle, 0, end, copy, 0)
         copy.fdatasync()
-    finally:
-        copy.close()
     fs.rename(path + TEMPORARY_SUFFIX, path)
     fs.sync_dir(parent(path))
 
@@ -215,9 +209,6 @@ def _copy(source: File, start: int, end: int, target: File, offset: int) -> None
 def _keep_aside(fs: Fs, handle: File, shard: RecoveredShard, size: int) -> None:
     """Copy the bytes that are cut to a file of their own, `PATH.OFFSET.cut`."""
     assert shard.file is not None
-    aside = fs.open(f"{shard.file.path}.{shard.end}.cut", create=True)
-    try:
+    with fs.open(f"{shard.file.path}.{shard.end}.cut", create=True) as aside:
         _copy(handle, shard.end, size, aside, 0)
         aside.fdatasync()
-    finally:
-        aside.close()

@@ -198,11 +198,8 @@ def read_window(fs: Fs, tiers: Tiers, files: WalFiles, file: int, offset: int, l
             if tiers.cold is None:
                 raise
             return _read_segment(tiers.cold, files, file, offset, length)
-    handle = fs.open(files.get(file).path, read_only=True)
-    try:
+    with fs.open(files.get(file).path, read_only=True) as handle:
         return handle.pread(length, offset)
-    finally:
-        handle.close()
 
 
 def _is_cold(tiers: Tiers, files: WalFiles, file: int) -> bool:

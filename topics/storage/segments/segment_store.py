@@ -118,15 +118,12 @@ class DirectorySegmentStore:
         temporary = path + TEMPORARY_SUFFIX
         length = 0
         try:
-            file = self._fs.open(temporary, create=True)
-            try:
+            with self._fs.open(temporary, create=True) as file:
                 file.truncate(0)
                 for chunk in chunks:
                     write_all(file, chunk, length)
                     length += len(chunk)
                 file.fdatasync()
-            finally:
-                file.close()
             self._fs.rename(temporary, path)
         except BaseException:
             self._unlink_quietly(temporary)
@@ -135,24 +132,18 @@ class DirectorySegmentStore:
         return length
 
     def read_range(self, topic_id: int, name: str, offset: int, length: int) -> bytes:
-        file = self._fs.open(self._path(topic_id, name), read_only=True)
-        try:
+        with self._fs.open(self._path(topic_id, name), read_only=True) as file:
             return file.pread(min(length, max(0, file.size() - offset)), offset)  # allocates only for the bytes there
-        finally:
-            file.close()
 
     def patch(self, topic_id: int, name: str, patches: Sequence[tuple[int, bytes]]) -> None:
         path = self._path(topic_id, name)
-        file = self._fs.open(path)
-        try:
+        with self._fs.open(path) as file:
             end = max((offset + len(data) for offset, data in patches), default=0)
             if end > file.size() or any(offset < 0 for offset, _ in patches):
                 raise OSError(errno.EINVAL, f"a patch up to {end} of an object of {file.size()} bytes", path)
             for offset, data in patches:
                 write_all(file, data, offset)
             file.fdatasync()
-        finally:
-            file.close()
 
     def delete(self, topic_id: int, name: str) -> None:
         path = self._path(topic_id, name)
@@ -167,11 +158,8 @@ class DirectorySegmentStore:
         return self._fs.exists(self._path(topic_id, name))
 
     def length(self, topic_id: int, name: str) -> int:
-        file = self._fs.open(self._path(topic_id, name), read_only=True)
-        try:
+        with self._fs.open(self._path(topic_id, name), read_only=True) as file:
             return file.size()
-        finally:
-            file.close()
 
     def topics(self) -> list[int]:
         names = self._fs.listdir(self._dirs.topics_dir)

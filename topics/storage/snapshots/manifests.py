@@ -172,14 +172,11 @@ class Manifests:
         for one in manifests:
             self._fs.mkdir(self._datadir.topic_dir(one.topic_id))
             path = self._datadir.manifest_path(one.topic_id, one.generation)
-            handle = self._fs.open(path + TEMPORARY_SUFFIX, create=True)
-            try:
+            with self._fs.open(path + TEMPORARY_SUFFIX, create=True) as handle:
                 handle.truncate(0)
                 write_all(handle, encode_manifest(one.part), 0)
                 if sync:
                     handle.fdatasync()
-            finally:
-                handle.close()
 
     def _rename_temporaries(self, manifests: Sequence[ManifestWrite], *, sync: bool) -> None:
         """Runs in a worker thread."""

@@ -110,17 +110,15 @@ class ShardLog:
     def make_spare(self) -> None:
         """Preallocate the next file under a temporary name. Its zeros are on disk before it is used. Raises NoRoom."""
         self._check_home()
-        handle = self._fs.open(self._spare_path, create=True)
-        try:
-            handle.truncate(0)
-            handle.preallocate(self._file_bytes + 2 * TAIL_BYTES)
-            handle.fdatasync()
-        except OSError:
-            with suppress(OSError):  # its room is needed, and the next attempt makes another file
-                self._fs.unlink(self._spare_path)
-            raise
-        finally:
-            handle.close()
+        with self._fs.open(self._spare_path, create=True) as handle:
+            try:
+                handle.truncate(0)
+                handle.preallocate(self._file_bytes + 2 * TAIL_BYTES)
+                handle.fdatasync()
+            except OSError:
+                with suppress(OSError):  # its room is needed, and the next attempt makes another file
+                    self._fs.unlink(self._spare_path)
+                raise
 
     def _check_home(self) -> None:
         """Raise OSError if another directory is in the place of the shard's."""
@@ -206,10 +204,7 @@ def write_current(fs: Fs, directory: str, name: str) -> None:
     """Write the active file's name to CURRENT, for people. The listing of the directory decides, so this is not
     synced."""
     path = f"{directory}/CURRENT"
-    handle = fs.open(path + ".tmp", create=True)
-    try:
+    with fs.open(path + ".tmp", create=True) as handle:
         handle.truncate(0)
         write_all(handle, name.encode() + b"\n", 0)
-    finally:
-        handle.close()
     fs.rename(path + ".tmp", path)

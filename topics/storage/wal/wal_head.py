@@ -89,10 +89,8 @@ def read_heads(fs: Fs, directory: str, ordinals: Iterable[int], *, version: int)
             handle = fs.open(wal_path(directory, ordinal), read_only=True)
         except FileNotFoundError:
             continue
-        try:
+        with handle:
             before = heads[ordinal] = _read_head(handle, ordinal, before)
-        finally:
-            handle.close()
     return heads
 
 
