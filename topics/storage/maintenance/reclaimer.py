@@ -19,7 +19,7 @@ from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
 from itertools import compress, count
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import trio
 
@@ -66,6 +66,16 @@ SLICE_TOPICS: Final = 256
 _ONE_IF_LIVE: Final = bytes(state == LIVE for state in range(256))
 
 
+class _Appointment(NamedTuple):
+    """When to examine a topic again."""
+
+    at_ms: int
+    """Of the retention clock, ms since the epoch."""
+    number: int
+    """No two have the same, so that topics are never compared."""
+    topic: LiveTopic
+
+
 class Reclaimer:
     """Reclaims space, for all topics. Made once by the engine; `run` is a task, `pass_over` does one scan at once."""
 
@@ -95,8 +105,8 @@ class Reclaimer:
         self._removed: deque[tuple[int, Shelf | None]] = deque()
         self._cold_attention: dict[LiveTopic, None] = {}
         """Topics with work on their cold segments."""
-        self._later: list[tuple[int, int, LiveTopic]] = []
-        """A heap: when to examine a topic again (epoch ms); the number keeps topics from being compared."""
+        self._later: list[_Appointment] = []
+        """A heap."""
         self._due: dict[LiveTopic, int] = {}
         self._numbers = count()
 
@@ -161,8 +171,8 @@ class Reclaimer:
             except OSError as error:
                 failure = failure or error
         now = self._source.now_ms()
-        while self._later and self._later[0][0] <= now:
-            _, _, topic = heapq.heappop(self._later)
+        while self._later and self._later[0].at_ms <= now:
+            topic = heapq.heappop(self._later).topic
             self._due.pop(topic, None)
             self._source.attention.add(topic)
         todo = list(self._source.attention)
@@ -281,7 +291,7 @@ class Reclaimer:
                 due.append(at)
         if due and min(due) < self._due.get(topic, min(due) + 1):
             self._due[topic] = min(due)
-            heapq.heappush(self._later, (min(due), next(self._numbers), topic))
+            heapq.heappush(self._later, _Appointment(min(due), next(self._numbers), topic))
 
     async def _worth_it(self, topic: LiveTopic, tried: set[Segment], *, cold: bool) -> list[Span] | None:
         """Return the next spans of a tier, none of `tried`, to be replaced by one: mostly dead, or small neighbours."""
