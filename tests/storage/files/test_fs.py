@@ -47,6 +47,17 @@ def test_a_read_is_short_only_at_the_end_of_the_file(fs: Fs, root: str) -> None:
     file.close()
 
 
+def test_a_with_statement_closes_a_file_also_after_an_error(fs: Fs, root: str) -> None:
+    put(fs, join(root, "f"), b"x")
+    with fs.open(join(root, "f")) as whole:
+        assert whole.size() == 1
+    with pytest.raises(ZeroDivisionError), fs.open(join(root, "f")) as failed:
+        raise ZeroDivisionError
+    for file in (whole, failed):
+        with pytest.raises(OSError, match="Bad file descriptor"):
+            file.size()
+
+
 def test_a_write_past_the_end_leaves_zeros_in_the_gap(fs: Fs, root: str) -> None:
     file = fs.open(join(root, "f"), create=True)
     assert file.pwrite(memoryview(b"xy"), 5) == 2

@@ -113,7 +113,7 @@ class TopicCapture:
 
     @property
     def has_no_segment(self) -> bool:
-        """Whether the topic has no files of segments, as far as anybody knows."""
+        """Return True if the topic has no files of segments, as far as memory and this capture know."""
         shelf = self.topic.shelf
         return not self.spans and not self.growths and not (shelf is not None and shelf.segments)
 
