@@ -14,8 +14,8 @@ from tests.simulation.disk import Fault, SimFs
 from tests.storage.wal.test_shard_writer import FILE_BYTES, Batch, Shard, idle, running
 from topics.errors import ApiError
 from topics.runtime.offload import Kind
-from topics.storage.wal.batches import SyncRequest
-from topics.storage.wal.frames import FrameType
+from topics.storage.wal.batches import SyncRequest, UpkeepBatch
+from topics.storage.wal.frames import FrameType, encode_control
 from topics.storage.wal.stall import LONGEST_RETRY_MS
 from topics.storage.wal.wal_files import most_bytes
 
@@ -179,6 +179,39 @@ async def test_who_asks_only_for_a_sync_is_answered_and_does_not_wait_for_room(a
         fs.faults.clear()
         await trio.sleep(LONGEST_RETRY_MS / 1000 + 0.1)
         assert waiting.diary == ["written 101", "synced 101"]
+
+
+async def test_frames_of_upkeep_are_refused_and_never_written(autojump_clock: Any) -> None:
+    """They would stand in the way of all that ask for a sync, and be more with each try."""
+    fs = SimFs()
+    async with running(fs=fs) as shard:
+        await filled(shard)
+        fs.inject(Fault(error=errno.ENOSPC, name="rename", path="*next.tmp", times=None))
+        cut = shard.writer.cut()
+        with trio.fail_after(60), pytest.raises(ApiError, match="no room"):
+            await cut.wait_synced()
+        marks = [
+            UpkeepBatch(encode_control(FrameType.CHECKPOINT_MARK, {}), 1, topic_id=1, wants_sync=sync)
+            for sync in (True, False)
+        ]
+        for mark in marks:
+            shard.writer.submit(mark)
+        for mark in marks:
+            with trio.fail_after(60), pytest.raises(ApiError, match="no room"):
+                await mark.wait_synced()
+        assert not shard.writer.queue
+        assert shard.writer.queue._bytes == 0
+        request = SyncRequest()
+        shard.writer.submit(request)
+        with trio.fail_after(60):
+            await request.wait_synced()
+        fs.faults.clear()
+        await trio.sleep(LONGEST_RETRY_MS / 1000 + 0.1)
+        late = UpkeepBatch(encode_control(FrameType.CHECKPOINT_MARK, {}), 1, topic_id=1, wants_sync=True)
+        shard.writer.submit(late)
+        with trio.fail_after(60):
+            await late.wait_synced()
+    assert shard.kinds().count(FrameType.CHECKPOINT_MARK) == 1
 
 
 async def test_room_is_asked_for_before_the_log_is_written_beyond_its_file(autojump_clock: Any) -> None:

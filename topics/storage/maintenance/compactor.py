@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import errno
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from functools import partial
 from itertools import pairwise
@@ -34,7 +34,7 @@ from topics.storage.maintenance.topic_checkpoint import TopicCheckpoints
 from topics.storage.segments.topic_segments import Segment, Shelf
 from topics.storage.snapshots.snapshot import KEPT, Snapshot, snapshot_numbers, write_reserve, write_snapshot
 from topics.storage.store import Start, Store
-from topics.storage.wal.batches import ControlBatch
+from topics.storage.wal.batches import ControlBatch, UpkeepBatch
 from topics.storage.wal.frames import FrameType, encode_control
 from topics.storage.wal.shard_writer import ShardWriter
 from topics.storage.wal.wal_files import WalFile
@@ -104,6 +104,8 @@ class Compactor:
         """The present hold, or the last one until a checkpoint has removed what it kept."""
         self._keeps_outdated = True
         """True if there may be manifests of lower generations that a hold has kept; a start does not look for them."""
+        self._announced = True
+        """True unless the last `announce` has failed: then the log may lack what a checkpoint relies on."""
         self._failures = 0
         """How many checkpoints have failed since the last success."""
 
@@ -188,6 +190,8 @@ class Compactor:
         await self._store.space.check_place()
         if marks:
             await self.announce()
+        elif not self._announced:
+            raise OSError(errno.ENOSPC, "the log lacks what a checkpoint takes for granted")
         topics: dict[LiveTopic, Shelf] = {}
         try:
             skipped = await self._take(topics)
@@ -337,15 +341,18 @@ class Compactor:
 
         ttl moves floors without a frame; they are logged before any file is removed (`docs/spec/semantics.md` section
         3). A topic that has changed without any frame gets a mark, so that a recovery before the next snapshot reads
-        its manifest. Raises ApiError on a failed shard.
+        its manifest. Raises ApiError on a failed shard, or if the disk has no room for the log: then any of it may be
+        missing there, and no checkpoint may follow.
         """
-        last: dict[int, ControlBatch] = {}
+        self._announced = False
+        last: dict[int, UpkeepBatch] = {}
         for topic in list(self._source.changed):
             floor = topic.log.losses.evict_floor
             ephemeral = topic.config.durability == "ephemeral"
+            logged: Callable[[ControlBatch], None] | None = None
             if topic.config.ttl_ms and floor > topic.on_disk.floor_logged and not ephemeral:
-                topic.on_disk.floor_logged = floor
                 kind, payload = FrameType.EVICT_WATERMARK, {"below": floor, "reason": "ttl"}
+                logged = partial(_note_floor, topic, floor)
             elif ephemeral or not topic.on_disk.is_behind_log:
                 if topic.id not in self._store.manifests and not ephemeral:
                     continue  # it has no manifest, and will not get one
@@ -353,16 +360,17 @@ class Compactor:
             else:
                 continue
             data = encode_control(kind, payload, topic_id=topic.id, ts=self._source.now_ms())
-            last[topic.shard] = batch = ControlBatch(data, 1, topic_id=topic.id, wants_sync=True)
+            last[topic.shard] = batch = UpkeepBatch(data, 1, topic_id=topic.id, wants_sync=True, apply=logged)
             self._store.writers[topic.shard].submit(batch)
         for batch in last.values():
-            await batch.wait_synced()
+            await batch.wait_synced()  # the earlier ones of its shard are synced, or refused, with it
+        self._announced = True
 
     def _mark(self, number: int) -> None:
         for writer in self._store.writers:
             mark = encode_control(FrameType.CHECKPOINT_MARK, {"snapshot": number}, ts=self._source.now_ms())
             try:
-                writer.submit(ControlBatch(mark, 1))
+                writer.submit(UpkeepBatch(mark, 1))
             except ApiError:
                 continue
 
@@ -482,6 +490,11 @@ class Compactor:
                 path = _RELATIVE.segment_path(segment.topic_id, segment.first, kind)
                 names.append(f"cold:{path}" if cold else path)
         return names
+
+
+def _note_floor(topic: LiveTopic, floor: int, _batch: ControlBatch) -> None:
+    """Note that the log has the floor of ttl."""
+    topic.on_disk.floor_logged = max(topic.on_disk.floor_logged, floor)
 
 
 def _shelf_of(topic: LiveTopic) -> Shelf:

@@ -20,7 +20,7 @@ from topics.storage.files.free_space import LOOK_MS
 from topics.storage.maintenance.live_topic import LiveTopic, Source
 from topics.storage.segments.topic_segments import Segment, Shelf
 from topics.storage.store import Store
-from topics.storage.wal.batches import ControlBatch
+from topics.storage.wal.batches import UpkeepBatch
 from topics.storage.wal.frames import FrameType, encode_control
 
 MAX_HOLD_MS: Final = 600_000
@@ -143,8 +143,8 @@ class Upkeep:
 
     async def mark(self, topic: LiveTopic, payload: dict[str, Any]) -> None:
         """Log a mark of a topic, and wait until it is on disk: the next start reads the topic's files. Raises ApiError
-        if it cannot be logged."""
+        if it cannot be logged, for want of room too: the caller has the topic's files locked."""
         mark = encode_control(FrameType.CHECKPOINT_MARK, payload, topic_id=topic.id, ts=self._source.now_ms())
-        batch = ControlBatch(mark, 1, topic_id=topic.id, wants_sync=True)
+        batch = UpkeepBatch(mark, 1, topic_id=topic.id, wants_sync=True)
         self._store.writers[topic.shard].submit(batch)
         await batch.wait_synced()

@@ -106,11 +106,20 @@ class ControlBatch:
             raise self.error
 
 
-class SyncRequest(ControlBatch):
+class UpkeepBatch(ControlBatch):
+    """Control frames of a checkpoint or of other work on files, which may fail and is tried again.
+
+    While the disk has no room they do not wait like other batches: they are refused, and leave the queue. A checkpoint
+    that waited would keep its topics locked without telling anyone.
+    """
+
+    __slots__ = ()
+
+
+class SyncRequest(UpkeepBatch):
     """A batch without frames, which is synced when everything queued before it is.
 
-    While the disk has no room it does not wait like other batches: it is synced at once if nothing before it has to be
-    written, and refused otherwise. A checkpoint that waited would keep its topics locked without telling anyone.
+    While the disk has no room it is synced at once if nothing before it has to be written, and refused otherwise.
     """
 
     __slots__ = ()

@@ -16,7 +16,7 @@ import trio
 
 from topics.errors import ApiError, throttled
 from topics.runtime.clock import Clock
-from topics.storage.wal.batches import Batch, Cut, SyncRequest
+from topics.storage.wal.batches import Batch, Cut, SyncRequest, UpkeepBatch
 from topics.storage.wal.stall import Stall
 from topics.telemetry.figures import WalFigures
 
@@ -169,16 +169,18 @@ class WriteQueue:
         return cut
 
     def settle_requests(self, refusal: ApiError) -> None:
-        """Answer the requests for a sync, while nothing can be written and everything written is synced: those with
-        nothing to write before them are synced, the others and cuts are refused."""
+        """Answer the batches of upkeep, while nothing can be written and everything written is synced: requests for a
+        sync with nothing to write before them are synced, the others, cuts and frames are refused."""
         waiting: deque[Batch] = deque()
         for batch in self._batches:
-            if not isinstance(batch, SyncRequest):
+            if not isinstance(batch, UpkeepBatch):
                 waiting.append(batch)
-            elif waiting or isinstance(batch, Cut):
-                batch.on_failed(refusal)
-            else:
+                continue
+            self._bytes -= len(batch.data)
+            if isinstance(batch, SyncRequest) and not waiting and not isinstance(batch, Cut):
                 batch.on_synced()
+            else:
+                batch.on_failed(refusal)
         self._batches = waiting
         self.is_urgent = bool(waiting)
 
