@@ -167,6 +167,20 @@ class RecordIndex:
                 span.frame_len[a:b] = frame_lens[at : at + b - a]
                 span.flags[a:b] = span.flags[a:b].translate(NOT_DERIVED)
 
+    def forget_places(self) -> None:
+        """Forget in which files raw records are: their file is 0, like that of records in memory only."""
+        for span in self.spans[self.n_stored :]:
+            span.file = array("I", bytes(span.file.itemsize * span.n))
+
+    def unplaced(self) -> list[int]:
+        """Return the seqs of live raw records whose file is not known, ascending."""
+        return [
+            span.first + i
+            for span in self.spans[self.n_stored :]
+            for i in range(span.start, span.n)
+            if not span.file[i] and span.dead[i] == LIVE
+        ]
+
     def has_room(self, first: int, n: int) -> bool:
         """Return True if `n` slots from `first` on would continue the last span, and that is a raw one with room for
         them."""

@@ -303,6 +303,7 @@ class Configuring:
                 if topic.lagging:
                     await self._commits.sync_all()  # frames of copies may be in other shards
                 if old.durability == "ephemeral":
+                    topic.mark_changed()  # checkpoints look for locked files among such topics only
                     await self._write_out(topic)
             ceiling = _ceiling_under(topic, config)
             below = await self._loader.prepared(topic, partial(eviction_watermark, topic.log, config, []))

@@ -242,8 +242,12 @@ class TopicReplay:
 
     def _leave_ephemeral(self, topic: RecoveredTopic, payload: Payload) -> bool:
         """Rebuild the topic's log from the frame and the records written out before it (`docs/spec/crash.md` 24).
-        Return False if the files that it names are missing."""
+        Return False if the files that it names are missing.
+
+        The places of records in the frame are of no use: they name files by numbers of the process that wrote it.
+        """
         topic.log = TopicLog.load(payload["log"])
+        topic.log.index.forget_places()
         for span in topic.log.stored.all():
             inside = (one for one in topic.segments if one.first <= span.first and span.end <= one.end)
             span.segment = next(inside, None)
@@ -253,6 +257,9 @@ class TopicReplay:
         for stashed in topic.stash:
             topic.log.index.place(stashed.first_seq, stashed.file_id, stashed.offsets, array("I", stashed.totals))
             note_origins(topic, stashed.first_seq, stashed.origins)
+        for seq in topic.log.index.unplaced():  # salvage has given up its frame
+            log.error("record_damaged", topic=topic.name, seq=seq)
+            self._columns.add_hole(topic, seq, seq, "corrupt")
         topic.keys = DedupeWindow.load(payload["keys"]) if payload["keys"] else None
         if payload.get("origins") is not None:
             topic.origins = OriginSet.load(payload["origins"])
