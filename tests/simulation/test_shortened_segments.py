@@ -4,17 +4,21 @@ start finds it. What was found to be damaged stays announced, whatever is delete
 
 from __future__ import annotations
 
+from dataclasses import replace
+from pathlib import Path
+
 import msgspec
 import pytest
 import trio
 
 from tests.simulation.disk import SimFs
 from tests.simulation.test_segment_damage import Written, check, copy_of, everything
-from tests.simulation.world import End, Life, World, settings
+from tests.simulation.world import COLD, End, Life, World, settings
 from tests.storage.data_file import rows_of
 from topics.log.tag_match import Match
 from topics.model import AppendRequest, Performance, RecordIn, TopicConfigPatch
 from topics.storage.recovery.length_check import AT_START
+from topics.storage.segments.topic_segments import Segment
 from topics.storage.wal.wal_files import Position
 
 RECORDS = 30
@@ -115,6 +119,42 @@ def test_what_a_shortened_file_does_not_have_is_announced_at_the_start(
     assert world.live(later)
     assert world.live(look)
     assert set(counts) == {len(topic.records) - len(topic.deleted) - len(lost)}
+
+
+@pytest.mark.parametrize("index", ["kept", "missing"])
+@pytest.mark.parametrize("end", ["a frame", "inside a frame", "its last byte"])
+def test_a_shortened_file_goes_to_the_cold_store_as_it_is(end: str, index: str, whole: tuple[World, Written]) -> None:
+    """It has records that are whole, and segments behind it that are to go as well."""
+    original, topic = whole
+    world = copy_of(original)
+    world.settings = replace(world.settings, cold_dir=Path(COLD), hot_retain_segments=0)
+    path = path_of(world.fs, ".data", 1)
+    content = world.fs.tree()[path]
+    assert content is not None
+    length, lost = lengths(content)[end]
+    cut(world.fs, path, length)
+    if index == "missing":
+        remove(world.fs, path_of(world.fs, ".idx", 1))
+
+    async def move(life: Life) -> None:
+        assert (await check(life, {"t": topic}))["t"] == lost
+        await life.compactor.checkpoint()
+        assert await life.relocator.pass_over() == 2
+        segments = [span.segment for span in life.engine.registry.topics["t"].log.stored.all()]
+        assert [one.tier for one in segments if isinstance(one, Segment)] == ["cold", "cold", "hot"]
+        assert (await check(life, {"t": topic}))["t"] == lost
+
+    async def later(life: Life) -> None:
+        assert (await check(life, {"t": topic}))["t"] == lost
+        await life.reclaimer.pass_over()
+        await life.compactor.checkpoint()
+        await life.reclaimer.pass_over()
+        assert (await check(life, {"t": topic}))["t"] == lost
+
+    assert world.live(move)
+    for scenario in (later, later):
+        world = world.after("drop")
+        assert world.live(scenario)
 
 
 def test_a_file_that_is_missing_is_announced_at_the_start(whole: tuple[World, Written]) -> None:

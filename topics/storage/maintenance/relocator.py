@@ -173,14 +173,18 @@ def _copy(tiers: Tiers, segment: Segment) -> None:
     """Copy the segment's files to the cold store, `.data` last. Blocking."""
     assert tiers.cold is not None
     data = segment_name(segment.first, "data")
-    if not tiers.hot.exists(segment.topic_id, data) and not tiers.cold.exists(segment.topic_id, data):
+    length = segment.data_bytes
+    if tiers.hot.exists(segment.topic_id, data):
+        # A file that was cut short has other records. If it were refused, no later segment of the topic would move.
+        length = min(length, tiers.hot.length(segment.topic_id, data))
+    elif not tiers.cold.exists(segment.topic_id, data):
         # Its records are known to be damaged. In the cold tier they would seem unavailable, and reads would retry.
         raise FileNotFoundError(2, f"segment {segment.first} of topic {segment.topic_id} has no {data}")
     for kind in ("idx", "tags", "data"):
         name = segment_name(segment.first, kind)
         if tiers.hot.exists(segment.topic_id, name):
             tiers.cold.put(segment.topic_id, name, _chunks(tiers, segment, name))
-    if tiers.cold.length(segment.topic_id, data) < segment.data_bytes:
+    if tiers.cold.length(segment.topic_id, data) < length:
         raise FileNotFoundError(2, f"the cold copy of segment {segment.first} has vanished")
 
 
