@@ -50,8 +50,8 @@ UNEXPECTED: Final = frozenset(
 UNSYNCED: Final = frozenset({"sync_dir", "sync_all", "unlink"})
 """Operations whose failure leaves it open whether what was unlinked is back after a crash."""
 
-REUSED: Final = frozenset({"next.tmp", "CURRENT.tmp"})
-"""Temporary files of the log that the next rotation takes over."""
+REUSED: Final = frozenset({"next.tmp", "CURRENT.tmp", "reserve.cbor.tmp"})
+"""Temporary files that the next rotation, or the next snapshot that is kept in reserve, takes over."""
 
 Script = Callable[[Life, Client], Awaitable[None]]
 
